@@ -1,8 +1,7 @@
-"""What a model is to predict, from the paths that were given: image files, tables, series and texts
-become examples as ingest makes them, by its own functions.
+"""Reads the examples that a model is to predict, as ingest does: images, tables, series, texts.
 
-What cannot be used comes as `Rejected`, with its reason, where it stands; nothing is read before it
-is needed. A new kind of input is a function in `READERS`.
+Unusable inputs are `Rejected`, in their place. Nothing is read before it is needed. A new kind of
+input is a function in `read_examples`.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from throughline.shared.errors import UnreadableSource, UserError
 from throughline.shared.progress import note
 
 T = TypeVar("T")
-# How files begin that are given for texts and tables in error.
+# First bytes of files that are given for texts and tables by mistake.
 _MISTAKEN = {**SIGNATURES, b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
 NO_COLUMNS = "is no table, and the model sees columns of one as well"
 ARRAYS = frozenset({".npy", ".npz"})
 COLUMNS_SHOWN = 12
-KINDS_SHOWN = 5  # of files that are passed over
+KINDS_SHOWN = 5  # kinds of unread files that are named
 
 
 def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
-    """Say which other files of a folder, by their kinds, were passed over."""
+    """Report which other files of a folder, by kind, are not read."""
     if skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in [*skipped.items()][:KINDS_SHOWN])
         note(f"{folder}: passed over {kinds}: no {noun}")
@@ -40,9 +39,11 @@ def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One thing to predict: `value` as the model's shards store it, the bytes of an image file or
-    of a text, or an array; `columns` (columns,) float32, where the model sees some as well. `row`
-    is the last time step that a window sees, counted from 1.
+    """One thing to predict.
+
+    `value` is what the model's shards store: the bytes of an image file or of a text, or an array.
+    `columns` (columns,) float32 is the table input, if there is one. `row` is the last time step
+    that a window sees, counted from 1.
     """
 
     id: str
@@ -53,9 +54,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How inputs are to be read: each line of a text file by itself, every window of a series
-    instead of the last.
-    """
+    """How to read inputs: whether by lines of texts, and by every window of a series."""
 
     lines: bool = False
     every_window: bool = False
@@ -63,8 +62,9 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Examples, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both, about.
+    """Examples, read one by one; they can be iterated once.
+
+    `items` also yields rejected ones; `total` is about the number of both.
     """
 
     items: Iterable[Example | Rejected]
@@ -75,9 +75,7 @@ Reader = Callable[[Path, TrainedModel, Wanted], Examples]
 
 
 def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
-    """All that the files and folders at `paths` hold for a model; a file that cannot be read at all
-    is rejected like an example.
-    """
+    """Read all examples at `paths`; a file that cannot be read at all becomes a reject."""
     from throughline.prediction import (
         files,  # they need this module
         tables,  # they need this module
@@ -100,7 +98,7 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
 
 
 def takes_arrays(spec: InferenceSpec) -> bool:
-    """Whether examples are arrays of numbers of two axes or more, which are no rows of a table."""
+    """Return whether a model takes arrays of two axes or more per example, not rows of a table."""
     value = spec.schema.input
     return (
         value.encoding.modality == "numbers"
@@ -110,7 +108,6 @@ def takes_arrays(spec: InferenceSpec) -> bool:
 
 
 def describe_inputs(spec: InferenceSpec) -> str:
-    """What a model takes, in a sentence."""
     data, columns = spec.data, spec.schema.columns.names
     encoding = spec.schema.input.encoding
     if takes_arrays(spec):
@@ -168,7 +165,7 @@ def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Ex
 
 
 def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
-    """Why a path is none of what a model takes, by what it is and how it begins."""
+    """Return why a model cannot take a path, judged by its kind and first bytes, or None."""
     encoding = spec.schema.input.encoding
     if not path.exists():
         return "does not exist"
@@ -196,9 +193,7 @@ def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
 
 
 def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:
-    """The items up to an error in what they are read from, which rejects the rest of it; where
-    there are none, that.
-    """
+    """Yield the items; an error in them, or a path without items, becomes a reject."""
     last = ""
     try:
         for item in items:
@@ -211,9 +206,7 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 
 def _explain(error: UserError, path: Path) -> str:
-    """What is wrong with the file at `path`, in a line without its path; no parameter of a training
-    helps here.
-    """
+    """Return what is wrong with the file at `path`, in a line without its path and a remedy."""
     unreadable = [error] if isinstance(error, UnreadableSource) else []
     found = [one.problem for each in unreadable for one in each.several or [each]] or [str(error)]
     whats = [" ".join(one.split()).removeprefix(str(path)).lstrip(":, ") for one in found]
@@ -221,7 +214,6 @@ def _explain(error: UserError, path: Path) -> str:
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of `size`, the last one shorter."""
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch

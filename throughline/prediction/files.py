@@ -1,6 +1,4 @@
-"""Files to predict, such as images: files, folders of them, tables with a column of their paths,
-and arrays of images. Files are examined and converted as ingest does it.
-"""
+"""Files to predict, examined as ingest does it: files, folders, tables of paths, and arrays."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """The files at `path`, or the images of an array."""
+    """Read the files at `path`, or the images of an array."""
     if path.suffix.lower() in TABLES and path.is_file():
         return _read_listed(path, trained)
     if trained.spec.schema.table_input:
@@ -64,8 +62,6 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 class _Named(NamedTuple):
-    """A file by its name; `columns` of a table go with it, or what is the `problem` with them."""
-
     name: str
     path: Path
     columns: np.ndarray | None = None
@@ -73,7 +69,6 @@ class _Named(NamedTuple):
 
 
 def _read_listed(path: Path, trained: TrainedModel) -> Examples:
-    """The files that a table lists, with the columns that the model sees."""
     column, more = trained.spec.data.path_column, trained.spec.schema.table_input
     table = read_for(trained, path) if more else read_table(path, trained.spec.data)
     if column not in table.columns:
@@ -81,7 +76,7 @@ def _read_listed(path: Path, trained: TrainedModel) -> Examples:
         raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
     names = table.cells(column)
     paths: Sequence[str] = names
-    with suppress(UnreadableSource):  # then each that is not there is named
+    with suppress(UnreadableSource):  # then each missing file is named
         paths, notes = find_listed(names, path, path.parent, trained.spec.data)
         for rule in notes:
             echo_fact(rule)
@@ -96,15 +91,14 @@ def _read_listed(path: Path, trained: TrainedModel) -> Examples:
 
 
 def _encoding(trained: TrainedModel) -> FileEncoding:
-    """What files are read as: the encoding of the training's, or images where those were arrays."""
+    """Return the encoding of files: the training's, or images if the training had arrays."""
     encoding = trained.spec.schema.input.encoding
     image = find_encoding("image")
     return encoding if isinstance(encoding, FileEncoding) else cast("FileEncoding", image)
 
 
 def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> Files:
-    """Files of an encoding below a folder, listed as ingest does it; says what other files it
-    passes over.
+    """List files of an encoding below a folder, as ingest does; report others.
 
     Raises:
       DataNotFound: there is none.
@@ -118,14 +112,14 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
 
 
 def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Examples:
-    """Files by their names, none of which may lead out of `root` but by a link."""
+    """Examine files by their names; they may not lead out of `root` except by a followed link."""
     follow = trained.spec.data.follow_links
 
     def examine(inspect: Inspect, folder: str, one: _Named) -> Example | Rejected:
         name, path = one.name, one.path
         if one.problem:
             return Rejected(id=name, reason=one.problem)
-        # A folder of its own: equal files are converted at the same time, to equal names.
+        # Each has a folder of its own, since equal files are converted to equal names.
         with TemporaryDirectory(dir=folder) as converted:
             try:
                 info = inspect(
@@ -150,7 +144,6 @@ def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Exam
 
 
 def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
-    """Why the model cannot take a value of this shape; None where it can."""
     feature = trained.spec.schema.input
     if feature.encoding.modality == "images" and shape[-1] > feature.channels:
         return "in color, and the model was trained on gray images; convert it to gray first"
@@ -164,7 +157,6 @@ def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
 
 
 def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
-    """The file itself, or its pixels where the training had arrays."""
     feature = trained.spec.schema.input
     if feature.encoding.storage == "files":
         return data
@@ -173,7 +165,7 @@ def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
 
 
 def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """Images, or other values, in an array (examples, *shape) of the model's dtype."""
+    """Read images, or other values, from an array (examples, *shape) of the model's dtype."""
     feature = trained.spec.schema.input
     values = read_array(path, trained.spec.data.features)
     shape, rows = feature.shape, feature.encoding.storage == "rows"

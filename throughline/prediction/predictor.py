@@ -1,4 +1,4 @@
-"""From examples to what a model says of them, batch by batch, in the order of the examples."""
+"""Predicts examples batch by batch, in their order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from throughline.prediction.examples import Example, in_batches
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the model says of an example: probabilities (classes,), or values (targets,) or
-    (horizon, targets).
-    """
+    """A model's output: probabilities (classes,), or values (targets,) or (horizon, targets)."""
 
     example: Example
     output: np.ndarray
@@ -28,7 +26,7 @@ class Prediction:
 def predict(
     trained: TrainedModel, items: Iterable[Example | Rejected], *, batch_size: int
 ) -> Iterator[Prediction | Rejected]:
-    """Predict all examples; what was rejected passes through where it stands."""
+    """Predict all examples; rejected ones pass through in their place."""
     serve = tf.function(
         make_serve_fn(trained),
         input_signature=[make_input_signature(trained.spec)],

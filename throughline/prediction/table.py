@@ -1,6 +1,4 @@
-"""Predictions as lines of a CSV: the classes in words with their probabilities, or values by the
-names of the targets.
-"""
+"""Writes predictions as CSV: classes with probabilities, or values by the names of the targets."""
 
 from __future__ import annotations
 
@@ -20,15 +18,13 @@ from throughline.prediction.predictor import Prediction, predict
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.progress import progress
 
-MOST_CLASSES = 3  # columns of the likeliest
+MOST_CLASSES = 3  # likeliest classes that have columns
 REASONS_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many inputs were predicted and how many could not be, with the first of these, and what
-    the model `takes`, in a sentence.
-    """
+    """How many inputs were predicted and rejected, the first rejects, and what the model takes."""
 
     predicted: int
     rejected: int
@@ -45,7 +41,7 @@ def write_predictions(
     batch_size: int,
     show_progress: bool = True,
 ) -> Counts:
-    """Predict what is at `paths` and write the CSV, nothing before the first prediction.
+    """Predict what is at `paths` and write the CSV; write nothing before the first prediction.
 
     Raises:
       ImpossiblePlan: the model predicts next tokens, not labels.
@@ -78,8 +74,10 @@ def write_predictions(
 
 
 def make_header(spec: InferenceSpec) -> list[str]:
-    """Names of the columns; each input is a line, and `error` says why it has no prediction. Of a
-    series each predicted time step is a line: `row` is its number, from 1.
+    """Return the names of the columns.
+
+    Each input is a line, and `error` says why it has no prediction. For a series, each predicted
+    time step is a line, and `row` is its number, from 1.
     """
     if spec.task == "regression":
         steps = ["row"] if spec.schema.is_series else []
@@ -91,7 +89,6 @@ def make_header(spec: InferenceSpec) -> list[str]:
 
 
 def make_rows(item: Prediction | Rejected, spec: InferenceSpec) -> Iterator[list[str]]:
-    """The lines of one example."""
     width = len(make_header(spec)) - 2
     if isinstance(item, Rejected):
         yield [item.id, *[""] * width, item.reason]

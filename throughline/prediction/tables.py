@@ -1,5 +1,7 @@
-"""Rows of a table to predict, and windows of a series. Columns are found by their names, categories
-get the numbers of the training's vocabularies, empty cells the medians of its training split.
+"""Rows of a table, or windows of a series, to predict.
+
+Columns are found by their names. Categories get the numbers of the training's vocabularies, and
+empty cells the medians of its training split.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from throughline.shared.progress import note
 
 
 def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """The rows of a CSV or Parquet file, which may have other columns, too."""
+    """Read the rows of a CSV or Parquet file, which may have further columns."""
     table = read_for(trained, path)
     values, reasons = code_rows(table, trained.spec.schema.columns)
 
@@ -37,10 +39,10 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def read_for(trained: TrainedModel, path: Path) -> TextTable:
-    """A table with the columns that a model sees, in the notation of the training's.
+    """Read a table with the columns that a model takes, in the notation of the training's.
 
     Raises:
-      UnreadableSource: it is none, or lacks a column.
+      UnreadableSource: it is not a table, or lacks a column.
     """
     columns = trained.spec.schema.columns
     table = read_table(path, read_as_trained(trained), trained=columns)
@@ -50,10 +52,10 @@ def read_for(trained: TrainedModel, path: Path) -> TextTable:
 
 
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """The last window of a series in a CSV, Parquet or .npy file, or every one."""
+    """Read the last window of a series in a CSV, Parquet or .npy file, or every window."""
     spec, feature = trained.spec, trained.spec.schema.input
     named = {} if path.suffix.lower() == ".npy" else {"numeric": list(feature.columns.names)}
-    # Columns that the training left out need not be there.
+    # Columns that the training left out may be missing.
     changed = {"path": str(path), "ignore": [], **named}
     settings = read_as_trained(trained).model_copy(update=changed)
     series = time_series.scan(settings, trained=feature.columns)
@@ -79,14 +81,14 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def note_all(path: Path, warnings: Iterable[str]) -> None:
-    """Say what of a file may not be meant."""
     for warning in warnings:
         note(f"predict: {path}: {warning}")
 
 
 def read_as_trained(trained: TrainedModel) -> DataSettings:
-    """How the training read its file, of which all is read now; where its numbers had commas, those
-    of another file show by themselves what they have.
+    """Return the settings that the training read its file with, without `leave_out`.
+
+    If its numbers had decimal commas, the decimal mark is detected again.
     """
     commas = trained.spec.schema.columns.decimal == ","
     changed = {"decimal": "auto"} if commas else {}

@@ -1,6 +1,4 @@
-"""Texts to predict: a document per file, a line of a file, or a row of a table with a column of
-texts. They are read and examined as ingest does it.
-"""
+"""Texts to predict, read as ingest does it: files, lines of a file, or rows of a table."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """The texts at `path`; their classes and splits, if there are some, are not looked at."""
+    """Read the texts at `path`; their classes and splits, if any, are ignored."""
     without = {"label_kind": "none", "layout": "class"}
     settings = read_as_trained(trained).model_copy(update={"path": str(path), **without})
     suffix = path.suffix.lower()
@@ -55,7 +53,6 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
-    """A file as one document."""
     try:
         anywhere = Path(path.absolute().anchor)
         stored = StoredFile(path=path, root=anywhere)
@@ -68,7 +65,7 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
 def _with_columns(
     found: Texts, trained: TrainedModel
 ) -> Iterator[tuple[Document | Rejected, np.ndarray | None]]:
-    """Documents with the columns that the model sees, which are read when all are there."""
+    """Yield documents with the columns that the model takes, once all documents have been read."""
     more = trained.spec.schema.table_input
     if more is None or found.kept is None:
         yield from ((document, None) for document in found.documents)
@@ -87,7 +84,6 @@ def _with_columns(
 
 
 def _inspect(found: Texts, path: Path, trained: TrainedModel) -> Iterator[Example | Rejected]:
-    """The usable ones as UTF-8: the file, and which line or row of it."""
     encoding = trained.spec.data.encoding
     for document, columns in _with_columns(found, trained):
         name = _locate(document.id, path)
@@ -102,7 +98,7 @@ def _inspect(found: Texts, path: Path, trained: TrainedModel) -> Iterator[Exampl
 
 
 def _locate(document_id: str, path: Path) -> str:
-    """Where a document is, by its id within `path`: `FILE`, or `FILE:3` of a line or row."""
+    """Return where a document is by its id within `path`: `FILE`, or `FILE:3` for a line or row."""
     if (numbered := _NUMBERED.fullmatch(document_id)) is None:
         return str(path / document_id)
     file = path / numbered["file"] if path.is_dir() else path
