@@ -1,6 +1,4 @@
-"""Classes: names that cannot be listed, one per line, or that people take for one, classes that are
-not to be used, and those that one split alone has.
-"""
+"""Checks the classes of a dataset: their names, those to leave out, and splits that lack some."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ _SHOWN = 3
 _UNKNOWN = ("none", "unknown", "missing", "undefined", "unlabeled", "not available")
 _ALIKE = "They differ by case alone: data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is no mark
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is not a mark to ignore
 _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 
 
 def drop_odd_classes(
     rows: pd.DataFrame, classes: Sequence[str]
 ) -> tuple[pd.DataFrame, tuple[str, ...], list[Rejected]]:
-    """Drop examples whose class has a name that lists of names, one per line, cannot hold."""
+    """Drop examples of classes whose names cannot be listed one per line."""
     odd = {name: reason for name in classes if (reason := _find_problem(name))}
     if not odd:
         return rows, tuple(classes), []
@@ -43,11 +41,9 @@ def drop_odd_classes(
 
 
 def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
-    """Refuse names that are the same to people and to Unicode, and not as stored: macOS writes é as
-    two characters, Linux as one.
+    """Raise UnreadableSource if two names look the same but are stored differently.
 
-    Raises:
-      UnreadableSource: with both.
+    macOS, for example, stores é as two characters, and Linux as one.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -59,7 +55,7 @@ def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
 
 
 def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
-    """What to warn of where names differ only by case, blanks, dashes or a final stop."""
+    """Return a warning if names differ only by case, blanks, dashes or a final stop."""
     groups = [group for group in _group_alike(names, "ignore_marks") if len(group) > 1]
     if not groups:
         return []
@@ -69,9 +65,7 @@ def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
 
 
 def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSettings) -> list[str]:
-    """What to warn of where a class, by the examples of each in each split, is named as if it meant
-    that an example has none. Names of folders are meant.
-    """
+    """Return a warning if a class, unless it is a folder, is named as if a label were missing."""
     counts, kind = sum(map(Counter, balance.values()), Counter()), SOURCES[settings.source]
     marks = list_marks(counts, *_UNKNOWN) if kind.label_kind else []
     if not marks:
@@ -85,7 +79,7 @@ def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSetti
 def join_alike(
     rows: pd.DataFrame, classes: Sequence[str], how: str
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Give names that are the same the name that most examples have."""
+    """Give classes that are the same by `data.same_labels` the name that most examples have."""
     counts = Counter(rows["label"].tolist())
     name_of = {
         name: max(group, key=lambda one: (counts[one], one))
@@ -97,7 +91,7 @@ def join_alike(
 
 
 def _group_alike(names: Sequence[str], how: str) -> list[list[str]]:
-    """Names that are the same, in groups, by their order.
+    """Group names that are the same by `how`, in order.
 
     >>> _group_alike(["Cat", "cat", "cat.", "dog"], "ignore_case")
     [['Cat', 'cat'], ['cat.'], ['dog']]
@@ -118,7 +112,6 @@ def _group_alike(names: Sequence[str], how: str) -> list[list[str]]:
 def leave_out(
     rows: pd.DataFrame, classes: Sequence[str], names: Sequence[str]
 ) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
-    """Drop the examples of classes that are not to be used, and count them."""
     counts = Counter(rows["label"][rows["label"].isin(names)].tolist())
     return (
         rows.loc[~rows["label"].isin(names)],
@@ -130,11 +123,12 @@ def leave_out(
 def leave_out_unlabeled(
     rows: pd.DataFrame, classes: Sequence[str], settings: DataSettings
 ) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
-    """Drop the examples whose label, -1, means that they have none, and count them: next to classes
-    that have names, or that are numbered from 0 or 1.
+    """Drop and count the examples whose label -1 means that they have no label.
+
+    -1 has this meaning if the other classes have names, or are numbered from 0 or 1.
 
     Raises:
-      UnreadableSource: -1 may be a class as well, of -1, 0 and 1.
+      UnreadableSource: labels are -1, 0 and 1, so that -1 may be a class as well.
     """
     minus_one = {name for name in {*rows["label"], *classes} if _is_minus_one(name)}
     marked = rows["label"].isin([*minus_one]).to_numpy()
@@ -145,7 +139,7 @@ def leave_out_unlabeled(
     asked = SOURCES[settings.source].label_kind and (named or settings.label_kind != "class")
     if not (asked and marked.any() and (named or numbered)):
         return rows, tuple(classes), {}
-    # A split without any label says it surely.
+    # In a split that has no other label, -1 surely says that there is none.
     seen = rows["split"].isin(rows["split"][~marked].tolist()).to_numpy()
     counts = Counter(rows["label"][~marked].tolist())
     if numbers == [0, 1] and not named and 2 * (marked & seen).sum() >= min(counts.values()):
@@ -168,11 +162,7 @@ def _is_minus_one(name: str) -> bool:
 
 
 def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
-    """Refuse a name in `data.leave_out` that leaves nothing out: what it means would be used.
-
-    Raises:
-      UnreadableSource: names it.
-    """
+    """Raise UnreadableSource for a name in `data.leave_out` that leaves nothing out."""
     for name in settings.leave_out:
         if f"data.leave_out: {name}" not in left_out:
             raise UnreadableSource(
@@ -183,11 +173,12 @@ def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
 def compare_splits(
     balance: Mapping[str, Mapping[str, int]], given: Collection[str], path: str
 ) -> list[str]:
-    """What to warn of where splits hold other classes, by the examples of each class in each split;
-    `given` are those that the source itself names.
+    """Return warnings about classes that only some splits have.
+
+    `balance` is the number of examples by split and class; `given` are the source's own splits.
 
     Raises:
-      UnusableDataset: a split that is held out holds no class of training.
+      UnusableDataset: a held-out split has no class of the training split.
     """
     trained, warnings = balance["train"], []
     held = {split: counts for split, counts in balance.items() if split != "train"}

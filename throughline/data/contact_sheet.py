@@ -1,5 +1,6 @@
-"""Sample pictures of the training split, a row for each class, as one small PNG next to the table
-of the data at a glance. Which ones follows from their contents alone.
+"""Draws sample pictures of the training split, a row for each class, into one small PNG.
+
+It accompanies the data at a glance. The contents of examples alone decide which are drawn.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from throughline.shared.errors import DataNotFound
 from throughline.shared.layout import SHEET
 
 _PER_CLASS = 6
-_SIDES = (64, 48, 32, 16)  # of thumbnails [pixels], the first that fits into `_BYTES`
+_SIDES = (64, 48, 32, 16)  # of thumbnails [pixels]; the first that fits into `_BYTES` is used
 _BYTES = 300_000
 _GAP, _NAME_WIDTH, _LETTERS = 4, 150, 22
 
 
 def write_sheet(manifest: Manifest, classes: Sequence[str], *, out: Path) -> None:
-    """Draw examples of the first `classes` next to the manifest, which will be moved to `out`. None
-    is drawn where they are no images, or would have to be read from a bucket.
+    """Draw examples of the first `classes` next to the manifest, which will be moved to `out`.
+
+    Draws nothing if examples are not images, or would have to be read from a bucket.
     """
     if manifest.schema.is_series or manifest.schema.input.encoding.modality != "images":
         return
@@ -44,7 +46,7 @@ def write_sheet(manifest: Manifest, classes: Sequence[str], *, out: Path) -> Non
     try:
         pictures = [(name, [*_read(found, manifest, out)]) for name, found in rows.items()]
     except (DataNotFound, OSError, UnidentifiedImageError):
-        return  # a file has changed, which ingest says itself
+        return  # ingest itself reports a changed file
     more = len(classes) - len(rows) if manifest.classes else 0
     for side in _SIDES:
         buffer = io.BytesIO()
@@ -55,7 +57,6 @@ def write_sheet(manifest: Manifest, classes: Sequence[str], *, out: Path) -> Non
 
 
 def _read(examples: pd.DataFrame, manifest: Manifest, out: Path) -> Iterator[Image.Image]:
-    """The pictures of examples, of which none is larger than the largest thumbnail."""
     values = manifest.folder / VALUES
     if values.exists():
         pixels = np.load(values, mmap_mode="r", allow_pickle=False)
@@ -74,14 +75,14 @@ def _read(examples: pd.DataFrame, manifest: Manifest, out: Path) -> Iterator[Ima
 
 
 def _find_now(uri: str, manifest: Manifest, out: Path) -> str:
-    """Where a file is before what ingest has written itself is moved."""
+    """Return the present path of a file that ingest will move to `out`."""
     path = Path(uri)
     return str(manifest.folder / path.relative_to(out)) if path.is_relative_to(out) else uri
 
 
 def _shrink(image: Image.Image) -> Image.Image:
     side, largest = _SIDES[0], max(image.size)
-    if 2 * largest <= side:  # of a few pixels each is shown as a square
+    if 2 * largest <= side:  # each pixel becomes a square
         times = side // largest
         size = image.width * times, image.height * times
         return image.convert("RGB").resize(size, Image.Resampling.NEAREST)
@@ -91,9 +92,7 @@ def _shrink(image: Image.Image) -> Image.Image:
 
 
 def _load_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """That of Matplotlib, which has more scripts than Pillow's own; found, for importing takes
-    longer than drawing.
-    """
+    """Return Matplotlib's font, without importing it; it has more scripts than Pillow's."""
     found = find_spec("matplotlib")
     path = Path(found.origin).parent / "mpl-data" if found and found.origin else Path()
     try:
@@ -105,7 +104,6 @@ def _load_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 def _draw(
     rows: Sequence[tuple[str, Sequence[Image.Image]]], more: int, *, side: int
 ) -> Image.Image:
-    """A row of thumbnails for each class, and how many `more` classes there are."""
     pitch, font = side + _GAP, _load_font()
     width = _NAME_WIDTH + _PER_CLASS * pitch
     height = len(rows) * pitch + _GAP + (20 if more else 0)

@@ -1,6 +1,4 @@
-"""The documents of a source, examined one by one and written back to back as UTF-8 next to the
-manifest.
-"""
+"""Examines the documents of a source and writes them as UTF-8 next to the manifest."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from throughline.shared.progress import progress
 def write_documents(
     source: Texts, folder: Path, *, encoding: str
 ) -> tuple[pd.DataFrame, list[Rejected]]:
-    """Write the usable documents into `folder`; one at a time is in memory.
+    """Write the usable documents into one file in `folder`, one by one.
 
-    Returns a row of the manifest for each, whose `row` is the document's first byte, next to its
-    `cells` that the source keeps, and the documents that are rejected.
+    Returns the rows of the manifest, and the rejected documents. `row` is a document's first byte;
+    `cells` are the table cells that the source keeps.
     """
     rows, rejected, end = [], [], 0
     with (folder / DOCUMENTS).open("wb") as file:

@@ -1,8 +1,4 @@
-"""Looking at every example of a source once: the rows of the manifest that they become, and what is
-unusable, with a reason.
-
-A form of source is a function here.
-"""
+"""Examines every example of a source once, and makes it a row of the manifest or a reject."""
 
 from __future__ import annotations
 
@@ -39,15 +35,18 @@ from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
 
 ROWS_AT_ONCE = 4096
-STEPS_PER_BLOCK = 4096  # consecutive time steps that make up one record
+STEPS_PER_BLOCK = 4096  # consecutive time steps in one record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """The usable examples of a source as rows of the manifest, whose keys and splits are still
-    open; those that are not, with their reasons; names of classes, none where labels are numbers;
-    how often something was noticed. `columns` (rows, columns) float32 are those of the schema's
-    table input. `readings`, `dialect` and `warnings` are of what is known when all is read.
+    """The result of examining a source; keys and splits are not assigned yet.
+
+    Attributes:
+      rows: the usable examples, as rows of the manifest.
+      columns: (rows, columns) float32, the schema's table input.
+      classes: names of the classes; empty if labels are numbers.
+      notes: how often something was noticed.
     """
 
     rows: pd.DataFrame
@@ -63,8 +62,9 @@ class Examined:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Where what is examined is written, the name that it will have when all is complete, and where
-    what is found in files is kept for the next ingest; with `verify` it reads them all the same.
+    """Where ingest writes: `path`, which is renamed to `final` when all is complete.
+
+    `inspections` caches what is found in files; with `verify` they are all read nevertheless.
     """
 
     path: Path
@@ -75,15 +75,12 @@ class Folder:
 
 @singledispatch
 def examine(source: object, folder: Folder, settings: DataSettings) -> Examined:
-    """Examine every example of a source; writes into the folder what later stages read instead of
-    the source.
-    """
+    """Examine every example of a source, and write what later stages read instead of the source."""
     raise NotImplementedError(f"no source has the form {type(source).__name__}")
 
 
 @examine.register
 def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examined:
-    """Copies the values next to the manifest and digests each example."""
     digests: list[str] = []
     with open_values_file(folder.path / VALUES, source.values) as copy:
         starts = range(0, len(source.values), ROWS_AT_ONCE)
@@ -110,9 +107,7 @@ def _(source: sources.Arrays, folder: Folder, settings: DataSettings) -> Examine
 
 @examine.register
 def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examined:
-    """Cuts the series by time into train, validation and test, and each of them into blocks of
-    consecutive steps.
-    """
+    """Cut the series by time into train, validation and test, and each of these into blocks."""
     with open_values_file(folder.path / VALUES, source.values) as copy:
         copy.write(np.ascontiguousarray(source.values).data)
     rows = []
@@ -152,7 +147,7 @@ def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined
 def _read_kept_cells(
     rows: pd.DataFrame, rejected: list[sources.Rejected], kept: KeptCells
 ) -> Examined:
-    """Documents with columns, or numbers to predict; those whose cells are no such are rejected."""
+    """Read the cells of documents as a table input or numbers to predict; reject unusable rows."""
     listing = read_listing(kept.make_table(rows["cells"].tolist()))
     unusable = [
         sources.Rejected(id=name, reason=problem)
@@ -178,7 +173,6 @@ def _read_kept_cells(
 
 @examine.register
 def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined:
-    """Examines files on all cores, but for those that have not changed since an earlier ingest."""
     encoding = cast("FileEncoding", find_encoding(source.encoding))
     converted = folder.path / "converted"
     converted.mkdir(exist_ok=True)
@@ -207,7 +201,7 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     table = pd.DataFrame(
         {
             "id": [file.id for file, _, _ in used],
-            # What is in the folder moves along when it is finished and gets its final name.
+            # Files in the folder move along when it gets its final name.
             "uri": [
                 str(folder.final / info.path.relative_to(folder.path))
                 if moved or source.column
@@ -248,7 +242,7 @@ def _list_labels(
 
 
 def _remove_others(folder: Path, used: Collection[Path]) -> None:
-    """Remove what an interrupted run has converted of files that have changed since."""
+    """Remove copies that an interrupted run converted from files that have changed since."""
     for path in folder.iterdir():
         if path not in used:
             path.unlink()
@@ -256,9 +250,9 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 
 @contextmanager
 def open_values_file(path: Path, values: np.ndarray | JoinedArrays) -> Iterator[BinaryIO]:
-    """A .npy file for values of this shape and dtype, open for writing.
+    """Open a .npy file for writing values of this shape and dtype.
 
-    Written, not mapped: on a full disk a write fails with an error, a mapped page with a signal.
+    It is not memory-mapped: a full disk would kill the process instead of raising an error.
     """
     with path.open("wb") as file:
         np.lib.format.write_array_header_2_0(

@@ -1,8 +1,7 @@
-"""Inspecting the files of a source on all cores, but for those that an earlier ingest has inspected
-and that have not changed since.
+"""Inspects the files of a source on all cores, except files unchanged since an earlier ingest.
 
-Workers of a cluster may lack the folder that the stage sees. So what one of them cannot read is
-looked at again by the stage itself, before it counts as an example that cannot be used.
+Workers of a cluster may lack the folder that the stage sees. So the stage itself looks again at a
+file that a worker could not read, before it rejects the file.
 """
 
 from __future__ import annotations
@@ -29,39 +28,38 @@ from throughline.shared.errors import EngineFailed
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_fact, echo_problem, progress
 
-FILES_AT_ONCE = 64  # of a thread; what a kill costs each of them
+FILES_AT_ONCE = 64  # files in a batch; a kill loses one batch per thread
 FILES_LOOKED_UP = 4096
 STALE_SHOWN = 3
 
 Finding = FileInfo | Rejected
-Findings = list[tuple[str, Finding]]  # the stamp of each file, and what is found in it
+Findings = list[tuple[str, Finding]]  # stamp of each file, and what was found in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable(Rejected):
-    """A file that a process of the machine `node` was not given the bytes of."""
+    """A file whose bytes a process on the machine `node` could not get."""
 
     node: str
     process: int
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether it was this one, which would find the same again."""
+        """Whether this process failed, and so would fail again."""
         return (self.node, self.process) == (os.uname().nodename, os.getpid())
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileInspection:
-    """How each file is inspected, what is known of files already, and where conversions go."""
-
     inspect: Inspect
     cache: InspectionCache
     root: Root | ObjectFolder
     converted: Path
 
     def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
-        """What is found in each file; with `verify` every file is read, and files that have changed
-        unnoticed are named.
+        """Return what is found in each file.
+
+        With `verify`, all files are read, and files that changed unnoticed are reported.
         """
         findings: list[Finding | None] = [None for _ in files]
         if not verify:
@@ -78,7 +76,6 @@ class FileInspection:
         return [finding for finding in findings if finding is not None]
 
     def _find_unchanged(self, files: Sequence[ExampleFile]) -> list[Finding | None]:
-        """What is known of each file without reading it, None of those that are to be read."""
         parts = (
             files[start : start + FILES_LOOKED_UP]
             for start in range(0, len(files), FILES_LOOKED_UP)
@@ -86,7 +83,7 @@ class FileInspection:
         return [info for part in parts for info in self.cache.find(part)]
 
     def _inspect_in_order(self, files: Sequence[ExampleFile], *, verify: bool) -> Iterator[Finding]:
-        """Inspect files in batches, each of which is kept as soon as it is complete."""
+        """Inspect files in batches; each batch is cached as soon as it is complete."""
         batches = [
             FileBatch(files[start : start + FILES_AT_ONCE])
             for start in range(0, len(files), FILES_AT_ONCE)
@@ -120,11 +117,7 @@ class FileInspection:
     def _refuse_if_readable(
         self, file: ExampleFile, finding: Unreadable, inspect: Callable[[FileBatch], Findings]
     ) -> None:
-        """Look again at what a worker could not read.
-
-        Raises:
-          EngineFailed: this process can read it; names the worker's machine.
-        """
+        """Inspect a file that a worker could not read; raise EngineFailed if this process can."""
         ((_, own),) = inspect(FileBatch([file]))
         if not isinstance(own, Unreadable):
             raise EngineFailed(
@@ -136,8 +129,6 @@ class FileInspection:
 
 @dataclass(frozen=True)
 class FileBatch:
-    """Files that are inspected together."""
-
     files: Sequence[ExampleFile]
 
     def __str__(self) -> str:
@@ -152,8 +143,9 @@ def inspect_batch(
     converted: Path,
     now: Callable[[], int],
 ) -> Findings:
-    """The stamp of each file, and what is found in it. Stamps are read before the files: one that
-    changes meanwhile has another afterwards.
+    """Return the stamp of each file, and what is found in it.
+
+    Stamps are read before the files, so a file that changes meanwhile has another stamp later.
     """
     return [
         (read_stamp(file, now_ns=now()), _inspect(file, stored, inspect, converted))

@@ -1,4 +1,4 @@
-"""The forms in which any source presents its examples: files, texts, arrays, or one long series."""
+"""The forms in which a source presents its examples: files, texts, arrays, or one long series."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def find_suffix(name: str) -> str:
-    """As of a `Path`, which costs microseconds, in lower case.
+    """Return the suffix of a file name in lower case; faster than `Path.suffix`.
 
     >>> find_suffix("a.b.JPG"), find_suffix(".jpg"), find_suffix("a."), find_suffix("a")
     ('.jpg', '', '', '')
@@ -34,7 +34,7 @@ def find_suffix(name: str) -> str:
 
 
 def count_kinds(paths: Iterable[Path]) -> dict[str, int]:
-    """How many files that are left out there are of each kind, by suffix."""
+    """Return the number of left-out files by suffix or, for folders and links, by kind."""
     return dict(Counter(map(_describe_kind, paths)).most_common())
 
 
@@ -48,23 +48,21 @@ def _describe_kind(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """An example that cannot be used, and why."""
-
     id: str
     reason: str
 
     @property
     def cause(self) -> str:
-        """Why, without what is of this example alone."""
+        """The reason without the details of this example."""
         return self.reason.cause if isinstance(self.reason, Reason) else self.reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions
 class ExampleFile:
-    """A file that is an example, not yet examined, or `size` bytes of one from byte `offset` on.
-    `label` is a class, `numbers` are those to predict, if any. `split` is None unless the source
-    decides it. Of an object of a bucket, which `object` is then, `path` is its name, or where it
-    has been copied to.
+    """A file that is an example, or `size` bytes of a file from byte `offset` on; not yet examined.
+
+    `path` of an object in a bucket is its name there, or its local copy. `label` is a class, and
+    `numbers` are the values to predict. `split` is None unless the source decides it.
     """
 
     id: str
@@ -79,8 +77,9 @@ class ExampleFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedColumns:
-    """Columns of the table that lists the examples: `values` (examples, columns) float32 in their
-    order, in which NaN stands for a median that is not yet known.
+    """Columns of the table that lists the examples; `values` (examples, columns) float32.
+
+    NaN stands for a median that is not yet known.
     """
 
     columns: TableColumns
@@ -89,9 +88,7 @@ class ListedColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnReading:
-    """How a column of a table was read: its kind, how many different cells it has, how many are
-    empty, and the first one that is not.
-    """
+    """How a column of a table was read; `example` is its first cell that is not empty."""
 
     name: str
     kind: str
@@ -107,13 +104,16 @@ class ColumnReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What every form says besides its examples.
+    """What a source returns besides its examples.
 
-    `skipped` counts files of other kinds by suffix, `left_out` examples by the reason why they are
-    not to be used, `notes` what is worth knowing. `features` describes what the records of others
-    hold, by name. `readings` say how the columns of a table were read, `dialect` what of its
-    notation was detected, `warnings` what may not be meant. `groups` are those of `data.group` by
-    the id of the example, where a column names them.
+    Attributes:
+      skipped: number of files of other kinds, by suffix.
+      left_out: number of examples that are not to be used, by reason.
+      notes: how often something worth knowing was noticed.
+      features: descriptions of the features in records that others wrote, by name.
+      dialect: what was detected of a table's notation.
+      warnings: what the user may not have meant.
+      groups: the group (`data.group`) by example id, if a column names it.
     """
 
     rejected: Sequence[Rejected] = ()
@@ -130,11 +130,14 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Found):
-    """Files below one root; none may lead outside it. `objects` is what they are below, where that
-    is a folder of a bucket. A label is a class, or, where `label_kind` says number, as many numbers
-    as `targets`; `listed` are columns that the model sees as well. `classes` are in the order of
-    their numbers, where the source numbers them. Of images in the `column` of a table, the `offset`
-    of a file is its row.
+    """Files below one root; no file may lead outside it.
+
+    Attributes:
+      label_kind: `class`, or `number` if a label is `targets` numbers.
+      listed: columns that are a further input of the model.
+      classes: the classes in the order of their numbers, if the source numbers them.
+      objects: the folder of a bucket that the files are in.
+      column: the table column that holds the images; the `offset` of a file is then its row.
     """
 
     root: Path
@@ -150,9 +153,11 @@ class Files(Found):
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text, not yet examined: bytes in the encoding `data.encoding`, or a string in which bytes
-    that are not of that encoding are surrogates. `split` is None unless the source decides it;
-    `cells` are those that its source keeps.
+    """A text that is not yet examined.
+
+    `content` is bytes in the encoding `data.encoding`, or a string in which bytes that are not of
+    that encoding are surrogates. `split` is None unless the source decides it. `cells` are the
+    table cells that the source keeps.
     """
 
     id: str
@@ -164,8 +169,10 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(Found):
-    """Documents, read one by one while they are iterated, once; what cannot be used comes between
-    them. `total` counts both. `kept` says what the cells of documents are, where they have some.
+    """Documents, read one by one; they can be iterated once.
+
+    `documents` also yields rejected ones; `total` counts both. `kept` describes the documents'
+    cells, if they have any.
     """
 
     documents: Iterable[Document | Rejected]
@@ -175,9 +182,11 @@ class Texts(Found):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(Found):
-    """Examples in one array: values (examples, *shape) of the shape and dtype of the schema's
-    input. `labels` are class names, or a number or several to predict (then `classes` is empty).
-    `ids` and `splits` have one entry per example; a split of None is assigned by content.
+    """Examples in one array.
+
+    `values` (examples, *shape) has the shape and dtype of the schema's input. `labels` are class
+    names, or one or several numbers to predict (then `classes` is empty). `ids` and `splits` have
+    one entry per example; ingest assigns a split of None by content.
     """
 
     values: np.ndarray | JoinedArrays
@@ -190,14 +199,14 @@ class Arrays(Found):
 
 @dataclass(frozen=True, kw_only=True)
 class Series(Found):
-    """One long multivariate series in the order of time: values (time steps, columns) float32."""
+    """One long multivariate series: `values` (time steps, columns) float32, in time order."""
 
     values: np.ndarray
     schema: Schema
 
 
 def refuse_odd_names(root: Path, names: Sequence[str]) -> None:
-    """Refuse files whose names are no UTF-8, which ids of their examples begin with."""
+    """Refuse file names that are not UTF-8, because ids of examples begin with them."""
     for name in names:
         if not is_utf8(name):
             raise UnreadableSource(
@@ -206,12 +215,11 @@ def refuse_odd_names(root: Path, names: Sequence[str]) -> None:
 
 
 def readable(path: Path) -> str:
-    """A path as text; bytes that are no UTF-8 are written as escapes."""
+    """Return a path as text, with escapes for bytes that are not UTF-8."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name, as the system gives it, can be written as UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,5 +1,6 @@
-"""The data at a glance: what each class, or number to predict, has in each split, and what was left
-out. Ingest prints it and keeps it in `data/manifest/`; report, Prefect and MLflow show it again.
+"""The data at a glance: examples of each class in each split, and what was left out.
+
+Ingest prints it and keeps it in `data/manifest/`; report, Prefect and MLflow show it again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _CLASSES_SHOWN, _RARE_SHOWN = 20, 3
 
 
 def tabulate(manifest: Manifest) -> pd.DataFrame:
-    """A row for each class with its examples in each split and the name of the first, the largest
-    classes first; for numbers to predict, and the columns of a series, their ranges instead.
+    """Return a row per class, the largest first: its examples in each split, and its first example.
+
+    For numbers to predict, and for a series, rows have the ranges of columns instead.
     """
     examples = manifest.examples
     if manifest.schema.is_series:
@@ -52,9 +54,10 @@ def tabulate(manifest: Manifest) -> pd.DataFrame:
 
 
 def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
-    """A row for each column of a table: its kind, the range of its numbers, how many different
-    cells it has and how many are empty; None where the examples are of no table. Medians fill
-    empty cells where `data.missing` says so.
+    """Return a row per column of a table, or None if the examples are not from a table.
+
+    A row has the column's kind, the range of its numbers (with medians that filled empty cells),
+    and how many cells are different and empty.
     """
     readings = manifest.stats["columns"]
     if not readings:
@@ -68,13 +71,12 @@ def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
     if numeric and file.exists():
         values = np.load(file, mmap_mode="r", allow_pickle=False)
         for place, name in enumerate(numeric):
-            if name in ranges.index[:_CLASSES_SHOWN]:  # of others none is shown
+            if name in ranges.index[:_CLASSES_SHOWN]:  # others are not shown
                 ranges.loc[name] = _ranges([name], np.array(values[:, place])).iloc[0].tolist()
     return pd.concat([table[["kind"]], ranges, table[["distinct", "missing"]]], axis=1)
 
 
 def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
-    """The range of each column of `values` (rows, columns)."""
     flat = values.reshape(len(values), -1)
     return pd.DataFrame(
         {
@@ -87,7 +89,7 @@ def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
 
 
 def to_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Heading and rows of a table in words, the largest ones alone where there are many."""
+    """Return heading and rows of a table as text; of many rows, only the first."""
     shown = table.head(_CLASSES_SHOWN)
     rows = [[str(table.index.name), *map(str, table.columns)]]
     rows += [
@@ -106,7 +108,6 @@ def _word(value: Any) -> str:
 
 
 def to_text(table: pd.DataFrame) -> list[str]:
-    """The lines of a table for a terminal."""
     rows = to_rows(table)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numeric = [False, *(name not in ("first", "kind") for name in table.columns)]
@@ -120,7 +121,6 @@ def to_text(table: pd.DataFrame) -> list[str]:
 
 
 def write_glance(manifest: Manifest, table: pd.DataFrame) -> None:
-    """Write the table of `tabulate` and what was left out next to the manifest, as Markdown."""
     columns = tabulate_columns(manifest)
     parts = [
         _to_markdown(table),
@@ -140,21 +140,17 @@ def _to_markdown(table: pd.DataFrame) -> list[str]:
 
 
 def describe_sheet(rows: Sequence[Sequence[str]]) -> str:
-    """What the pictures show, for whom cannot see them, by the rows of the table."""
     named = ", ".join(row[0] for row in rows[1 : PICTURED + 1])
     return f"sample pictures of the training split, a row for each class: {named}"
 
 
 def read_problems(folder: Path) -> list[str]:
-    """What of the data is left out or can hardly be learned, as ingest has found it."""
     with expect_current_schema(folder / "manifest.json"):
         return read_json(folder / "manifest.json")["stats"]["problems"]
 
 
 def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
-    """What of a source is left out or can hardly be learned, each in a line; labels `of_table` may
-    be numbers to predict.
-    """
+    """Return what a source left out, and what can hardly be learned, one line each."""
     problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
     problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
     problems += stats["warnings"]
@@ -168,8 +164,9 @@ def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
 
 
 def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: bool) -> str | None:
-    """What to say where classes have fewer than two examples, by the examples of each class in each
-    split; None where none has. Labels `of_table` may be numbers to predict.
+    """Return a warning if classes have a single example, or None.
+
+    Labels `of_table` may be numbers to predict.
     """
     total = sum((Counter(counts) for counts in balance.values()), Counter())
     rare = [name for name, count in total.items() if count == 1]

@@ -1,5 +1,6 @@
-"""Examples of one person, video or place: they are in one split, or a model is judged by what it
-has nearly seen.
+"""Groups of examples, such as all of one person, video or place, which must be in one split.
+
+Otherwise a model is judged by what it has nearly seen.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from collections.abc import Mapping, Sequence
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-_PATTERN = r"([^/]*\d[^/]*)[-_. ][^-_. /]*\d\.\w+$"  # all but the last number of a file's name
-_MOST_OTHERS = 0.1  # share of names that are not of the pattern
-_LEAST_OF_ONE = 3  # examples that share a beginning, on average
+_PATTERN = r"([^/]*\d[^/]*)[-_. ][^-_. /]*\d\.\w+$"  # a file's name up to its last number
+_MOST_OTHERS = 0.1  # largest share of names that do not match
+_LEAST_OF_ONE = 3  # fewest examples in a group, on average
 _SHOWN = 3
 
 
 def read_groups(
     ids: Sequence[str], named: Mapping[str, str], settings: DataSettings
 ) -> list[str] | None:
-    """The group of each example, by its id: as `named`, or as `data.group` finds it in the id; None
-    where examples have none.
+    """Return the group of each example by its id, or None if there are no groups.
+
+    Groups are as `named`, or else what `data.group`, a regular expression, captures of the id.
 
     Raises:
-      UnreadableSource: `data.group` is no regular expression with a group, or an id does not match.
+      UnreadableSource: `data.group` is not a regular expression with one group, or an id does not
+        match.
     """
     if not settings.group:
         return None
@@ -47,7 +50,7 @@ def read_groups(
 
 
 def find_crossing(groups: Sequence[str], splits: Sequence[str]) -> list[str]:
-    """What to warn of where the source itself puts one group into several splits."""
+    """Return a warning if the source itself puts a group into several splits."""
     counts = Counter(group for group, _ in {*zip(groups, splits, strict=True)})
     names = sorted(name for name, count in counts.items() if count > 1)
     if not names:
@@ -57,9 +60,7 @@ def find_crossing(groups: Sequence[str], splits: Sequence[str]) -> list[str]:
 
 
 def find_name_groups(ids: Sequence[str], classes: int) -> list[str]:
-    """What to warn of where names of files look like those of several files of one person or video,
-    more of them than `classes`.
-    """
+    """Return a warning if file names suggest many groups of files, each of one person or video."""
     groups, pattern = defaultdict[str, list[str]](list), re.compile(_PATTERN)
     for name in ids:
         if found := pattern.search(name, name.rfind("/") + 1):

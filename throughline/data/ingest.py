@@ -1,8 +1,7 @@
-"""From a source to the manifest: every example is looked at once, what is unusable is refused with
-a reason, duplicates are dropped, splits assigned.
+"""Ingest: builds the manifest of a dataset from its source.
 
-Everything after it can rely on it: images decode, labels exist, splits are fixed and free of
-duplicates across.
+It examines every example once, rejects unusable ones with a reason, drops duplicates and assigns
+splits. Later stages rely on it: images decode, labels exist, splits are fixed and share no copies.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ from throughline.shared.program import digest_program
 def ingest(
     settings: DataSettings, out: Path, *, inspections: Path | None = None, verify: bool = False
 ) -> Manifest:
-    """Write the manifest of the dataset that `settings` describes into `out`, replacing it only
-    when complete.
+    """Write the manifest of the dataset that `settings` describes into the folder `out`.
 
-    What is found in files is kept in the folder `inspections`, if any, and files that have not
-    changed since are not read again, unless `verify` asks for it. The manifest is the same.
+    `out` is replaced only when the manifest is complete. The folder `inspections`, if given, caches
+    what was found in each file: files that have not changed since are not read again, unless
+    `verify` is set. The manifest is the same either way.
 
     Raises:
-      DataNotFound, UnreadableSource: the source is missing or not what it should be, or changes
-        meanwhile.
-      ObjectStoreFailed: the bucket that it is in cannot be read, or changes meanwhile.
+      DataNotFound, UnreadableSource: the source is missing, is not what `settings` says, or changes
+        while it is read.
+      ObjectStoreFailed: the bucket of the source cannot be read, or changes while it is read.
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
-      UnusableDataset: what is left is not enough to train on.
+      UnusableDataset: the usable examples are not enough to train on.
     """
     key = digest_json([settings.model_dump(), digest_program("ingest")])
     with (
@@ -81,10 +80,10 @@ def ingest(
         for words in schema.columns.categories:
             refuse_alike(settings.path, "categories", words)
             alike += find_alike("categories", words, "correct them in the table")
-        rows = rows.assign(place=np.arange(len(rows)))  # in `found.columns`
+        rows = rows.assign(place=np.arange(len(rows)))  # positions in `found.columns`
         total, dropped = len(rows) + len(rejected), {}
         if schema.target and not schema.predicts_number:
-            # Nobody sees blanks around a name; `cat` and `cat ` are one class.
+            # Blanks around a name are invisible: `cat` and `cat ` are one class.
             rows = rows.assign(label=[name.strip() for name in rows["label"]])
             classes = tuple(dict.fromkeys(name.strip() for name in classes))
             refuse_alike(settings.path, "classes", classes)
@@ -95,7 +94,7 @@ def ingest(
             dropped |= unlabeled
             rows, classes = join_alike(rows, classes, settings.same_labels)
         if not schema.is_series:
-            # Two photos with the same bytes are one photo; two rows of numbers that agree are two
+            # Two photos with the same bytes are one photo; two equal rows of numbers are two
             # observations.
             rows, duplicates = _without_duplicates(
                 rows,
@@ -154,12 +153,12 @@ def ingest(
 def _without_duplicates(
     rows: pd.DataFrame, *, keep: bool
 ) -> tuple[pd.DataFrame, list[sources.Rejected]]:
-    """Drop examples whose bytes occur before; held-out splits come first, so that training never
-    sees a test example.
+    """Drop examples with the same bytes as another one; return the others and the dropped ones.
 
-    With `keep`, only what would sit on both sides of the source's own splits is dropped, and what
-    is listed twice: that is one example, whatever labels it is given. Rows are compared by their
-    position, since an id may be listed twice, too.
+    Of several copies, the one in the test split is kept, else one in validation, so that training
+    never sees a test example. With `keep`, copies are dropped only if the source puts them into
+    different splits, or an id is listed twice: that is one example, whatever labels it has. Rows
+    are compared by position because an id may be listed twice.
     """
     rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
     rows = (
@@ -192,25 +191,25 @@ def _without_duplicates(
 
 
 def _in_natural_order(text: str) -> list[str | int]:
-    """What to sort by, so that row 2 comes before row 14.
+    """Return a sort key that puts row 2 before row 14.
 
     >>> sorted(["row 14", "row 2", "9", "٣"], key=_in_natural_order)
     ['9', 'row 2', 'row 14', '٣']
     """
-    parts = re.split(r"([0-9]+)", text)  # every second one is a number
+    parts = re.split(r"([0-9]+)", text)  # every second part is a number
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _printable(text: str) -> str:
-    """Any text on one line of UTF-8."""
     return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
 
 
 def _table(
     rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
 ) -> pd.DataFrame:
-    """Number examples and classes and assign splits by the column `by`; where the source brings a
-    test split, only validation is assigned.
+    """Number examples and classes, and assign splits by the digests in the column `by`.
+
+    If the source names test examples itself, only validation is assigned.
     """
     number = {name: index for index, name in enumerate(classes)}
     shares = {"validation": split.validation} | (
@@ -233,9 +232,7 @@ def _table(
 def _complete_tables(
     found: Examined, source: sources.Source, examples: pd.DataFrame, folder: Path
 ) -> Schema:
-    """Write the table input, in the order of the `examples`, and into empty cells the medians of
-    the training split that are to fill them; returns the schema that knows these.
-    """
+    """Write the table input with training medians in empty cells; return the new schema."""
     schema, train = found.schema, np.flatnonzero(examples["split"] == "train")
     if found.columns is not None:
         values, file = found.columns[examples["place"].to_numpy()], TABLE_INPUT
@@ -251,7 +248,7 @@ def _complete_tables(
 
 
 def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
-    """Keys identify examples; two of 63 bits meet once in billions of billions of pairs."""
+    """Refuse equal keys; two keys of 63 bits agree once in billions of billions of pairs."""
     numbers = np.asarray(keys, np.int64)
     order = np.argsort(numbers, kind="stable")
     twice = np.flatnonzero(np.diff(numbers[order]) == 0)
@@ -295,8 +292,9 @@ def _stats(
 
 
 def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
-    """Refuse what cannot be trained on; `given` are the splits that the source itself names, empty
-    where it leaves that open, `classes` those that are to be distinguished, if any.
+    """Refuse data that cannot be trained on.
+
+    `given` are the splits that the source names, with "" if it leaves some open.
     """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given

@@ -1,10 +1,10 @@
-"""What ingest has found in the files of a source, kept from one ingest to the next, and across a
-kill: a file whose size, times and inode are those of its inspection is not read again.
+"""Caches what ingest found in the files of a source, across ingests and kills.
 
-As git's index, and as careful: what changed within the last two seconds is not kept, since the next
-change may leave the same times; what was kept by a clock that is ahead of now is not believed, nor
-what a damaged disk has changed. Only the same program and settings use it. It is in no output, so
-these do not depend on it, and where it cannot be read or written, all files are read.
+A file is not read again if its size, times and inode are as at its inspection. As in git's index, a
+file that changed within the last two seconds is not cached, since its next change may leave the
+same times. Entries with a time in the future, and damaged entries, are ignored. Only the same
+program with the same settings uses an entry. No output depends on the cache: if it cannot be read
+or written, all files are read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from throughline.shared.progress import echo_problem
 
 SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
-# Settings that say where files are, and those that are applied to what has been found in them.
+# Settings that say where files are, or that apply after files are inspected.
 NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
-OTHERS_KEPT = 3  # what other settings have found, such as those of a run with changes
-_SURPLUS = 1000  # files that are gone and still listed, next to as many as there are
+OTHERS_KEPT = 3  # tables of other settings to keep, such as those of a run with changes
+_SURPLUS = 1000  # entries of missing files that are kept, besides one for each file
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
 ) WITHOUT ROWID"""
@@ -44,9 +44,11 @@ _TABLES = """SELECT name FROM sqlite_master LEFT JOIN used USING (name)
 
 
 def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
-    """What of a file changes with its contents: size, times [ns], inode; empty where that does not
-    say it: of a link, of what is no regular file, of a file that has just changed. Of an object its
-    size, the store's tag and the time, as they were listed; empty where it has no tag.
+    """Return a stamp that changes with the file's contents; empty if none does.
+
+    A file's stamp is its size, times [ns] and inode; empty for a link, a file that is not regular,
+    and one that has just changed. An object's stamp is its size, the store's tag and the time, as
+    listed; empty without a tag.
     """
     if one := file.object:
         listed = f"{one.bytes} {one.tag} {one.modified_at.isoformat()} {file.offset} {file.size}"
@@ -63,8 +65,9 @@ def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
 
 
 class InspectionCache:
-    """What has been found in files of `root`, in a database that any number of processes may
-    use; without one, nothing. `now` is the clock, in ns.
+    """Findings in files of `root`, in a database that any number of processes may use.
+
+    Without a database nothing is cached. `now` is the clock [ns].
     """
 
     def __init__(
@@ -80,9 +83,7 @@ class InspectionCache:
         self.damaged = False
 
     def prepare(self) -> None:
-        """Make room for what this program and these settings find, in place of what others did,
-        but for the few that were used last.
-        """
+        """Create the table of this program and these settings; drop all others but the last few."""
         with self._usable() as database:
             if database:
                 database.execute(_USED)
@@ -90,13 +91,13 @@ class InspectionCache:
                 for name in others[:-OTHERS_KEPT]:
                     database.execute(f"DROP TABLE IF EXISTS {name}")
                 database.execute(_CREATE.format(self._table))
-                with suppress(sqlite3.OperationalError), database:  # a full disk can be read
+                with suppress(sqlite3.OperationalError), database:  # a full disk can still be read
                     used = self._table, self.now()
                     database.execute("INSERT OR REPLACE INTO used VALUES (?, ?)", used)
                     database.execute(_FORGET)
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
-        """What was found in files that have not changed since; None of all others."""
+        """Return what was found in each file; None if it has changed or is not cached."""
         now_ns = self.now()
         kept = self._look_up(files, before_ns=now_ns)
         return [
@@ -105,7 +106,6 @@ class InspectionCache:
         ]
 
     def _is_same(self, file: ExampleFile, stamp: str, *, now_ns: int) -> bool:
-        """Whether a file is there as it was, and its folder still leads nowhere else."""
         return (
             stamp != ""
             and stamp == read_stamp(file, now_ns=now_ns)
@@ -113,8 +113,9 @@ class InspectionCache:
         )
 
     def keep(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> None:
-        """Keep what has been found in files, whose stamps were read before they were; what is in
-        another place than the file, since it was converted, is not.
+        """Cache what was found in files that were not converted.
+
+        Stamps must have been read before the files.
         """
         now_ns = self.now()
         rows = [
@@ -133,9 +134,7 @@ class InspectionCache:
     def find_stale(
         self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
     ) -> tuple[int, list[str]]:
-        """How many files have the stamp under which something is kept, and the ids of those in
-        which something else has been found now: they have changed unnoticed.
-        """
+        """Return how many files have their cached stamp, and which of them differ nevertheless."""
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
@@ -145,7 +144,7 @@ class InspectionCache:
         return len(same), [id for id, found in same if not found]
 
     def forget_others(self, files: Sequence[ExampleFile]) -> None:
-        """Forget files that are gone, once these are the larger part."""
+        """Delete entries of missing files once they are the larger part."""
         with self._usable() as database:
             if not database:
                 return
@@ -162,7 +161,6 @@ class InspectionCache:
                 database.executemany(f"DELETE FROM {self._table} WHERE file = ?", gone)
 
     def _look_up(self, files: Sequence[ExampleFile], *, before_ns: int) -> list[tuple[str, str]]:
-        """Stamp and finding of each file, empty where none is kept or none can be believed."""
         kept: dict[bytes, tuple[str, str]] = {}
         with self._usable() as database:
             for start in range(0, len(files) if database else 0, FILES_PER_QUERY):
@@ -177,18 +175,17 @@ class InspectionCache:
 
     @contextmanager
     def _usable(self) -> Iterator[sqlite3.Connection | None]:
-        """The database, None once it could not be used; what is wrong with it ends nothing."""
+        """Yield the database, None once it has failed; report errors instead of raising them."""
         try:
             yield self._database
         except sqlite3.Error as error:
             self._database = None
             operational = isinstance(error, sqlite3.OperationalError)
-            self.damaged = not operational or "decode" in str(error)  # what is no text
+            self.damaged = not operational or "decode" in str(error)  # the entry is not text
             echo_problem(f"what is found in files cannot be kept, so all are read: {error}")
 
 
 def key_of_inspections(encoding: str, settings: DataSettings) -> str:
-    """Digest of what decides what is found in a file."""
     decisive = settings.model_dump(exclude=set(NOT_OF_A_FILE))
     return digest_json([encoding, decisive, digest_program("ingest")])
 
@@ -197,10 +194,10 @@ def key_of_inspections(encoding: str, settings: DataSettings) -> str:
 def open_inspection_cache(
     folder: Path | None, *, root: Root | ObjectFolder, key: str
 ) -> Iterator[InspectionCache]:
-    """The cache of a source, in a file of `folder`, for as long as the block; without a
-    folder nothing is kept. `key` is a digest of what decides what is found in a file.
+    """Open the cache of a source, a file in `folder`, for the length of the block.
 
-    A file that is damaged is replaced.
+    Without a folder nothing is cached. A damaged file is replaced. `key` is a digest of everything
+    that decides what is found in a file.
     """
     if folder is None:
         yield InspectionCache(None, root=root, key=key)
@@ -222,13 +219,13 @@ def open_inspection_cache(
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A database that survives a kill at any instant: it is written ahead of its pages."""
+    """Open a database that survives a kill at any moment, by write-ahead logging."""
     for replace in (True, False):
         database = sqlite3.connect(path)
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
-        except sqlite3.OperationalError:  # of the disk, or of another process
+        except sqlite3.OperationalError:  # from the disk, or from another process
             database.close()
             raise
         except sqlite3.DatabaseError:
@@ -247,7 +244,7 @@ def _remove(path: Path) -> None:
 
 
 def _name(file: ExampleFile) -> bytes:
-    """The id of a file, whatever bytes its name has."""
+    """Return the id as bytes; the file's name may hold any bytes."""
     return file.id.encode("utf-8", "surrogatepass")
 
 

@@ -1,8 +1,6 @@
-"""Known datasets: where they may be on this machine, where they are published, and how photos are
-cut for the demo.
+"""Fetches known datasets, and cuts photos for the demo.
 
-Each is looked for on this machine, then at its official address, then in Debian's packages: the
-order of what it costs.
+It looks for a dataset on this machine, then at its official address, then in Debian's packages.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ PHOTO_SIZE = (500, 375)
 
 
 def fetch_fashion_mnist(folder: Path) -> str:
-    """Put the four files into `folder`, each checked against its published digest, from the first
-    place that has them.
+    """Put the four files into `folder`, from the first place that has them; check their digests.
 
     Raises:
       DataNotFound: no place has them; says what each of them answered.
@@ -81,7 +78,6 @@ def fetch_fashion_mnist(folder: Path) -> str:
 
 
 def _copy(missing: Sequence[str], folder: Path) -> str:
-    """Copy the files from this machine."""
     copied = []
     for name in missing:
         copies = [
@@ -98,7 +94,6 @@ def _copy(missing: Sequence[str], folder: Path) -> str:
 
 
 def _download(missing: Sequence[str], folder: Path) -> str:
-    """Download the files from where they are published."""
     for name in missing:
         with atomic_file(folder / name) as temporary:
             temporary.write_bytes(download(FASHION_MNIST_ADDRESS + name))
@@ -111,7 +106,6 @@ def _download(missing: Sequence[str], folder: Path) -> str:
 
 
 def _unpack(missing: Sequence[str], folder: Path) -> str:
-    """Take the files out of Debian's package."""
     with unpacked_packages([FASHION_MNIST_PACKAGE], scratch=folder) as files:
         for name in missing:
             unpacked = next(
@@ -127,11 +121,10 @@ def _unpack(missing: Sequence[str], folder: Path) -> str:
 
 
 def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WALLPAPERS) -> str:
-    """Cut about `count` JPEG photos of 500×375 out of the wallpapers below `roots`, or else out of
-    those of Debian's packages.
+    """Cut about `count` JPEG photos of 500×375 pixels out of wallpapers, with a class for each.
 
-    There is one class per wallpaper. Regions, scales and qualities are drawn from a fixed seed, so
-    the same wallpapers give the same photos.
+    Wallpapers are taken from `roots`, or else from Debian's packages. Regions, scales and qualities
+    are drawn from a fixed seed, so the same wallpapers give the same photos.
 
     Raises:
       DataNotFound: there are no wallpapers; says what was tried.
@@ -178,9 +171,7 @@ def _cut(picture: Image.Image, folder: Path, count: int, draw: random.Random) ->
 
 
 def _wallpapers(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield name and largest picture of each wallpaper (a wallpaper is a file or folder directly
-    below a root).
-    """
+    """Yield name and largest picture of each wallpaper, a file or folder directly below a root."""
     seen = set()
     for root in roots:
         for entry in sorted(root.glob("*")) if root.is_dir() else ():
@@ -205,7 +196,6 @@ def _wide(path: Path) -> bool:
 
 
 def _is_valid_copy(path: Path, digest: str) -> bool:
-    """Whether a GZIP file is there, complete, and has the published content."""
     try:
         return hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest() == digest
     except (OSError, EOFError, zlib.error):

@@ -1,4 +1,4 @@
-"""Whether the files of a manifest are still those that ingest has read, without reading them."""
+"""Checks, without reading them, whether the files of a manifest are unchanged since ingest."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from throughline.shared.object_store import StoredObject
 def open_known_files(
     manifest: Manifest, settings: DataSettings, inspections: Path
 ) -> Iterator[Callable[[pd.DataFrame], bool]]:
-    """A function that says of rows of a manifest whether ingest knows all of their files, as they
-    are now, with the same digests. It knows none that was converted, or has just changed. A bucket
-    is listed once, when it is first asked.
+    """Yield a function that says whether the files of some rows of a manifest are unchanged.
+
+    A file is unchanged if the cache has an inspection of it, as it is now, with the row's digest.
+    The cache has none of converted files, and none of files that have just changed. A bucket is
+    listed once, at the first call.
     """
     key = key_of_inspections(manifest.schema.input.encoding.name, settings)
     with ExitStack() as opened:
@@ -61,7 +63,6 @@ def open_known_files(
 
 
 def _open_root(path: str) -> tuple[Root | ObjectFolder, Mapping[str, StoredObject]]:
-    """What the files are below and, of a bucket, the objects that are there, by their addresses."""
     if is_address(path):
         folder = open_folder(path)
         return folder, {folder.store.address(one.name): one for one in folder.objects}

@@ -1,5 +1,7 @@
-"""Paths of a list that no file has as they stand: without suffix or folder, with backslashes, or of
-another machine. One rule makes files of all of them, or the list is refused.
+"""Finds the files for paths in a list that do not exist as written.
+
+Such paths lack a suffix or folder, have backslashes, or are of another machine. One rule must turn
+them all into files; otherwise the list is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PathList:
-    """The cells of `column` in the list `table`, which should be paths below `root` of files with
-    one of these suffixes; so large a share `may_lack` files.
+    """The cells of `column` in the list `table`: paths of files below `root` with these suffixes.
+
+    The share `may_lack` of them may have no file.
     """
 
     table: Path
@@ -35,12 +38,13 @@ class PathList:
     may_lack: float
 
     def find_files(self) -> tuple[Mapping[str, str], str]:
-        """The path below the root for each name, but for those that have none, and the rule by
-        which names became paths; empty where they are paths.
+        """Return the path below the root of each name that has one, and the rule that found them.
+
+        The rule is empty if names are paths as written.
 
         Raises:
-          UnreadableSource: too many have none, or a name may mean several files; says which file
-            was looked for, and what is there.
+          UnreadableSource: too many names have no file, or a name fits several files; says which
+            file was looked for, and what is there.
         """
         names = [*dict.fromkeys(name for name in self.names if name)]
         there = {name: name for name in names if _is_file(self.root / name)}
@@ -77,7 +81,7 @@ class PathList:
     def _choose(
         self, found: Mapping[str, list[Parts]], by_name: Mapping[str, Parts], left_out: int
     ) -> dict[str, Parts]:
-        """The one file of each name: directly below the root where all have one there."""
+        """Return one file per name: the one directly below the root if each name has one there."""
         direct = {
             name: [one for one in matches if len(one) == len(by_name[name]) - left_out]
             for name, matches in found.items()
@@ -117,9 +121,7 @@ class PathList:
 def find_listed(
     names: Sequence[str], table: Path, root: Path, settings: DataSettings
 ) -> tuple[list[str], dict[str, int]]:
-    """The paths below `root` of the files that names in a table mean, and the rule by which they
-    are, by how many names it is of.
-    """
+    """Return the paths below `root` for names in a table, and the number of names by rule."""
     found, rule = PathList(
         table=table,
         column=settings.path_column,
@@ -132,15 +134,14 @@ def find_listed(
 
 
 def _is_file(path: Path) -> bool:
-    """Whether something is there that is no folder; a link to nothing is."""
+    """Return whether something other than a folder is there, even a broken link."""
     try:
         return os.path.lexists(path) and not path.is_dir()
-    except ValueError:  # no path of this system: it has a NUL
+    except ValueError:  # has a NUL, as no path may
         return False
 
 
 def _walk(root: Path) -> Iterator[Parts]:
-    """The parts of the paths of all files below a root, but for hidden ones."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         above = Path(folder).relative_to(root).parts
@@ -152,7 +153,6 @@ def _is_part(part: str) -> bool:
 
 
 def _find_shared(folders: Sequence[Parts]) -> Parts:
-    """The parts that all of them begin with."""
     first, last = min(folders), max(folders)
     same = (one == other for one, other in zip(first, last, strict=False))
     return tuple(part for part, _ in zip(first, takewhile(bool, same), strict=False))
@@ -167,7 +167,7 @@ def _suffix(name: str) -> str:
 
 
 def _index(files: Sequence[Parts], suffixes: Collection[str]) -> dict[str, list[Parts]]:
-    """Files by their names or, of those with one of these suffixes, by what is before it."""
+    """Index files by name; with `suffixes`, only such files, by their names without suffix."""
     index: dict[str, list[Parts]] = defaultdict(list)
     for one in files:
         if not suffixes:
@@ -178,7 +178,6 @@ def _index(files: Sequence[Parts], suffixes: Collection[str]) -> dict[str, list[
 
 
 def _ends(path: Parts, folders: Parts) -> bool:
-    """Whether the folders of a path end with these."""
     above = path[:-1]
     return not folders or above[-len(folders) :] == folders
 
@@ -190,7 +189,6 @@ def _describe(
     *,
     lacks_suffix: bool,
 ) -> str:
-    """The rule by which names became paths, in words."""
     said = ["backslashes divide their folders"] if any("\\" in name for name in chosen) else []
     if left_out:
         said.append(f"{'/'.join(left_out)} is of another place and was left out")

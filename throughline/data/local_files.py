@@ -1,9 +1,7 @@
-"""What is at a local `data.path`: listed before ingest looks at it, and compared when it has read
-all.
+"""Lists what is at a local `data.path`, and checks after ingest that it has not changed.
 
-DVC takes the digest of all that is there when the stage has ended. So a file that arrives while
-ingest reads would be taken for one that it has read; it is refused instead, as in a bucket
-(`object_folder.py`).
+DVC takes the digest of all files when the stage has ended, so it would take a file that arrives
+while ingest reads for one that ingest has read. Such a change is refused.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ from throughline.shared.errors import UnreadableSource
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFiles:
-    """The files at a path as they were listed, `out` excepted, which ingest itself writes: of each
-    folder their names, sizes and times. Hidden ones, which no source reads, and those that only a
-    link to a folder leads to are left out.
+    """The files at a path as they were listed: by folder, their names, sizes and times.
+
+    Not listed are the folder `out`, which ingest writes, hidden files, which no source reads, and
+    files that only a link to a folder leads to.
     """
 
     path: Path
@@ -29,11 +28,7 @@ class LocalFiles:
     listed: Mapping[str, str]
 
     def check_unchanged(self) -> None:
-        """List the files once more.
-
-        Raises:
-          UnreadableSource: some have been added, changed or removed; names one.
-        """
+        """List the files again; raise UnreadableSource if one was added, changed or removed."""
         now = dict(_list_all(self.path, self.out))
         changed = [
             f"{folder}/{name}"
@@ -50,13 +45,14 @@ class LocalFiles:
 
 
 def list_files(path: Path, *, out: Path) -> LocalFiles:
-    """List the files at a path, which takes some microseconds of each; none where nothing is."""
+    """List the files at a path, if there are any, in some microseconds per file."""
     return LocalFiles(path=path, out=out, listed=dict(_list_all(path, out)))
 
 
 def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
-    """Each folder at or below a path, and its files with sizes [bytes] and times [ns] in one text,
-    which takes a tenth of the memory of as many values; of a file alone its folder.
+    """Yield each folder at or below a path, with names, sizes [bytes] and times [ns] of its files.
+
+    They are one text, which takes a tenth of the memory of separate values.
     """
     own, folders = str(out.absolute()), [str(path)]
     if not path.is_dir():
@@ -70,7 +66,7 @@ def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
                     continue
                 if not entry.is_dir():
                     lines.append(f"{entry.name}/{_describe(entry)}")
-                # Next to `out` are those of its name that are not complete.
+                # Folders next to `out` whose names begin like its name are incomplete outputs.
                 elif not (entry.is_symlink() or str(Path(entry.path).absolute()).startswith(own)):
                     folders.append(entry.path)
         if lines:
@@ -79,7 +75,7 @@ def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
 
 
 def _describe(file: Path | os.DirEntry[str]) -> str:
-    """Size [bytes] and time [ns]; nothing of a link to nothing, and of what has just gone."""
+    """Return size [bytes] and time [ns]; empty for a broken link or a file that has just gone."""
     try:
         status = file.stat()
     except OSError:
@@ -88,7 +84,6 @@ def _describe(file: Path | os.DirEntry[str]) -> str:
 
 
 def _find_changed(before: str, after: str) -> list[str]:
-    """The names of a folder's files that are in one text alone, or differ."""
     if before == after:
         return []
     differing = set(before.split("\0")) ^ set(after.split("\0"))

@@ -1,6 +1,4 @@
-"""A known dataset of text: 6,046 mails, spam and ham, that Apache SpamAssassin published, out of
-an npm package.
-"""
+"""A known dataset of text: 6,046 spam and ham mails by Apache SpamAssassin, from an npm package."""
 
 from __future__ import annotations
 
@@ -36,11 +34,12 @@ _CHARSET = re.compile(rb'charset="?([a-z0-9_.:-]+)', re.IGNORECASE)
 
 
 def fetch_mails(folder: Path, *, copies: Sequence[Path] = COPIES) -> str:
-    """Write the mails as UTF-8 into the class folders `ham` and `spam`, from a copy of the archive
-    on this machine, or else by npm.
+    """Write the mails as UTF-8 into the class folders `ham` and `spam`; return a line about them.
+
+    The archive is a copy on this machine, or else fetched by npm.
 
     Raises:
-      DataNotFound: the archive is nowhere to be had; says what was tried.
+      DataNotFound: there is no archive; says what was tried.
     """
     for earlier in [path for path in folder.glob("*") if path.is_dir()]:
         shutil.rmtree(earlier)
@@ -59,9 +58,7 @@ def fetch_mails(folder: Path, *, copies: Sequence[Path] = COPIES) -> str:
 
 
 def decode_mail(content: bytes) -> str:
-    """The text of a mail: UTF-8 if it is that, or else in the first encoding that it names and that
-    fits, or else Latin-1.
-    """
+    """Decode a mail as UTF-8, in the first encoding that it names and that fits, or as Latin-1."""
     for name in ("utf-8", *(found.decode() for found in _CHARSET.findall(content))):
         with suppress(LookupError, UnicodeError):
             return content.decode(name)
@@ -69,7 +66,6 @@ def decode_mail(content: bytes) -> str:
 
 
 def _get_archive(folder: Path, copies: Sequence[Path]) -> tuple[bytes, str]:
-    """The published archive, and where it comes from."""
     for copy in (root / ARCHIVE for root in copies):
         if copy.is_file() and _is_published(content := copy.read_bytes()):
             return content, str(copy)
@@ -92,7 +88,6 @@ def _is_published(content: bytes) -> bool:
 
 
 def _destination(member: tarfile.TarInfo, folder: Path) -> Path | None:
-    """Where a mail goes; None for other files of the package."""
     parts = PurePosixPath(member.name).parts
     if not member.isfile() or len(parts) != 4 or parts[2] not in CLASSES:  # noqa: PLR2004
         return None

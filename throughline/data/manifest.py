@@ -1,10 +1,9 @@
-"""The manifest: one row per usable example, the classes, the rejected examples with their reasons,
-and one digest of it all.
+"""The manifest of a dataset: its usable examples, classes, rejected examples and digest.
 
-Files: `examples.parquet`, `rejected.csv`, `values.npy` (of arrays and series), `documents.bin` (of
-texts), `images.bin` (of images in the column of a table), `columns.npy` (of examples with a table
-input), `converted/` (only where files had to be converted), the data at a glance, and
-`manifest.json`, written last: its presence means complete.
+Its folder holds `examples.parquet`, `rejected.csv`, `values.npy` (arrays and series),
+`documents.bin` (texts), `images.bin` (images in a column of a table), `columns.npy` (table inputs),
+`converted/` (if files had to be converted), the data at a glance, and `manifest.json`. The latter
+is written last: its presence means complete.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ COLUMNS = ("id", "key", "uri", "row", "label", "bytes", "digest", "split")
 class Manifest:
     """All usable examples of a dataset.
 
-    `examples` has the columns id (str), key (int; unique), uri (str; empty for arrays), row (int:
-    the index into the values, of an image within a file of many and of a document in
-    `documents.bin` its first byte, −1 for files), label (int class, float number, or a tuple of
-    these), bytes (int), digest (str) and split (str), ordered by id. Of a series, each row is a
-    block of time steps: `row` and `key` are its first step, `label` the number of steps.
+    `examples` is ordered by id and has the columns id (str), key (int; unique), uri (str; empty for
+    arrays), row (int), label (int class, float number, or a tuple of these), bytes (int), digest
+    (str) and split (str). `row` is the index into the values, or the first byte of a document or of
+    an image in a file of many; it is -1 for a whole file. In a series, a row is a block of time
+    steps: `row` and `key` are its first step, and `label` is the number of steps.
     """
 
     examples: pd.DataFrame
@@ -51,14 +50,11 @@ class Manifest:
     folder: Path
 
     def for_split(self, split: str) -> pd.DataFrame:
-        """The examples of one split."""
         return pd.DataFrame(self.examples[self.examples["split"] == split])
 
     @cached_property
     def columns(self) -> np.ndarray | None:
-        """The table input (examples, columns) float32 in the order of `examples`, mapped; None
-        where there is none.
-        """
+        """The table input (examples, columns) float32 in the order of `examples`, memory-mapped."""
         if self.schema.table_input is None:
             return None
         shape = (len(self.examples), *self.schema.table_input.shape)
@@ -70,8 +66,9 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels and splits, and of how the columns of a table are coded:
-        two datasets with the same digest train the same model.
+        """Digest of ids, contents, labels, splits, and of how the columns of a table are coded.
+
+        Two datasets with the same digest train the same model.
         """
         coded, rows = self.schema.columns, self.columns
         cells = [] if rows is None else [digest_rows(rows, coded)]
@@ -81,22 +78,19 @@ class Manifest:
 def digest_manifest(
     examples: pd.DataFrame, classes: tuple[str, ...], columns: TableColumns, *more: Sequence[str]
 ) -> str:
-    """Digest that identifies a dataset by content; `more` are digests of what else each example
-    consists of.
-    """
+    """Return a digest of a dataset's content; each of `more` is one more digest per example."""
     contents = [
         "\n".join(map(str, examples[name].tolist())).encode()
         for name in ("id", "digest", "label", "split")
     ]
-    # The digests of rows say neither in which order their columns are, nor which word is which
-    # number.
+    # Digests of rows say neither the order of the columns nor which number a word has.
     coded = [json.dumps([columns.names, columns.categories]).encode()] if columns.names else []
     others = ["\n".join(digests).encode() for digests in more]
     return digest_blake2b(*contents, "\n".join(classes).encode(), *coded, *others)
 
 
 def write_manifest(manifest: Manifest) -> None:
-    """Write a manifest into its folder, the summary last."""
+    """Write a manifest into its folder; `manifest.json` comes last."""
     folder = manifest.folder
     manifest.examples.to_parquet(folder / EXAMPLES, index=False)
     manifest.rejected.to_csv(folder / "rejected.csv", index=False)
@@ -114,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
       MissingInput: ingest has not finished.
-      DamagedFile: one of its files is empty, cut off or another one; names it.
+      DamagedFile: a file of the manifest is empty, cut off or of another manifest; names it.
     """
     if not (folder / "manifest.json").exists():
         raise MissingInput(f"{folder} holds no complete manifest; run `dvc repro ingest`")
@@ -140,7 +134,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFrame:
-    """Read a table of the manifest, which must have as many rows as the summary says."""
     with expect_current_schema(path):
         table = (
             pd.read_parquet(path)
@@ -153,12 +146,12 @@ def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFram
 
 
 def map_documents(folder: Path) -> np.ndarray:
-    """Map the documents of a manifest of texts, (bytes,) uint8, without reading them."""
+    """Memory-map the documents of a manifest of texts, (bytes,) uint8."""
     with expect_current_schema(folder / DOCUMENTS):
         return np.memmap(folder / DOCUMENTS, np.uint8, mode="r")
 
 
 def map_values(folder: Path) -> np.ndarray:
-    """Map the values of all examples of a manifest that is not of files, without reading them."""
+    """Memory-map the values of all examples of a manifest of arrays or of a series."""
     with expect_current_schema(folder / VALUES):
         return np.load(folder / VALUES, mmap_mode="r", allow_pickle=False)

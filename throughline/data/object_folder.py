@@ -1,8 +1,7 @@
-"""What is below a URL in an object store, as the folder of a source: listed once, its objects read
-as files, and compared with the bucket again when all have been read.
+"""Reads the objects below a URL in an object store as the folder of a source.
 
-DVC compares names and tags of the same objects by itself, with a client of its own. So a listing
-that changes while ingest reads would be taken for the one that was read; it is refused instead.
+Objects are listed once, and again when all have been read. DVC lists them itself, so it would take
+objects that change meanwhile for objects that ingest has read; such changes are refused.
 """
 
 from __future__ import annotations
@@ -32,17 +31,15 @@ from throughline.shared.progress import in_threads, in_threads_ahead, progress
 if TYPE_CHECKING:
     from throughline.data.found import ExampleFile
 
-READERS = 8  # threads that read objects, of each thread that uses them
-READ_AHEAD_BYTES = 4 << 20  # larger objects are read one by one
-RANGE_BYTES = 8 << 20  # of an object that is copied
-LEVELS = 2  # of folders that are looked at for some to be listed at the same time
+READERS = 8  # threads that read objects, for each thread that uses them
+READ_AHEAD_BYTES = 4 << 20  # larger objects are not read ahead
+RANGE_BYTES = 8 << 20  # part of an object that is copied at a time
+LEVELS = 2  # levels of folders searched for enough folders to list in parallel
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFile:
-    """An object as a file that is to be examined; `data` has been read already where it is
-    small.
-    """
+    """An object as a file to examine; `data` is set if it is small and was read ahead."""
 
     store: ObjectStore
     object: StoredObject
@@ -50,17 +47,16 @@ class ObjectFile:
 
     @property
     def path(self) -> Path:
-        """Its name below the folder."""
         return Path(self.object.name)
 
     @property
     def is_part(self) -> bool:
-        """Never: it is an example itself."""
         return False
 
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """As `StoredFile.read`; `check` refuses by the size before anything large is read, and then
-        gets the content.
+        """Return the bytes.
+
+        `check` gets the size before a large object is read, and then the content as well.
         """
         check(None, self.object.bytes)
         data = self.store.read_as_listed(self.object) if self.data is None else self.data
@@ -70,9 +66,7 @@ class ObjectFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFolder:
-    """The objects below the URL of a store, as they were listed. With `single` there is but one.
-    `copy` is the folder that they have been copied into, if any.
-    """
+    """The objects below the URL of a store, as listed; `copy` is the folder with their copies."""
 
     store: ObjectStore
     objects: Sequence[StoredObject]
@@ -81,25 +75,22 @@ class ObjectFolder:
     stamped_by: ClassVar[str] = "sizes, times and tags"
 
     def __reduce__(self) -> tuple[Callable[..., ObjectFolder], tuple[ObjectStore, Path | None]]:
-        """Another process reads objects that it is given, and lists none."""
+        """Pickle without the listing: another process is given the objects that it reads."""
         return _without_listing, (self.store, self.copy)
 
     @property
     def real(self) -> str:
-        """What the folder is known by."""
         return self.store.url
 
     def holds_folder_of(self, path: Path) -> bool:
-        """Always: there are no links."""
+        """Return True: a bucket has no links."""
         return True
 
     def address(self, path: Path) -> str:
-        """The full address of a file."""
         return self.store.address((path.relative_to(self.copy) if self.copy else path).as_posix())
 
     def open_all(self, files: Iterable[ExampleFile]) -> Iterator[InputFile]:
-        """Files to be examined, in their order; of objects, the next small ones are being read
-        already.
+        """Yield the files to examine, in order; the next small objects are read ahead.
 
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
@@ -118,13 +109,13 @@ class ObjectFolder:
         return ObjectFile(store=self.store, object=one, data=data)
 
     def copy_into(self, folder: Path) -> ObjectFolder:
-        """Copy all objects into an empty folder, each at its name, in ranges that are read in
-        parallel; not more than some of them are in memory.
+        """Copy all objects into an empty folder under their names, reading ranges in parallel.
 
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
-          DiskRefused: there is no room for all of them; says both sizes.
-          UnreadableSource: an object's name is none of a file, or that of a folder of others.
+          DiskRefused: the disk has no room for all of them; says both sizes.
+          UnreadableSource: an object's name is impossible for a file, or is the name of a folder,
+            too.
         """
         needed, free = sum(one.bytes for one in self.objects), shutil.disk_usage(folder).free
         if needed > free:
@@ -140,7 +131,7 @@ class ObjectFolder:
                 continue
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch(exist_ok=False)  # folders that tell no case have one file for two
+                path.touch(exist_ok=False)  # case-insensitive folders have one file for two names
             except OSError as error:
                 raise UnreadableSource(
                     f"{self.store.address(one.name)} cannot be copied to a file of this name:"
@@ -163,11 +154,7 @@ class ObjectFolder:
             os.close(descriptor)
 
     def check_unchanged(self) -> None:
-        """List the objects once more.
-
-        Raises:
-          ObjectStoreFailed: some have been added, changed or removed; names one.
-        """
+        """List the objects again; raise ObjectStoreFailed if one was added, changed or removed."""
         now = [self.store.find(self.objects[0].name)] if self.single else list_all(self.store)
         before = {one.name: one for one in self.objects}
         after = {one.name: one for one in now if one}
@@ -200,7 +187,7 @@ def write_at(descriptor: int, data: bytes | memoryview, begin: int) -> None:
 
 
 def open_folder(path: str) -> ObjectFolder:
-    """List what is at `data.path`: objects below it, or the one of this name.
+    """List the objects below `data.path`, or the single object of this name.
 
     Raises:
       DataNotFound: there is none.
@@ -216,12 +203,8 @@ def open_folder(path: str) -> ObjectFolder:
 
 
 def _refuse_namesake(path: str) -> None:
-    """Refuse a folder where an object has its very name: DVC would watch that alone.
-
-    Raises:
-      UnexpectedFiles: there is one.
-    """
-    with suppress(DataNotFound, ObjectStoreFailed):  # one may be forbidden to ask
+    """Refuse a folder if an object has its very name: DVC would watch that object alone."""
+    with suppress(DataNotFound, ObjectStoreFailed):  # asking may be forbidden
         store, single = find_single(path)
         raise UnexpectedFiles(
             f"data.path: {store.address(single.name)} is an object, and there are objects below"
@@ -230,7 +213,7 @@ def _refuse_namesake(path: str) -> None:
 
 
 def list_all(store: ObjectStore) -> list[StoredObject]:
-    """All objects of a store, by name; several folders are listed at the same time."""
+    """Return all objects of a store by name; several folders are listed in parallel."""
     folders, found = [""], list[StoredObject]()
     for _ in range(LEVELS):
         if len(folders) < READERS:
@@ -242,9 +225,7 @@ def list_all(store: ObjectStore) -> list[StoredObject]:
 
 
 def find_folder_marks(objects: Sequence[StoredObject]) -> set[str]:
-    """Names of the objects that some programs put for folders: empty ones that others are below,
-    or that have no suffix.
-    """
+    """Return names of empty objects that mark folders: objects are below, or they lack a suffix."""
     above = {folder.as_posix() for one in objects for folder in PurePosixPath(one.name).parents}
     return {
         one.name

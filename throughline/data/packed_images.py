@@ -1,6 +1,4 @@
-"""The images of a table's column, written back to back next to the manifest: what compressed row
-groups hold cannot be read one by one in another order.
-"""
+"""Writes the images of a table's column next to the manifest, to be read in any order."""
 
 from __future__ import annotations
 
@@ -19,11 +17,13 @@ _ROWS_AT_ONCE = 64
 
 
 def pack_images(source: Files, column: ImageColumn, folder: Path) -> Files:
-    """Write the images of the source's files, whose `offset` is their row in the column, into
-    `folder`; a few are in memory at once. Returns the source with the parts of that file.
+    """Write the images of a table's column into `folder`, a few at a time.
+
+    Returns the source with these images: the `offset` of a file was its row in the column, and
+    becomes its first byte in the written file.
 
     Raises:
-      UnreadableSource: the column holds the paths of images alone.
+      UnreadableSource: the column holds only the paths of images.
     """
     by_row = {file.offset: place for place, file in enumerate(source.files)}
     path, row, end = folder / IMAGES, 0, 0

@@ -1,4 +1,4 @@
-"""What may be rejected: counted by reason, refused where it is too much, with what helps."""
+"""Counts rejected examples by reason, and refuses too many of them with a remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from throughline.shared.layout import from_here
 
 REJECTS_SHOWN = 5
 _NEARLY_ALL = 0.8
-# What helps against a reason that nearly all examples are rejected for.
+# Remedies by the reason (a regular expression) that nearly all examples are rejected for.
 _REMEDIES: Mapping[str, str] = {
     "outside the data root": (
         "Links to files elsewhere, as in DVC's cache and in folders of model hubs, are read with"
@@ -41,11 +41,12 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
-    """Refuse data of which too much is unusable; `rejects` (id, reason, cause) is kept in
-    the folder without the causes.
+    """Refuse data if more than `limit` of its `total` examples are rejected.
+
+    Before raising, writes `rejects` (id, reason, cause) to `rejected.csv`, without causes.
 
     Raises:
-      TooManyRejects: counts them by reason, and says what helps where nearly all have one.
+      TooManyRejects: counts rejects by cause, and names a remedy if nearly all have the same one.
     """
     if len(rejects) <= limit * total:
         return
@@ -61,7 +62,7 @@ def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Pa
 
 
 def _find_remedy(rejects: pd.DataFrame) -> str | None:
-    """What helps where one reason is that of nearly all; None where none is, or is known of it."""
+    """Return the remedy for the reason that nearly all rejects have, if there is one."""
     copies = Counter(filter(None, map(_find_copy, rejects["id"], rejects["reason"])))
     if copies and copies.most_common(1)[0][1] > _NEARLY_ALL * len(rejects):
         (copy, original), _ = copies.most_common(1)[0]
@@ -76,8 +77,7 @@ def _find_remedy(rejects: pd.DataFrame) -> str | None:
 
 
 def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
-    """The folder of a duplicate and that of its original, where the files have the same place in
-    both.
+    """Return the folders of a duplicate and its original, if the rest of their paths agrees.
 
     >>> _find_copy("more/train/a/1.png", "duplicate of train/a/1.png")
     ('more/train', 'train')
@@ -90,14 +90,13 @@ def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
             break
         same += 1
     same = min(same, len(theirs) - 1, len(ours) - 1)
-    unlike = "labeled" in reason and same == 1  # a file that is in two class folders
+    unlike = "labeled" in reason and same == 1  # one file in two class folders
     if not is_copy or not same or ours == theirs or unlike:
         return None
     return "/".join(ours[:-same]), "/".join(theirs[:-same])
 
 
 def _describe_kind(cause: str, rows: pd.DataFrame) -> str:
-    """How many examples are rejected for one cause, and the first of them."""
     name, reason = rows[["id", "reason"]].iloc[0]
     detail = reason.removeprefix(cause).strip(":, ")
     return f"{len(rows)} × {cause}, such as {name}{f' ({detail})' if detail else ''}"

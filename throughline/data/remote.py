@@ -1,9 +1,7 @@
-"""Getting published files over the network in bounded time, also where only package registries can
-be reached.
+"""Downloads published files in bounded time, even if only package registries can be reached.
 
-A firewall that drops packets answers nothing at all, neither to a connection nor to a name look-up.
-So whatever waits for the network has a limit of its own, and what does not answer within it counts
-as unreachable.
+A firewall that drops packets answers neither connections nor name look-ups. So whatever waits for
+the network has a limit of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ANSWER_S = 8.0  # until the first bytes of an answer
-PAUSE_S = 15.0  # between two pieces of one
+PAUSE_S = 15.0  # between two pieces of an answer
 DOWNLOAD_S = 600.0
 LISTS_S = 120.0
 _PIECE = 1 << 20
 
-# Hooks of the machine do not run, and what is not signed is refused.
+# Runs no hooks of the machine, and refuses what is not signed.
 _APT = """
 Acquire::Languages "none";
 Acquire::Retries "0";
@@ -44,18 +42,17 @@ APT::Sandbox::User "";
 
 
 class Unreachable(Exception):
-    """Files could not be had in this way, and why."""
+    """Files could not be fetched in this way; says why."""
 
 
 def download(address: str) -> bytes:
-    """The content at an address.
+    """Return the content at an address.
 
     Raises:
-      Unreachable: there is no answer within seconds, it ends early or does not end, or it is an
-        error.
+      Unreachable: there is no answer within seconds, it ends early or never, or it is an error.
     """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue()
-    # A thread that is not waited for, since a name look-up takes no time limit.
+    # Nobody waits for this thread, since a name look-up has no time limit.
     threading.Thread(target=_receive, args=(address, pieces), daemon=True, name="download").start()
     received, limit, deadline = [], ANSWER_S, time.monotonic() + DOWNLOAD_S
     while True:
@@ -88,18 +85,16 @@ def _receive(address: str, pieces: queue.Queue) -> None:
 
 @contextmanager
 def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
-    """A folder with the files of Debian packages, in a temporary one below `scratch` that is
-    removed in the end.
+    """Unpack Debian packages into a temporary folder below `scratch`, and yield that folder.
 
-    Works for every user and installs nothing. apt checks the signatures of the lists and the
-    digests of the packages.
+    Works for every user and installs nothing. apt checks signatures and digests.
 
     Raises:
-      Unreachable: this is no Debian, no mirror answers, or the packages are not there.
+      Unreachable: this is not Debian, no mirror answers, or the packages are not there.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise Unreachable("this machine has no apt-get and dpkg-deb")
-    for left in scratch.glob(".debian-*"):  # by a run that was killed
+    for left in scratch.glob(".debian-*"):  # left by a killed run
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".debian-") as name:
         folder = Path(name).absolute()
@@ -114,8 +109,8 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
             str(folder / "apt.conf"),
             *(word for option in own for word in ("-o", option)),
         )
-        # A source that does not answer is a warning where another has the packages; the download
-        # reports it.
+        # A source that does not answer is only a warning, since another may have the packages; the
+        # download reports it.
         _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
         _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
         for package in sorted((folder / "packages").glob("*.deb")):
@@ -129,15 +124,14 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
 
 
 def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
-    """The archive of a package, from the registry that npm on this machine is set up for; nothing
-    is installed, and no script of the package runs.
+    """Return the archive of a package from npm's registry; install nothing and run no script.
 
     Raises:
       Unreachable: there is no npm, no registry answers, or the package is not there.
     """
     if not shutil.which("npm"):
         raise Unreachable("this machine has no npm")
-    for left in scratch.glob(".npm-*"):  # by a run that was killed
+    for left in scratch.glob(".npm-*"):  # left by a killed run
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".npm-") as folder:
         options = ("--ignore-scripts", "--fetch-retries=0", f"--fetch-timeout={PAUSE_S * 1000:.0f}")
@@ -150,7 +144,7 @@ def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
-    """Run a command and end it, with what it started, after `limit_s`."""
+    """Run a command; after `limit_s`, kill it with all that it started."""
     subcommand = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
     shown = f"{command[0]} {subcommand}".strip()
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Digests of rows of numbers and of the cells of tables."""
+"""Digests of rows of numbers, and of rows of tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from throughline.shared.files import digest_blake2b
 
 
 def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
-    """The digest of each of the values (rows, ...) by its bytes or, where columns have names, by
-    these and what is in each: another category or order of the columns changes no digest.
+    """Return the digest of each row of `values` (rows, ...).
+
+    If columns have names, their order and the numbers of categories change no digest.
     """
     names: list[bytes] = []
     if values.dtype.kind == "f":
-        values = values + values.dtype.type(0)  # the zero that is below zero is the same number
+        values = values + values.dtype.type(0)  # -0.0 is the same number as 0.0
     if columns.names:
         order = sorted(range(len(columns.names)), key=columns.names.__getitem__)
         names = [json.dumps([columns.names[place] for place in order]).encode()]
@@ -28,9 +29,7 @@ def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
 
 
 def _column_bytes(column: np.ndarray, columns: TableColumns, place: int) -> np.ndarray:
-    """(rows, ..., bytes) uint8: of numbers their own, of the numbers of categories a digest of the
-    word of each.
-    """
+    """Return bytes of numbers, or digests of categories' words, as (rows, ..., bytes) uint8."""
     if place < columns.numeric:
         return np.ascontiguousarray(column)[..., None].view(np.uint8)
     return _digest_words(columns.categories[place - columns.numeric])[column.astype(np.int64)]
@@ -38,6 +37,5 @@ def _column_bytes(column: np.ndarray, columns: TableColumns, place: int) -> np.n
 
 @lru_cache(maxsize=256)  # rows come in blocks, and a vocabulary may be long
 def _digest_words(words: tuple[str, ...]) -> np.ndarray:
-    """(words, bytes) uint8: the digest of each."""
     digests = bytes.fromhex("".join(digest_blake2b(word.encode()) for word in words))
     return np.frombuffer(digests, np.uint8).reshape(len(words), -1)

@@ -1,6 +1,4 @@
-"""The splits that names of folders and files say: `train`, `val2017`, `TestImages`, `seg_test`. Not
-a source itself.
-"""
+"""Reads splits from names of folders and files: `train`, `val2017`, `TestImages`, `seg_test`."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from pathlib import Path
 
 from throughline.shared.errors import UnreadableSource
 
-# Words of names, in lower case, and the splits that they mean. Some say `eval` of what they
-# validate with, others of what they test with: nobody trains on it.
+# Words of names, in lower case, and the splits that they mean. `eval` means validation to some and
+# test to others; nobody trains on it.
 SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("train", "training", "trn"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "holdout"), "test"),
 }
-UNLABELED = "unlabeled"  # in place of a split: nothing can be learned from it or judged by it
-# What stands next to such a word and says nothing of a class.
+UNLABELED = "unlabeled"  # in place of a split; its files cannot be trained on or judged
+# Words next to such a word that do not name a class.
 _NEUTRAL = {
     *("set", "sets", "data", "dataset", "split", "part", "folder", "dir", "file", "files"),
     *("image", "images", "img", "imgs", "pic", "pics", "photo", "photos", "picture", "pictures"),
@@ -31,14 +29,15 @@ _MEANINGS = {
     **dict.fromkeys(("unlabeled", "unlabelled", "unsup", "unsupervised"), UNLABELED),
     **dict.fromkeys(("pred", "predict", "prediction", "inference"), UNLABELED),
 }
-_PART = re.compile(r"(-\d+-of-\d+)?(\.\w+)*$")  # what ends the name of a file of a split
+_PART = re.compile(r"(-\d+-of-\d+)?(\.\w+)*$")  # end of the name of a split's file
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitName:
-    """What a name says: its split or `UNLABELED`, by which words, None where it says none or
-    several; and `rest`, its other words, without those that go with any split.
+    """The split that a name says, or `UNLABELED`; None if it says no split or several.
+
+    `words` say the split; `rest` has the other words, without words that go with any split.
     """
 
     split: str | None
@@ -47,7 +46,7 @@ class SplitName:
 
 
 def read_name(name: str) -> SplitName:
-    """The split that a name says by a word of its own, or one with a neutral word next to it.
+    """Read the split that a name says by a word, which may be joined to a neutral word.
 
     >>> read_name("TrainImages").split, read_name("val2017").split, read_name("contest").split
     ('train', 'validation', None)
@@ -82,8 +81,7 @@ def _find_meaning(word: str) -> str | None:
 
 
 def find_split(name: str) -> str | None:
-    """The split that the path of a file names, by its last part that names one; None where none
-    does.
+    """Return the split in the last part of a path that names one, or None.
 
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
@@ -103,10 +101,11 @@ def find_split(name: str) -> str | None:
 def find_splits(
     root: Path, names: Sequence[str], leave_out: Sequence[str] = (), remedy: str = ""
 ) -> tuple[dict[str, str | None], dict[str, str]]:
-    """The split of each file that is read below a root, by its path there, with that of training
-    left open as `leave_validation_open` does; None for all where no name says one. And the others,
-    each with what of `data.leave_out` names it: `unsup` names `unsup-00000-of-00001.parquet`, too.
-    `remedy`: what else can be done about names that are refused.
+    """Return the split of each file that is read below a root, and the files that are left out.
+
+    Names say the splits; all are None if no name does. Training is left open as by
+    `leave_validation_open`. A file that is left out comes with its entry of `data.leave_out`;
+    `unsup` also names `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names.
     """
     left_out = {
         name: f"data.leave_out: {one}"
@@ -129,16 +128,14 @@ def find_splits(
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:
-    """Leave the split of what is for training open where nothing is for validation, so that some of
-    its examples are assigned to it.
-    """
+    """Replace train by None if no split is for validation, so that ingest assigns some to it."""
     if "validation" in splits:
         return list(splits)
     return [None if split == "train" else split for split in splits]
 
 
 def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
-    """The first of these names, paths and patterns that leaves a file or folder out.
+    """Return the first of these names, paths and patterns that leaves a file or folder out.
 
     >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
     ('unsup', None)

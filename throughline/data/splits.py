@@ -1,6 +1,4 @@
-"""The order of examples as arithmetic on indices: splits, shard order, epochs and steps. Pure
-functions, no I/O.
-"""
+"""Arithmetic that assigns examples to splits, shards and steps. Pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ import pandas as pd
 def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
     """Assign an example to a split by its content digest.
 
-    `shares` maps each split but `train` to its share in [0, 1]; the rest is train. Equal content
-    always lands in the same split, and adding data never moves an example.
+    `shares` maps each split except `train` to its share in [0, 1]; all other examples are for
+    training. Equal contents always get the same split, and adding data never moves an example.
     """
     mixed = hashlib.blake2b(f"{seed}:{digest}".encode(), digest_size=8).digest()
     position = int.from_bytes(mixed, "little") / 2**64
@@ -30,8 +28,9 @@ def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
 
 
 def split_steps(count: int, shares: Mapping[str, float]) -> dict[str, tuple[int, int]]:
-    """The first time step of each split of a series, and the one after its last; `shares` are those
-    of validation and test, which come last.
+    """Return [first, stop) of the time steps of each split of a series.
+
+    `shares` has the shares of validation and test, which come last.
     """
     edges = [
         0,
@@ -43,11 +42,10 @@ def split_steps(count: int, shares: Mapping[str, float]) -> dict[str, tuple[int,
 
 
 def shard_order(examples: pd.DataFrame) -> np.ndarray:
-    """Return the indices (examples,) in a global shuffle keyed by content: the same data, the same
-    order.
+    """Return the indices (examples,) of a global shuffle that depends on contents alone.
 
-    `examples` has the columns digest (hexadecimal) and id. A digest is as good as a random number,
-    so sorting by it is a shuffle; equal contents follow their ids.
+    `examples` has the columns digest (hexadecimal) and id. Sorting by digest is a shuffle, since
+    digests are as good as random numbers; equal contents are ordered by id.
     """
     first = first_of_digests(examples["digest"].tolist())
     order = np.argsort(first)
@@ -59,7 +57,7 @@ def shard_order(examples: pd.DataFrame) -> np.ndarray:
 
 
 def first_of_digests(digests: Sequence[str]) -> np.ndarray:
-    """The first 64 bits of hexadecimal digests, (examples,) uint64."""
+    """Return the first 64 bits of hexadecimal digests, (examples,) uint64."""
     joined = np.frombuffer(bytes.fromhex("".join(digests)), ">u8")
     return joined.reshape(len(digests), -1)[:, 0].astype(np.uint64)
 
@@ -67,14 +65,13 @@ def first_of_digests(digests: Sequence[str]) -> np.ndarray:
 def shard_ranges(
     first: np.ndarray, sizes: Sequence[int], *, target_bytes: float, min_shards: int
 ) -> list[tuple[int, int]]:
-    """Cut examples in `shard_order` into [start, stop) by ranges of their digests: equal parts of
-    all digests that there can be. `first` has the first 64 bits of each, ascending, `sizes` their
-    sizes [bytes].
+    """Cut examples in `shard_order` into [start, stop) by equal ranges of all possible digests.
 
-    So that an example's content decides its shard, and a new one changes no other shard, the number
-    of ranges depends on little else than `min_shards`: where shards would exceed `target_bytes` on
-    average, it is the least power of two with which they do not. A range without any example makes
-    no shard; one of more than twice `target_bytes`, such as of equal contents, makes several.
+    An example's content decides its shard, and a new example changes no other shard. There are
+    `min_shards` ranges, unless shards would exceed `target_bytes` on average: then it is the least
+    power of two with which they do not. A range without examples makes no shard. A range of more
+    than twice `target_bytes`, such as one of equal contents, makes several. `first` has the first
+    64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
     """
     passed = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
     needed = max(1, math.ceil(passed[-1] / target_bytes))
@@ -94,23 +91,22 @@ def shard_ranges(
 def block_ranges(
     sizes: Sequence[int], *, target_bytes: float, min_shards: int
 ) -> list[tuple[int, int]]:
-    """Cut what is in order, such as the blocks of a series, by its sizes [bytes] into [start, stop)
-    of about equal bytes.
+    """Cut a sequence, such as the blocks of a series, into [start, stop) of about equal bytes.
 
-    As many shards as reach `target_bytes` each, at least `min_shards`, never more than there are
-    blocks.
+    Makes as few shards as keep the average size within `target_bytes`, at least `min_shards`, and
+    at most one per item. `sizes` are the sizes of the items [bytes].
     """
     passed = np.cumsum(np.asarray(sizes, np.int64))
     blocks, total = len(sizes), int(passed[-1])
     count = min(max(min_shards, -(-total // max(1, int(target_bytes)))), blocks)
     numbers = np.arange(1, count)
     stops = np.searchsorted(passed, total * numbers / count) + 1
-    # Every shard gets a block, whatever the sizes: stops must increase, and leave enough for the
+    # Every shard gets a block, whatever the sizes: stops must increase and leave enough blocks for
     # later shards.
     stops = np.minimum(np.maximum.accumulate(stops - numbers) + numbers, blocks - count + numbers)
     return list(itertools.pairwise([0, *stops.tolist(), blocks]))
 
 
 def count_steps(examples: int, batch_size: int) -> int:
-    """Number of batches in an epoch; the last may be smaller."""
+    """Return the number of batches in an epoch; the last may be smaller."""
     return -(-examples // batch_size)

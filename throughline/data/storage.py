@@ -1,6 +1,4 @@
-"""Where prepared data are kept besides this machine, and what all that is fetched from there has in
-common: one process fetches a file, others wait, and the disk has room for it.
-"""
+"""Prepared data in an object store; one process fetches a file while others wait."""
 
 from __future__ import annotations
 
@@ -19,33 +17,32 @@ from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_fact
 
-SILENT_S = 5.0  # that another process is waited for without a word
-BLOCK_BYTES = 512  # of a file's size on the disk, as the kernel counts
+SILENT_S = 5.0  # wait for another process before it is reported
+BLOCK_BYTES = 512  # per block of st_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Where shards and columns are kept, and the folder that they are fetched into."""
+    """The URL of shards and columns in an object store, and the folder to fetch them into."""
 
     url: str
     cache: Path
 
     @classmethod
     def of(cls, settings: StorageSettings, layout: Layout) -> Storage | None:
-        """As params.yaml says, for all runs of the project; None where all is in files."""
+        """Return the storage that all runs of the project use, or None if all data are local."""
         if not settings.url:
             return None
         return cls(url=settings.url, cache=layout.project / settings.cache)
 
 
 def has_size(path: Path, size: int) -> bool:
-    """Whether a file has been fetched and not been cut off since."""
     return path.exists() and path.stat().st_size == size
 
 
 @contextmanager
 def hold_fetch(path: Path, what: str) -> Iterator[None]:
-    """Be the one process that fetches `what` into the file `path`, whose folder is made."""
+    """Hold the lock for fetching `what` into the file `path`, and create the file's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     who = f"another process, which fetches {what} into {path.parent}"
     with hold(
@@ -58,11 +55,7 @@ def hold_fetch(path: Path, what: str) -> Iterator[None]:
 
 
 def check_space(descriptor: int, path: Path, size: int) -> None:
-    """Check that the disk has room for so many bytes of an open file.
-
-    Raises:
-      DiskRefused: it has less; says both sizes.
-    """
+    """Raise DiskRefused if the disk lacks room for `size` bytes of an open file."""
     needed = size - os.fstat(descriptor).st_blocks * BLOCK_BYTES
     free = shutil.disk_usage(path.parent).free
     if needed > free:
@@ -74,11 +67,9 @@ def check_space(descriptor: int, path: Path, size: int) -> None:
 
 
 def check_put(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
-    """Check that the store lists all objects that were put below a prefix, or found there: others
-    may have removed some, and a worker may have put them into another store of the same name.
+    """Raise ObjectStoreFailed if the store lacks objects that were put below a prefix.
 
-    Raises:
-      ObjectStoreFailed: it lacks some.
+    Others may have removed some, and a worker may have put them into another store of that name.
     """
     listed = {one.name for one in store.list(prefix)}
     if lacking := sorted({*names} - listed):
