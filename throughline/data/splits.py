@@ -68,10 +68,10 @@ def shard_ranges(
     """Cut examples in `shard_order` into [start, stop) by equal ranges of all possible digests.
 
     An example's content decides its shard, and a new example changes no other shard. There are
-    `min_shards` ranges, unless shards would exceed `target_bytes` on average: then it is the least
-    power of two with which they do not. A range without examples makes no shard. A range of more
-    than twice `target_bytes`, such as one of equal contents, makes several. `first` has the first
-    64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
+    `min_shards` ranges, unless shards would exceed `target_bytes` on average: then their number is
+    the least power of two with which shards do not. A range without examples makes no shard. A
+    range of more than twice `target_bytes`, such as one of equal contents, makes several. `first`
+    has the first 64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
     """
     passed = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
     needed = max(1, math.ceil(passed[-1] / target_bytes))

@@ -88,7 +88,7 @@ def note_all(path: Path, warnings: Iterable[str]) -> None:
 def read_as_trained(trained: TrainedModel) -> DataSettings:
     """Return the settings that the training read its file with, without `leave_out`.
 
-    If its numbers had decimal commas, the decimal mark is detected again.
+    If its numbers had decimal commas, the decimal mark of another file is detected.
     """
     commas = trained.spec.schema.columns.decimal == ","
     changed = {"decimal": "auto"} if commas else {}

@@ -1,7 +1,7 @@
 """Asks TensorFlow's image decoder, in a process of its own, about doubtful files.
 
-One process answers all questions, so TensorFlow starts at most once, and never in the process that
-asks. A file that crashes or stalls it is unusable; the next question starts another.
+One process answers all questions, so that TensorFlow starts once, outside of the process that asks.
+A file that crashes or stalls the process is unusable; the next question starts a new one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of a set of shards: in data/shards/, or objects in a store, fetched when first read.
 
 An object `shards/DIGEST` is named by the digest of its bytes, so it never changes: two writers put
-the same, and one that is there need not be put again. `index.json`, with all digests, and the
-offsets of records stay in data/shards/.
+the same bytes, and an existing object need not be put again. `index.json`, with all digests, and
+the offsets of records stay in data/shards/.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArra
 
 
 def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
-    """Describe numbers that only people can read, if most cells are such, or return ""."""
+    """Describe numbers that people can read and this module cannot; "" if few cells are such."""
     if not _mostly(cells, _NUMBER_LIKE):
         return ""
     cell = cells[int(np.argmax(_matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
