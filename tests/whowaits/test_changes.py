@@ -23,6 +23,10 @@ LAST = "end with .prefetch(tf.data.AUTOTUNE)"
 AHEAD = f"; {LAST}"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
 READS = "num_parallel_reads=tf.data.AUTOTUNE"
+INTERLEAVED = (
+    f"flat_map(read): interleave(…, cycle_length=4, block_length=16, {PARALLEL},"
+    " deterministic=True)"
+)
 CYCLE = f"cycle_length={len(os.sched_getaffinity(0))}"  # that of an interleave without one
 
 
@@ -213,32 +217,30 @@ def read(file):
     return tf.data.TextLineDataset(file).skip(1)
 
 
+def read_each(lines):
+    return tf.data.Dataset.from_tensor_slices(lines).flat_map(read)
+
+
 def test_a_flat_map_of_readers_is_tried_as_an_interleave(lines):
-    dataset = tf.data.Dataset.from_tensor_slices(lines).flat_map(read).batch(BATCH)
+    dataset = read_each(lines).batch(BATCH)
     (change,) = reading(dataset)
-    given = f"cycle_length=4, block_length=16, {PARALLEL}, deterministic=True"
-    assert change.text == f"flat_map(read): interleave(…, {given})"
+    assert change.text == INTERLEAVED
     assert sorted_examples(change.dataset) == sorted_examples(dataset)
     assert elements(change.dataset) == elements(change.dataset), "deterministic"
 
 
-def test_a_reader_of_several_files_may_read_them_at_once(lines):
-    (change,) = reading(tf.data.TextLineDataset(lines).batch(BATCH))
-    assert change.text == f"TextLineDataset: {READS}"
-    assert not reading(tf.data.TextLineDataset(lines, num_parallel_reads=2).batch(BATCH))
-
-
 @pytest.mark.parametrize(
-    ("continued", "changes"),
+    ("dataset", "changed"),
     [
-        (lambda lines: lines.enumerate().batch(BATCH), 0),
-        (lambda lines: lines.batch(9).map(tf.strings.length).unbatch().batch(BATCH), 1),
-        (lambda lines: lines.batch(3).batch(BATCH), 0),
+        (lambda lines: tf.data.TextLineDataset(lines), [f"TextLineDataset: {READS}"]),
+        (lambda lines: tf.data.TextLineDataset(lines, num_parallel_reads=2), []),
+        (lambda lines: read_each(lines).enumerate(), []),
+        (lambda lines: read_each(lines).batch(9).map(tf.strings.length).unbatch(), [INTERLEAVED]),
+        (lambda lines: read_each(lines).batch(3), []),
     ],
 )
-def test_what_goes_by_the_order_of_its_elements_keeps_it(lines, continued, changes):
-    read_lines = tf.data.Dataset.from_tensor_slices(lines).flat_map(read)
-    assert len(reading(continued(read_lines))) == changes
+def test_files_may_be_read_at_once_unless_what_follows_goes_by_the_order(lines, dataset, changed):
+    assert [each.text for each in reading(dataset(lines).batch(BATCH))] == changed
 
 
 def test_what_a_device_has_to_do_is_waited_for_before_and_after_it_is_timed(monkeypatch):

@@ -58,17 +58,12 @@ def test_the_steps_of_a_fit_on_arrays_are_known(given, steps):
     assert count_steps(given) == steps
 
 
-def test_a_dataset_that_keeps_what_its_first_epoch_makes_is_known():
-    numbers = tf.data.Dataset.range(9)
-    assert has_cache(numbers.cache().batch(3))
-    assert not has_cache(numbers.batch(3)) and not has_cache([1, 2])
-
-
-def test_what_fit_is_given_is_tried_or_it_is_said_what_helps():
+def test_what_fit_is_given_is_known_to_keep_its_first_epoch_and_tried_or_it_is_said_what_helps():
     model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         distributed = keras.Sequential()
     assert tried_dataset(model, {"x": numbers}) is numbers
+    assert [has_cache(x) for x in (numbers.cache().batch(3), numbers.batch(3), [1])] == [1, 0, 0]
     for of, given, said in [
         (model, {"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
         (model, {"x": np.zeros((4, 2))}, "`fit` was given arrays"),
@@ -124,14 +119,6 @@ def watched(monkeypatch):
     return start
 
 
-class Interrupts(keras.callbacks.Callback):
-    """Ctrl-C in a notebook."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 5:
-            raise KeyboardInterrupt
-
-
 def test_a_fit_of_few_steps_is_left_as_it_is_and_said(watched):
     """As of an agent that learns from what it has just seen."""
     session, _ = watched()
@@ -141,11 +128,15 @@ def test_a_fit_of_few_steps_is_left_as_it_is_and_said(watched):
 
 
 def test_of_a_fit_that_is_interrupted_only_its_timing_is_kept(watched):
+    def interrupt(batch, logs):  # Ctrl-C in a notebook
+        if batch == 5:
+            raise KeyboardInterrupt
+
     session, watch = watched(keep=True)
     model = Small()
     data = tf.data.Dataset.from_tensor_slices((np.zeros((20, 2)), np.zeros((20, 1)))).batch(2)
     with pytest.raises(KeyboardInterrupt):
-        model.fit(data, callbacks=[Interrupts()])
+        model.fit(data, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)])
     assert not watch.active and not isinstance(model.train_function, TimedFunction)
     (training,) = session.trainings
     assert training.timing.seen
@@ -249,13 +240,8 @@ def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
     assert len(taken.batches) == kept
 
 
-@pytest.fixture
-def _observed_until_the_end(monkeypatch):
+def test_a_cell_is_run_and_said_what_it_lacks(capsys, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-
-
-@pytest.mark.usefixtures("_observed_until_the_end")
-def test_a_cell_is_run_and_said_what_it_lacks(capsys):
     magics, done = {}, []
 
     def run_cell(cell):
@@ -271,8 +257,8 @@ def test_a_cell_is_run_and_said_what_it_lacks(capsys):
     assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
 
 
-@pytest.mark.usefixtures("_observed_until_the_end")
-def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys):
+def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     command = Session(Options(keep=True), print)
     observer = observe(command)
     whowaits.Callback(keras)

@@ -7,7 +7,7 @@ import functools
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tensorflow as tf
@@ -114,31 +114,12 @@ class Device:
     index: int | None = None
 
 
-class Kind:
-    """A module such as `torch.cuda`, which notes what is waited for."""
-
-    def __init__(self, available=True):
-        self.available, self.waited_for = available, []
-
-    def is_available(self):
-        return self.available
-
-    is_initialized = is_available
-
-    def current_device(self):
-        return 0
-
-    def synchronize(self, *device):
-        self.waited_for.append(device)
-
-
 def make_torch(**kinds):
     return SimpleNamespace(
         device=Device,
         is_grad_enabled=lambda: True,
         distributed=SimpleNamespace(is_available=lambda: False),
-        strided="strided",
-        **{"cuda": Kind(available=False), **kinds},
+        **{"cuda": Mock(**{"is_initialized.return_value": False}), **kinds},
     )
 
 
@@ -159,13 +140,11 @@ class Iterator:
         return [1]
 
 
-class Three(Iterator):
-    left = 3
-
-
 class Loader:
     def __iter__(self):
-        return Three()
+        made = Iterator()
+        made.left = 3
+        return made
 
 
 @pytest.fixture
@@ -214,13 +193,14 @@ def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
 
 
 def test_the_devices_of_the_parameters_are_waited_for(run_loop):
-    torch: Any = make_torch(xpu=Kind(), mps=Kind(), cuda=Kind())
+    cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
     devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]
-    training = run_loop(torch, *devices, Device("cuda", 1))
+    training = run_loop(make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices, Device("cuda", 1))
     assert training.on_accelerator and not training.synchronous
     training.timing.settle()
-    assert torch.xpu.waited_for == [(devices[1],)] and torch.mps.waited_for == [()]
-    assert {device.index for (device,) in torch.cuda.waited_for} == {0, 1}
+    xpu.synchronize.assert_called_once_with(devices[1])
+    mps.synchronize.assert_called_once_with()
+    assert {call.args[0].index for call in cuda.synchronize.mock_calls} == {0, 1}
 
 
 def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(run_loop):

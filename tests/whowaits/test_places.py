@@ -47,7 +47,7 @@ def images(tmp_path):
     )
 
 
-def test_what_keras_makes_within_a_call_is_no_call_of_the_script(images):
+def test_what_keras_makes_within_a_call_is_no_call_of_the_script_and_changed_after_it(images):
     """And what only Keras could write is no change: its batch in parallel."""
     dataset = images.map(lambda x, y: (tf.image.random_flip_up_down(x), y), 2).prefetch(2)
     (change,) = propose_changes(dataset, batch=2)
@@ -59,9 +59,6 @@ def test_what_keras_makes_within_a_call_is_no_call_of_the_script(images):
     with pytest.raises(CannotBeWritten, match="a line that was not seen calls map"):
         edit_source(b"images.map(flip)", "test_places.py", tried.edits)
     assert not is_changed(dataset, change.kind, change.number, ".cache()")
-
-
-def test_what_is_added_at_the_end_comes_after_the_call_that_the_script_has(images):
     called, ahead = "image_dataset_from_directory", ".prefetch(tf.data.AUTOTUNE)"
     (edit,) = find_edits(images, InputChange("", None, ahead=ahead))
     assert (edit.called, edit.adds) == (called, ahead)

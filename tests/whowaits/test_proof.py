@@ -43,9 +43,9 @@ class Answers:
 
 def change_of(adds=PARALLEL, meaning=SAME, number=0, **given):
     """A change of a map."""
-    edit = Edit("train.py:3", "map", adds)
+    edit = Edit("train it.py:3", "map", adds)
     return Tried(
-        text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train.py:3",
+        text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train it.py:3",
         **{"gain": 2, "low": 2, "high": 2, **given}, edits=(edit,), kind="map", number=number,
     )  # fmt: skip
 
@@ -119,17 +119,15 @@ def test_no_patch_without_proof(after, rates, change, reason):
         prove_changed(before, after().batch(8), *rates, change=change_of(**change))
 
 
-SCRIPT = """import tensorflow as tf
-
-data = tf.data.Dataset.range(80).map(double)
-"""
+SCRIPT = b"import tensorflow as tf\r\n\r\ndata = tf.data.Dataset.range(80).map(double)"
 
 
 @pytest.fixture
 def print_patch(tmp_path, monkeypatch):
     """Runs `--patch` on a script of which the report is known, and what the proof comes to."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script = tmp_path / "my folder" / "train it.py"
+    script.parent.mkdir()
+    script.write_bytes(SCRIPT)
     monkeypatch.chdir(tmp_path)
 
     def run(report, outcome=None):
@@ -146,7 +144,8 @@ def print_patch(tmp_path, monkeypatch):
 
 
 def report_with(*changes):
-    return Report("train.py", "model.fit at train.py:9", "input-bound", changes=changes).json
+    script = "my folder/train it.py"
+    return Report(script, "model.fit at train it.py:9", "input-bound", changes=changes).json
 
 
 def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbinary):
@@ -155,7 +154,8 @@ def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbi
     assert print_patch(report_with(unwritable, change_of(meaning=THREADS)), proven) == 0
     printed = capfdbinary.readouterr()
     subprocess.run(["git", "apply", "-"], input=printed.out, check=True)
-    assert Path("train.py").read_text() == SCRIPT.replace("(double)", f"(double, {PARALLEL})")
+    added = f"(double, {PARALLEL})".encode()
+    assert Path("my folder/train it.py").read_bytes() == SCRIPT.replace(b"(double)", added)
     assert b"2.00 \xc3\x97 as fast (1.50 to 2.50, 9 pairs); the batches are equal" in printed.err
 
 

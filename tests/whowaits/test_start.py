@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import runpy
@@ -111,11 +110,6 @@ def test_every_python_from_3_9_on_that_is_here_runs_it(tmp_path):
         assert done.stdout.startswith("ran\ntrain.py: undecided\n"), (each, done)
 
 
-def test_it_is_written_in_python_3_9():
-    for path in SOURCES.rglob("*.py"):
-        ast.parse(path.read_text(), str(path), feature_version=(3, 9))
-
-
 def test_an_older_python_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 8))
     with pytest.raises(SystemExit, match=r"is Python 3\.8, and 3\.9 is the least$"):
@@ -186,18 +180,12 @@ def test_a_script_that_fails_over_repeated_batches_was_measured_or_fails(
     assert found == code and "IndexError('its own')" in report
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere.train", "Error while finding module specification for 'nowhere.train'"),
-        ("pkg", "'pkg' is a package and cannot be directly executed"),
-    ],
-)
-def test_a_module_is_refused_as_by_python(tmp_path, run_here, capsys, name, said):
+def test_a_module_is_refused_as_by_python(tmp_path, run_here, capsys):
     write_files(tmp_path, {"pkg/__init__.py": ""})
-    assert run_here(name, as_module=True) == (2, "")
+    assert run_here("pkg", as_module=True) == (2, "")
     error = capsys.readouterr().err
-    assert error.startswith("whowaits: ") and said in error and error.count("\n") == 1
+    assert error.startswith("whowaits: ") and error.count("\n") == 1
+    assert "'pkg' is a package and cannot be directly executed" in error
 
 
 def test_a_file_is_named_as_in_the_folder_of_the_command(monkeypatch):
@@ -240,7 +228,9 @@ def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process()
         (["-m", __file__], "-m takes the name of a module"),
         (["/opt/bin/accelerate", "launch", __file__], "name the script itself"),
         (["-m", "torch.distributed.run", __file__], "torch.distributed.run starts a training in"),
-        (["--fail-if", "stall", __file__], "is not METRIC OPERATOR NUMBER"),
+        (["--fail-if", "stall == 3", __file__], "is not METRIC OPERATOR NUMBER"),
+        (["--fail-if", "stal > 3", __file__], "is not METRIC OPERATOR NUMBER"),
+        (["--fail-if", "stall > 3.3.3", __file__], "--fail-if: 3.3.3 is not a number"),
         (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),
         (["--training", "0", __file__], "--training 0 is no number of a training"),
         (["--patch", "--keep", __file__], "--patch goes without --keep"),

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from whowaits.changes import trials
@@ -67,14 +69,11 @@ def try_changes(monkeypatch, *, first_epoch=False, **facts):
     """What the trials are given, None where there are none; and the notes."""
     paces = []
 
-    class Trials:
-        def __init__(self, function, dataset, pace, **_):
-            paces.append(pace)
+    def make_trials(function, dataset, pace, **_):
+        paces.append(pace)
+        return SimpleNamespace(run=lambda examples: iter(()))
 
-        def run(self, *, examples):
-            return iter(())
-
-    monkeypatch.setattr(trials, "Trials", Trials)
+    monkeypatch.setattr(trials, "Trials", make_trials)
     session = Session(Options(), print)
     training = session.open("fit", backend="tensorflow", **facts)
     training.dataset, training.timing.steps_per_epoch = object(), 30
