@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
@@ -26,7 +25,6 @@ PHOTOS = InputSpec(
     postprocess=(Rescale(),),
     batch_size=BATCH,
 )
-TINY = replace(PHOTOS, schema=labeled(pixels_feature((28, 28, 1))), preprocess=(Decode(),))
 TEXT = replace(
     PHOTOS,
     schema=labeled(text_feature()),

@@ -96,28 +96,19 @@ class Proxy:
 
 @pytest.fixture
 def proxy(object_store, monkeypatch) -> Iterator[Proxy]:
-    """The store, reached through a proxy."""
-    with running_proxy(object_store["AWS_ENDPOINT_URL"]) as running:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
-        yield running
-
-
-@contextmanager
-def running_proxy(target: str) -> Iterator[Proxy]:
-    """Run a proxy before the store at `target`, on a free port."""
+    """The store, reached through a proxy on a free port."""
     proxy = Proxy(endpoint="")
 
     class Handler(_Handler):
-        host, state = urlsplit(target).netloc, proxy
+        host, state = urlsplit(object_store["AWS_ENDPOINT_URL"]).netloc, proxy
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         proxy.endpoint = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield proxy
-        finally:
-            server.shutdown()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+        server.shutdown()
 
 
 class _Handler(BaseHTTPRequestHandler):

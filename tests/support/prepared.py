@@ -5,23 +5,19 @@ its own.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
+from tests.support.small_data import prepared
 from throughline.config.params import Params
 from throughline.data.columns.index import SnapshotIndex
-from throughline.data.ingest import ingest
 from throughline.data.shards.index import read_shard_index
-from throughline.data.shards.writing import shard
 from throughline.pipelines.write.snapshot import snapshot
-from throughline.settings import ShardSettings
 from throughline.shared.layout import Layout
 
 
 def prepare(params: Params, layout: Layout, *, min_shards: int = 2) -> Layout:
     """Ingest, shards and snapshot of the parameters' data."""
-    manifest = replace(ingest(params.data, layout.manifest), folder=layout.manifest)
-    shard(manifest, layout.shards, settings=ShardSettings(min_shards=min_shards, writers=2))
+    prepared(params.data, layout.root / "data", min_shards=min_shards)
     take_snapshot(params, layout)
     return layout
 

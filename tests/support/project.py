@@ -89,13 +89,18 @@ def make_project(folder: Path, array_file: Path, params: dict | None = None) -> 
     (folder / "source").mkdir()
     shutil.copy(array_file, folder / "source" / "data.npz")
     write_params(folder, params or SMALL)
-    for command in (
-        ["init", "-q", "-b", "main"],
-        ["add", "-A"],
-        ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "small"],
-    ):
-        subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "small")
     return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What a command of git prints in a folder."""
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def copy_project(source: Path, folder: Path) -> Path:

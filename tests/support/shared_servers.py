@@ -47,7 +47,20 @@ class PrefectTemplate:
 prefect_template = PrefectTemplate()
 
 
-class SharedLibraries:
+class _Shared:
+    """A server that this process starts when a command first needs it."""
+
+    folder: Path | None = None  # where its files are; without one each command starts its own
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+
+    def close(self) -> None:
+        """End it, if this process has started it."""
+        self._running.close()
+
+
+class SharedLibraries(_Shared):
     """A server of stages that has imported their libraries, started once per process of the tests:
     half of a short stage is these imports. A stage has the program of its own project.
     """
@@ -61,10 +74,6 @@ class SharedLibraries:
         "pyarrow.parquet",
         "tensorflow",
     )
-    folder: Path | None = None  # where its socket is; without one stages import for themselves
-
-    def __init__(self) -> None:
-        self._running = ExitStack()
 
     def environment(self) -> dict[str, str]:
         """The variable by which commands find it."""
@@ -83,23 +92,14 @@ class SharedLibraries:
         self._running.enter_context(server)
         return address
 
-    def close(self) -> None:
-        """End it, if this process has started it."""
-        self._running.close()
-
 
 shared_libraries = SharedLibraries()
 
 
-class SharedPrefect:
+class SharedPrefect(_Shared):
     """A server of Prefect for the flows that tests run as commands, each with a home of its own:
     half of a short flow is the start of its own server.
     """
-
-    folder: Path | None = None  # where its database is; without one every flow starts its own
-
-    def __init__(self) -> None:
-        self._running = ExitStack()
 
     def environment(self, command: Sequence[str]) -> dict[str, str]:
         """The variables by which a command that runs a flow finds it."""
@@ -121,10 +121,6 @@ class SharedPrefect:
         with temporary_settings(updates={PREFECT_HOME: self.folder / "home"}):
             self._running.enter_context(start_server(port, password))
         return {"PREFECT_API_URL": f"http://{HOST}:{port}/api", "PREFECT_API_AUTH_STRING": password}
-
-    def close(self) -> None:
-        """End it, if this process has started it."""
-        self._running.close()
 
 
 shared_prefect = SharedPrefect()

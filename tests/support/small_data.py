@@ -58,8 +58,9 @@ def read_reasons(manifest: Manifest) -> dict[str, str]:
     return dict(zip(manifest.rejected["id"], manifest.rejected["reason"], strict=True))
 
 
-def prepared(settings: DataSettings, folder: Path) -> Path:
+def prepared(settings: DataSettings, folder: Path, *, min_shards: int = 3) -> Path:
+    """Manifest and shards of small data, in a folder that is returned."""
     manifest = ingest(settings, folder / "manifest")
     manifest = replace(manifest, folder=folder / "manifest")
-    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=2))
+    shard(manifest, folder / "shards", settings=ShardSettings(min_shards=min_shards, writers=2))
     return folder

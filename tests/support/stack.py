@@ -47,26 +47,13 @@ class Stack:
     def post_json(self, path: str, body: Any, *, method: str = "POST") -> requests.Response:
         """Send a request that changes something to Prefect, with the token that its protection
         against forged requests asks for.
-
-        As Prefect's own clients do, try again where its database is busy.
         """
-        for _ in range(RETRIES):
-            headers = {
-                "Prefect-Csrf-Token": csrf_token(self.server, self.user),
-                "Prefect-Csrf-Client": "tests",
-            }
-            reply = requests.request(
-                method,
-                f"{self.server}/api/{path}",
-                json=body,
-                auth=self.user,
-                headers=headers,
-                timeout=60,
-            )
-            if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-                break
-            time.sleep(2)
-        return reply
+        headers = {
+            "Prefect-Csrf-Token": csrf_token(self.server, self.user),
+            "Prefect-Csrf-Client": "tests",
+        }
+        url = f"{self.server}/api/{path}"
+        return request_patiently(method, url, json=body, auth=self.user, headers=headers)
 
     def ask(self, path: str, /, **body: Any) -> Any:
         reply = self.post(path, **body)
@@ -97,14 +84,8 @@ class Stack:
         )["id"]
 
     def state(self, flow_run: str) -> dict[str, Any]:
-        for _ in range(RETRIES):
-            reply = requests.get(
-                f"{self.server}/api/flow_runs/{flow_run}", auth=self.user, timeout=60
-            )
-            if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-                break
-            time.sleep(2)
-        return reply.json()
+        url = f"{self.server}/api/flow_runs/{flow_run}"
+        return request_patiently("GET", url, auth=self.user).json()
 
     def ended(self, flow_run: str, seconds: float = 480) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -135,10 +116,8 @@ class Stack:
 
     def edges(self, flow_run: str) -> set[tuple[str, str]]:
         """What the graph on the page of a run shows: from which stage to which."""
-        reply = requests.get(
-            f"{self.server}/api/flow_runs/{flow_run}/graph-v2", auth=self.user, timeout=60
-        )
-        nodes = dict(reply.json()["nodes"])
+        url = f"{self.server}/api/flow_runs/{flow_run}/graph-v2"
+        nodes = dict(request_patiently("GET", url, auth=self.user).json()["nodes"])
         return {
             (node["label"], nodes[child["id"]]["label"])
             for node in nodes.values()
@@ -150,15 +129,21 @@ class Stack:
         return {(artifact["key"], artifact["type"]) for artifact in found if artifact["key"]}
 
 
+def request_patiently(method: str, url: str, **options: Any) -> requests.Response:
+    """Send a request, again where Prefect's database is busy, as its own clients do."""
+    for _ in range(RETRIES):
+        reply = requests.request(method, url, timeout=60, **options)
+        if reply.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(2)
+    return reply
+
+
 @functools.cache
 def csrf_token(server: str, user: tuple[str, str]) -> str:
     """What Prefect wants to see in requests of the client `tests`; good for an hour."""
-    for _ in range(RETRIES):
-        reply = requests.get(f"{server}/api/csrf-token?client=tests", auth=user, timeout=60)
-        if reply.ok:
-            break
-        time.sleep(2)
-    return reply.json()["token"]
+    url = f"{server}/api/csrf-token?client=tests"
+    return request_patiently("GET", url, auth=user).json()["token"]
 
 
 def processes_of(folder: Path, word: str) -> list[psutil.Process]:

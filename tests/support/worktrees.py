@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,20 +10,12 @@ from pathlib import Path
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, Workspace, open_workspace
-from tests.support.project import SMALL, write_params
+from tests.support.project import SMALL, git, write_params
 
 CHEAP = (
     "stages:\n  report:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
     " [made.txt]\n"
 )
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """What a command of git prints in a folder."""
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    return subprocess.run(
-        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 def cheap_project(folder: Path) -> Path:
