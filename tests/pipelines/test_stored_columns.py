@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from tests.support.lanes import slow_but_first
-from tests.support.object_stores import fetch_slowly
 from tests.support.small_data import flip_bit, read_files
 from tests.support.small_pipelines import batches, open_snapshot, pipeline, same
-from tests.support.stored_snapshots import fetch_all, kill_at, open_stored, write, write_slowly
+from tests.support.stored_snapshots import fetch_all, kill_at, open_stored, write
 from throughline.data.columns import fetching
 from throughline.data.columns.index import column_path, find_span, verify
 from throughline.plan.augmentations import RandomCrop
@@ -203,8 +202,8 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy):
     data = put()
     size = data.snapshot.splits["train"].bytes(data.input_column)
     assert len(data.snapshot.splits["train"].chunks) > fetching.READERS, "some come after others"
-    arguments = data.fetched, data.input_column, proxy.endpoint
-    kill_at(proxy, ("GET", "/train/image/", 32), fetch_slowly, arguments)
+    arguments = "train", data.input_column
+    kill_at(proxy, ("GET", "/train/image/", 32), data.fetched.fetch, arguments)
     assert not column_path(data.columns_folder, "train", "image").exists()
     proxy.requests.clear()
     values = np.asarray(put().memmap("train", "image"))
@@ -236,8 +235,7 @@ def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
 def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, proxy, small_pieces):
     write(arrays, tmp_path / "files")
     store, index = open_store(bucket_url), (tmp_path / "files" / "index.json").read_bytes()
-    arguments = arrays, tmp_path / "put", bucket_url, proxy.endpoint
-    kill_at(proxy, ("PUT", "", 12), write_slowly, arguments)
+    kill_at(proxy, ("PUT", "", 12), write, (arrays, tmp_path / "put", bucket_url))
     assert not (tmp_path / "put").exists()
     there = {one.name for one in store.list()}
     assert there and not [name for name in there if "/index/" in name]

@@ -4,7 +4,6 @@ of the way there and back.
 
 from __future__ import annotations
 
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -182,16 +181,10 @@ def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(
     assert read_files(tmp_path / "shards") == read_files(written)
 
 
-def put_slowly(arrays: Path, out: Path, storage: Storage, endpoint: str) -> None:
-    """Put shards, in a process that may be killed."""
-    os.environ["AWS_ENDPOINT_URL"] = endpoint
-    put_shards(arrays, out, storage)
-
-
 @pytest.mark.slow
 def test_a_kill_while_putting_is_gone_on_from(arrays, tmp_path, storage, proxy):
     third = "PUT", "", 3  # when one of two writers has noted its first shard
-    kill_at(proxy, third, put_slowly, (arrays, tmp_path / "shards", storage, proxy.endpoint))
+    kill_at(proxy, third, put_shards, (arrays, tmp_path / "shards", storage))
     assert not (tmp_path / "shards").exists()
     there = {one.name for one in open_store(storage.url).list()}
     done = len(list(tmp_path.glob("shards.*.partial/.done-*")))

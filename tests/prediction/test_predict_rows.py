@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from tasks.predict import report_rejected
 from tests.support.predictions import (
     ON_DEVICE,
-    check_refusals,
     evaluate,
     export_file,
-    make_misfit,
     predict_rows,
     predict_with,
     save_untrained,
@@ -38,9 +37,30 @@ from throughline.models.serving import CLASSES, TARGETS, export_model
 from throughline.plan.schema import TableColumns
 from throughline.prediction import texts
 from throughline.prediction.examples import Wanted
+from throughline.shared.errors import UnusableInputs
 from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
+
+
+def make_misfit(path: Path, content: bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") -> Path:
+    """Write a file that a model does not take, a picture unless other `content` is given."""
+    path.write_bytes(content)
+    return path
+
+
+def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None:
+    """Fail unless each path is refused for its reason, with what the model takes, and without
+    parameters of its training, which nobody who predicts can set.
+    """
+    with open_trained_model(model) as trained:
+        counts_of = {path: predict_with(trained, path)[1] for path in refused}
+    for path, reason in refused.items():
+        with pytest.raises(UnusableInputs) as refusal:
+            report_rejected(counts_of[path], strict=False)
+        said = str(refusal.value)
+        assert said.startswith(f"{path}: ") and reason in said and takes in said
+        assert "data." not in said
 
 
 @pytest.mark.slow

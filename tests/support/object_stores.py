@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
-import os
 import secrets
 import tempfile
 import threading
@@ -22,11 +21,7 @@ import pytest
 from filelock import FileLock
 
 from infra.local import s3
-from throughline.data.columns import fetching, stored
-from throughline.data.columns.fetching import FetchedColumns
-from throughline.data.columns.index import Column
 
-RANGE_BYTES = 400
 BUCKET = "data"
 Fault = Callable[[str, str], str | None]  # method and path → what goes wrong, or None
 
@@ -160,10 +155,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _refuse(fault: str) -> tuple[int, dict[str, str], bytes]:
     status, _, code = fault.partition(" ")
     return int(status), {}, f"<Error><Code>{code}</Code></Error>".encode() if code else b""
-
-
-def fetch_slowly(columns: FetchedColumns, column: Column, endpoint: str) -> None:
-    """Fetch a column of the training split in small pieces, in a process that may be killed."""
-    fetching.RANGE_BYTES, stored.OBJECT_BYTES = RANGE_BYTES, RANGE_BYTES
-    os.environ["AWS_ENDPOINT_URL"] = endpoint
-    columns.fetch("train", column)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tasks.export import export
-from tasks.predict import report_rejected
 from tests.support.saved_models import save_as_train_does
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
@@ -22,7 +20,6 @@ from throughline.models.inference import TrainedModel, open_trained_model
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import Counts, write_predictions
 from throughline.results.evaluation import Evaluation
-from throughline.shared.errors import UnusableInputs
 from throughline.shared.layout import Layout
 
 ON_DEVICE = {"read": "snapshot", "shuffle": {"kind": "global"}, "postprocess_on": "device"}
@@ -88,23 +85,3 @@ def photo_params(folder: Path, **sections) -> Params:
         "pipelines": {"p": ON_DEVICE},
     }
     return check({**usual, **sections})
-
-
-def make_misfit(path: Path, content: bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") -> Path:
-    """Write a file that a model does not take, a picture unless other `content` is given."""
-    path.write_bytes(content)
-    return path
-
-
-def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None:
-    """Fail unless each path is refused for its reason, with what the model takes, and without
-    parameters of its training, which nobody who predicts can set.
-    """
-    with open_trained_model(model) as trained:
-        counts_of = {path: predict_with(trained, path)[1] for path in refused}
-    for path, reason in refused.items():
-        with pytest.raises(UnusableInputs) as refusal:
-            report_rejected(counts_of[path], strict=False)
-        said = str(refusal.value)
-        assert said.startswith(f"{path}: ") and reason in said and takes in said
-        assert "data." not in said

@@ -4,7 +4,6 @@ its own.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from tests.support.small_data import prepared
@@ -41,14 +40,3 @@ def link_data(data: Path, root: Path, *, snapshot: bool = True) -> Layout:
     for part in ("manifest", "shards", *(["snapshot"] if snapshot else [])):
         (root / "data" / part).symlink_to((data / part).resolve())
     return Layout(root)
-
-
-def change_a_pixel(data: Path, root: Path) -> Layout:
-    """The same with a snapshot of its own, whose first training example has another pixel."""
-    layout = link_data(data, root, snapshot=False)
-    shutil.copytree(data / "snapshot", layout.snapshot)
-    column = layout.snapshot / "train" / "image.bin"
-    content = bytearray(column.read_bytes())
-    content[0] ^= 1
-    column.write_bytes(content)
-    return layout

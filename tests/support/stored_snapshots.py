@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tests.support.object_stores import RANGE_BYTES, Proxy
+from tests.support.object_stores import Proxy
 from tests.support.small_pipelines import PREPROCESS, open_snapshot
 from tests.support.stack import wait_for
 from throughline.data.columns import fetching, stored
@@ -27,7 +27,7 @@ from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import SnapshotSettings
 from throughline.shared.object_store import open_store
 
-CHUNK_BYTES = 1_200  # so that small data make many chunks and objects
+CHUNK_BYTES, RANGE_BYTES = 1_200, 400  # so that small data make many chunks and objects
 
 
 def use_small_pieces(patched):
@@ -62,11 +62,9 @@ def fetch_all(data: PreparedData) -> dict[str, bytes]:
     }
 
 
-def write_slowly(folder: Path, out: Path, url: str, endpoint: str) -> None:
-    """Write a snapshot into a store in small pieces, in a process that may be killed."""
-    snapshot_writer.ROWS_BYTES, stored.OBJECT_BYTES = CHUNK_BYTES, RANGE_BYTES
-    os.environ["AWS_ENDPOINT_URL"] = endpoint
-    write(folder, out, url)
+def _in_small_pieces(work: Callable, arguments: tuple[object, ...]) -> None:
+    use_small_pieces(pytest.MonkeyPatch())
+    work(*arguments)
 
 
 def kill_at(
@@ -76,7 +74,8 @@ def kill_at(
     part, before it has the answer.
     """
     wanted, part, number = request
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=_in_small_pieces, args=(work, arguments))
     begun, counted = [], itertools.count(1)
 
     def kill(method: str, path: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.made_up import made_up
-from tests.support.prepared import change_a_pixel, link_data, take_snapshot
+from tests.support.prepared import link_data, take_snapshot
 from tests.support.project import SMALL
+from tests.support.small_data import flip_bit
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check
 from throughline.pipelines.read.prepared_data import PreparedData
@@ -136,7 +138,9 @@ def test_examples_are_proven_to_be_the_snapshots(root):
 
 
 def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
-    change_a_pixel(layout.root / "data", tmp_path)
+    project = link_data(layout.root / "data", tmp_path, snapshot=False)
+    shutil.copytree(layout.snapshot, project.snapshot)
+    flip_bit(project.snapshot / "train" / "image.bin", 0)
     stream = Entry(params=PARAMS, root=tmp_path, name="stream", config=PipelineConfig())
     with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
         prove_equal(stream)
