@@ -17,7 +17,6 @@ from tests.support.small_pipelines import (
     PREPROCESS,
     are_permutations,
     batches,
-    by_key,
     digest_of_all,
     pipeline,
     prepare_snapshot,
@@ -49,6 +48,15 @@ WAYS = ("naive", "vectorized", "shards_global", "snapshot_part", "device_residen
 UNLIKE = tuple(name for name in CONFIGS if name not in {"device_resident", "service"})
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
 CROPS = {"unlike": (RandomResizedCrop(height=20, width=24).in_evaluation(),)}
+
+
+def by_key(pipe, **extent):
+    """The images of a pipeline with keys; of several epochs those of the last."""
+    return {
+        int(key): image
+        for batch in batches(pipe, **extent)
+        for key, image in zip(batch["key"], batch["image"], strict=True)
+    }
 
 
 @pytest.fixture

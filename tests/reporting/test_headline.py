@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.support.races import race_result, raced
-from tests.support.rows import headline_of
+from tests.support.rows import row
+from throughline.reporting.headline import write_headline
 from throughline.reporting.ranking import Ranking
 from throughline.results.train import HeldOut, standard_error
+
+
+def headline_of(result, **rows):
+    """The sentence about a race; `rows` are fields of the rows of its configurations."""
+    shown = {name: row(name, **rows.get(name, {})) for name in result.configurations}
+    return write_headline(Ranking(result), shown)
+
 
 NAIVE = raced(25.0, 75, "input-bound")
 FAST = raced(98.0, 3)

@@ -78,11 +78,7 @@ class Proxy:
 
     endpoint: str
     fault: Fault = lambda method, path: None
-    requests: list[tuple[str, str, int]] = field(default_factory=list)
-
-    def bytes_of(self, method: str) -> int:
-        """Bytes of the bodies that the store sent in answer to requests of a method."""
-        return sum(size for name, _, size in self.requests if name == method)
+    requests: list[tuple[str, str, int]] = field(default_factory=list)  # and bytes of the answer
 
     def count(self, method: str) -> int:
         """How many requests of a method there were."""

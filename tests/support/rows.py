@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from throughline.reporting.headline import write_headline
-from throughline.reporting.ranking import Ranking
 from throughline.results.comparison import Comparison, Row
-from throughline.results.race import RaceResult
 from throughline.results.train import HeldOut
 
 
@@ -34,12 +31,6 @@ def row(name: str, rate: float = 100.0, stall: float = 0.0, **more: Any) -> Row:
         "difference_mean": None, "difference_max": None, "mlflow_run_id": None,
     }  # fmt: skip
     return Row(pipeline=name, **{**usual, **more})
-
-
-def headline_of(result: RaceResult, **rows: dict[str, Any]) -> str:
-    """The sentence about a race; `rows` are fields of the rows of its configurations."""
-    shown = {name: row(name, **rows.get(name, {})) for name in result.configurations}
-    return write_headline(Ranking(result), shown)
 
 
 def comparison(*rows: Row, **more: Any) -> Comparison:

@@ -122,15 +122,6 @@ def batches(pipe, **extent):
     return list(pipe.dataset(**extent).as_numpy_iterator())
 
 
-def by_key(pipe, **extent):
-    """The images of a pipeline with keys; of several epochs those of the last."""
-    return {
-        int(key): image
-        for batch in batches(pipe, **extent)
-        for key, image in zip(batch["key"], batch["image"], strict=True)
-    }
-
-
 def same(one, two):
     """Whether the batches of two lists are equal."""
     return len(one) == len(two) and all(

@@ -60,13 +60,6 @@ class Stack:
         assert reply.ok, reply.text
         return reply.json()
 
-    def refused(self, flow: str, **parameters: Any) -> str:
-        reply = self.post(
-            f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters
-        )
-        assert reply.status_code in (409, 422), reply.text
-        return reply.text
-
     def use_mlflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let MLflow's client of this process ask this stack's server, for the length of a test."""
         import mlflow
