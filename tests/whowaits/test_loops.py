@@ -1,12 +1,19 @@
-"""Loops of a script's own making, timed by a clock of the test's own: `whowaits.hooks.loops`."""
+"""Loops of a script's own making, timed by a clock of the test's own, and whose time is measured
+when: `whowaits.hooks.loops` and `whowaits.timing.blocks`.
+"""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
 from whowaits.hooks.loops import LoopWatch, Source
+from whowaits.report import make_report
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.batches import count_examples, keep_batches
+from whowaits.timing.blocks import WARM_UP_STEPS, Block, median_interval
+from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
 class Batches:
@@ -23,10 +30,13 @@ class Batches:
 
 
 class Script:
-    """A script whose loops are watched; only its input and its training take time."""
+    """A script whose loops are watched; only its input and its training take time. An input that
+    works `ahead` makes so many batches while it is not waited for.
+    """
 
-    def __init__(self, **options):
-        self.now = 100.0
+    def __init__(self, *, input_s=0.004, ahead=0, **options):
+        self.now, self.input_s, self.ahead = 100.0, input_s, ahead
+        self.ready = 0.0  # seconds of the input's work that lie prepared
         self.written = []
         self.session = Session(
             Options(script="train.py", **options), self.written.append, clock=lambda: self.now
@@ -35,16 +45,18 @@ class Script:
 
     def wait(self, seconds):
         self.now += seconds
+        self.ready = min(self.ahead * self.input_s, self.ready + seconds)
 
     def loop(self, batches, key="train.py:7", opening_s=None, **source):
         """What `for batch in batches` does in a line of the script."""
 
         def take():
             batch = next(batches)
-            self.wait(0.004)
+            self.now += max(0.0, self.input_s - self.ready)
+            self.ready = max(0.0, self.ready - self.input_s)
             return batch
 
-        made = Source(key=key, name=lambda: f"the loop at {key}", facts=dict, **source)
+        made = Source(**{"key": key, "name": lambda: f"the loop at {key}", "facts": dict, **source})
         while True:
             try:
                 yield self.watch.pull(made, batches, take, opening_s=opening_s)
@@ -66,13 +78,23 @@ class Script:
 @pytest.fixture(autouse=True)
 def _input_rests(monkeypatch) -> None:
     monkeypatch.setattr("whowaits.timing.machine.wait_until_idle", lambda _: True)
+    monkeypatch.setattr("whowaits.timing.machine.own_cpu_s", lambda: math.nan)
 
 
-def until_measured(script, epoch=10_000, **source):
+def until_measured(script, epoch=10_000, *, gap_s=0.0, **source):
     """Its batches, epoch after epoch, until the measurement ends the script."""
     with pytest.raises(Ended):
         while True:
-            yield from script.loop(Batches(epoch), **source)
+            script.now += gap_s
+            yield from script.loop(Batches(epoch), opening_s=gap_s, **source)
+
+
+def measure(model_s, epoch=1000, **given):
+    """The timing of a script whose model takes so long, and whose input makes two batches ahead."""
+    script = Script(ahead=2, **given)
+    for _ in until_measured(script, epoch):
+        script.train(model_s)
+    return script.training.timing
 
 
 def test_a_loop_that_trains_is_measured_and_ended():
@@ -286,3 +308,94 @@ def test_batches_are_kept_up_to_a_number_and_a_time_whatever_they_say_of_their_s
     for batch, examples in (({"texts": Sparse()}, None), ([Sparse(), Sparse(shape=(8, 2))], 8)):
         assert count_examples(batch) == examples
         assert keep_batches(iter([(batch,), None]).__next__).batches == [batch]
+
+
+@pytest.mark.parametrize(
+    ("input_s", "stall", "epoch"), [(0.01, 0, 1000), (0.066, 50, 1000), (0.066, 50, 70)]
+)
+def test_a_block_is_charged_with_the_work_that_was_asked_for_in_it(input_s, stall, epoch):
+    """The model is a device: a call returns while no more than 30 steps wait to be done there."""
+    script, model_s, free_at = Script(input_s=input_s, ahead=2), 0.033, 0.0
+
+    def settle():
+        script.wait(max(0.0, free_at - script.now))
+
+    facts = {"synchronous": False}
+    for _ in until_measured(script, epoch, settle=settle, facts=lambda: facts):
+        free_at = max(script.now, free_at) + model_s
+        script.train(max(0.001, free_at - 30 * model_s - script.now))
+    stalls = [each.stall_pct for each in script.training.timing.rounds]
+    assert stalls == pytest.approx([stall] * len(stalls), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("input_s", "model_s", "stall", "seconds"),
+    [(0.04, 0.01, 75, 40), (0.01, 0.04, 0, 40), (0.05, 0.04, 20, 40), (1.5, 0.9, 40, 300)],
+)
+def test_the_stall_is_what_a_step_takes_beyond_the_model(input_s, model_s, stall, seconds):
+    timing = measure(model_s, input_s=input_s, seconds=seconds)
+    assert len(timing.rounds) > 1 and timing.elapsed_s < timing.seconds
+    for each in timing.rounds[1:]:
+        assert each.stall_pct == pytest.approx(stall, abs=1)
+        assert each.training.waited_pct == pytest.approx(stall, abs=1), "nothing lay prepared"
+
+
+@pytest.mark.parametrize("model_s", [3.0, 0.8])
+def test_slow_steps_end_in_time_with_what_is_known(model_s):
+    timing = measure(model_s, input_s=0.1)
+    assert timing.elapsed_s < 40 + 10 * model_s
+    assert timing.rounds and timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "gap_s", "model_s"), [(500, 4.0, 0.02), (25, 0.2, 0.02), (25, 12, 1.2)]
+)
+def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch, gap_s, model_s):
+    script = Script(input_s=model_s / 4, ahead=2, seconds=2000 * model_s)
+    for _ in until_measured(script, epoch, gap_s=gap_s):
+        script.train(model_s)
+        for training in script.session.trainings:
+            training.timing.steps_per_epoch = epoch
+    found = judge(script.training.timing, Conditions())
+    assert found.name == INPUT_BOUND and found.stall
+    assert found.stall.pct == pytest.approx(100 * 4 / 14, abs=1.5)
+    block = Block(steps=3, gaps=3, wait_s=0.1)
+    assert block.with_gaps(gap_s, 1) is block, "each step opens an epoch"
+
+
+def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_cache():
+    fills = Conditions(fills_cache=True)
+    timing = measure(0.01, 10_000, input_s=0.04)
+    found = judge(timing, Conditions())
+    report = make_report(timing, Conditions(), found, script="a.py", training="a loop")
+    assert found.name == INPUT_BOUND
+    assert any("only the first epoch was seen" in line for line in report.lines)
+    assert judge(timing, fills).name == UNDECIDED
+    assert "too little was seen but the epoch that fills the cache" in judge(timing, fills).reason
+    computes = measure(0.01, 10_000, input_s=0.001)
+    assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
+    assert judge(measure(0.01, 100, input_s=0.04), fills).name == INPUT_BOUND
+
+
+def test_the_first_epoch_is_left_out_of_the_steady_state_and_its_gap_counted():
+    timing = measure(0.01, 90, input_s=0.03)
+    assert not timing.passive.first_epoch
+    assert all(not each.training.first_epoch for each in timing.steady)
+    assert timing.epochs[1].gaps == 1
+
+
+@pytest.mark.parametrize(("steps", "first"), [(7, True), (8, False)])
+def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
+    script = Script(keep=True)
+    for epoch in (91, steps):
+        for _, _ in zip(range(epoch + 1), script.loop(Batches(91)), strict=False):
+            script.train()
+    passive = script.training.timing.passive
+    assert passive.first_epoch == first
+    assert passive.steps == (90 - WARM_UP_STEPS if first else steps)
+    assert "only" not in judge(script.training.timing, Conditions()).reason
+
+
+def test_an_interval_leaves_the_extremes_out_where_there_are_enough():
+    assert median_interval([1, 2, 3]) == (1, 3)
+    assert median_interval([9, 1, 2, 3, 4, 5, 0]) == (1, 5)
