@@ -86,7 +86,7 @@ def until_measured(script, epoch=10_000, *, gap_s=0.0, **source):
     with pytest.raises(Ended):
         while True:
             script.now += gap_s
-            yield from script.loop(Batches(epoch), opening_s=gap_s, **source)
+            yield from script.loop(Batches(epoch), opening_s=gap_s or None, **source)
 
 
 def measure(model_s, epoch=1000, **given):
@@ -113,26 +113,17 @@ def test_a_loop_that_trains_is_measured_and_ended():
     assert script.written[0].startswith("train.py: ")
 
 
-def test_an_epoch_has_as_many_steps_as_the_script_counts():
+def test_an_epoch_of_an_iterator_that_is_begun_again_has_as_many_steps_as_the_script_counts():
     script, repeats, lengths = Script(), set(), set()
+    batches = Batches(10**6)  # as of persistent workers
     with pytest.raises(Ended):
         while True:
-            for _, _ in zip(range(20), script.loop(Batches(1000), copy=list), strict=False):
+            for _, _ in zip(range(20), script.loop(batches, opening_s=0.3), strict=False):
                 repeats.add(script.watch.repeats)
                 script.train()
                 lengths |= {each.timing.steps_per_epoch for each in script.session.trainings}
     assert lengths == {None, 20}
     assert repeats == {True, False}, "some of them are on batches from memory"
-
-
-def test_an_iterator_that_is_begun_again_opens_an_epoch():
-    script, batches = Script(keep=True), Batches(1000)  # as of persistent workers
-    for _ in range(4):
-        for _, _ in zip(range(20), script.loop(batches, opening_s=0.3), strict=False):
-            script.train()
-    timing = script.training.timing
-    assert [block.gaps for block in timing.epochs] == [0, 1, 1, 1]
-    assert timing.gap_s == pytest.approx(0.304) and timing.steps_per_epoch == 20
 
 
 def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():
@@ -228,25 +219,6 @@ def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row):
     for each in training.timing.rounds:
         assert each.training.steps % 4 == each.alone.steps % 4 == 0
         assert each.alone.step_ms == pytest.approx(1.0)
-
-
-def test_the_device_does_nothing_while_batches_are_copied():
-    script, device, copied = Script(), {"trains": False, "copies": False}, []
-
-    def copy(batch):
-        copied.append(device["trains"])
-        device["copies"] = True  # where a batch lies there
-        return list(batch)
-
-    def settle():
-        device.update(trains=False, copies=False)
-
-    for _ in until_measured(script, copy=copy, settle=settle):
-        assert not device["copies"]
-        device["trains"] = True
-        script.train()
-    assert len(copied) > 2 * 64, "more batches than were kept"
-    assert not any(copied)
 
 
 def test_a_model_whose_batches_are_not_seen_is_said():
@@ -374,14 +346,11 @@ def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_c
     assert "too little was seen but the epoch that fills the cache" in judge(timing, fills).reason
     computes = measure(0.01, 10_000, input_s=0.001)
     assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
-    assert judge(measure(0.01, 100, input_s=0.04), fills).name == INPUT_BOUND
-
-
-def test_the_first_epoch_is_left_out_of_the_steady_state_and_its_gap_counted():
-    timing = measure(0.01, 90, input_s=0.03)
-    assert not timing.passive.first_epoch
-    assert all(not each.training.first_epoch for each in timing.steady)
-    assert timing.epochs[1].gaps == 1
+    later = measure(0.01, 90, input_s=0.03)
+    assert judge(later, fills).name == INPUT_BOUND and later.epochs[1].gaps == 1
+    assert not any(
+        block.first_epoch for block in (later.passive, *(each.training for each in later.steady))
+    )
 
 
 @pytest.mark.parametrize(("steps", "first"), [(7, True), (8, False)])
