@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.guest_scripts import CASES, Case
 from whowaits.changes.advice import Edit, Tried, find_first
 from whowaits.changes.edits import CannotBeWritten, edit_source
-from whowaits.timing.blocks import median_interval
+from whowaits.timing.rounds import median_interval
 
 LIMIT_S = 240.0
 CLOSE_GAIN = 0.25  # of the real gain

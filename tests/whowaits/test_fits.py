@@ -31,8 +31,8 @@ from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.batches import BatchesTaken
-from whowaits.timing.blocks import Step
 from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
+from whowaits.timing.rounds import Step
 from whowaits.timing.waits import Waits
 from whowaits.within import register_magic
 

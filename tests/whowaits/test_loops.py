@@ -4,6 +4,7 @@ when: `whowaits.hooks.loops` and `whowaits.timing.blocks`.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -12,7 +13,8 @@ from whowaits.hooks.loops import LoopWatch, Source
 from whowaits.report import make_report
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.batches import count_examples, keep_batches
-from whowaits.timing.blocks import WARM_UP_STEPS, Block, median_interval
+from whowaits.timing.blocks import WARM_UP_STEPS
+from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
@@ -319,20 +321,48 @@ def test_slow_steps_end_in_time_with_what_is_known(model_s):
     assert timing.rounds and timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "gap_s", "model_s"), [(500, 4.0, 0.02), (25, 0.2, 0.02), (25, 12, 1.2)]
-)
-def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch, gap_s, model_s):
+def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
+    """The report of a script whose epochs begin with a wait of `gaps_s` in turn, of `pause_s` if
+    the one before was disturbed by the measuring.
+    """
     script = Script(input_s=model_s / 4, ahead=2, seconds=2000 * model_s)
-    for _ in until_measured(script, epoch, gap_s=gap_s):
-        script.train(model_s)
-        for training in script.session.trainings:
-            training.timing.steps_per_epoch = epoch
-    found = judge(script.training.timing, Conditions())
-    assert found.name == INPUT_BOUND and found.stall
-    assert found.stall.pct == pytest.approx(100 * 4 / 14, abs=1.5)
+    waits, disturbed = itertools.cycle(gaps_s), 0
+    with pytest.raises(Ended):
+        while True:
+            rounds = sum(len(each.timing.rounds) for each in script.session.trainings)
+            gap_s = next(waits) if rounds == disturbed else pause_s or next(waits)
+            disturbed = rounds
+            script.now += gap_s
+            steps = lambda: epoch  # noqa: E731
+            for _ in script.loop(Batches(epoch), opening_s=gap_s, steps=steps):
+                script.train(model_s)
+    timing = script.training.timing
+    return make_report(timing, Conditions(), judge(timing, Conditions()), script="", training="")
+
+
+@pytest.mark.parametrize(("epoch", "gap_s", "model_s"), [(25, 0.2, 0.02), (25, 12, 1.2)])
+def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch, gap_s, model_s):
+    found = judge_gaps(epoch, model_s, gaps_s=[gap_s])
+    assert (found.verdict, found.stall_pct) == (INPUT_BOUND, pytest.approx(100 * 4 / 14, abs=1.5))
     block = Block(steps=3, gaps=3, wait_s=0.1)
     assert block.with_gaps(gap_s, 1) is block, "each step opens an epoch"
+
+
+def test_an_interval_is_as_wide_as_gaps_between_epochs_differ():
+    found = judge_gaps(25, 0.02, gaps_s=[0.0, 0.4])
+    low, high = found.stall_low_pct, found.stall_high_pct
+    assert low == pytest.approx(0, abs=2) and high == pytest.approx(100 * 8 / 18, abs=2)
+    assert found.verdict == UNDECIDED
+
+
+def test_a_gap_that_was_seen_once_or_after_a_pause_alone_is_said_and_is_no_part_of_the_stall():
+    once = judge_gaps(500, 0.02, gaps_s=[4.0])
+    assert (once.verdict, once.gaps) == (COMPUTE_BOUND, 1)
+    assert "  that was seen once, so it is no part of the stall" in once.lines
+    paused = judge_gaps(520, 0.02, gaps_s=[0.01], pause_s=5.0)
+    assert (paused.verdict, paused.gaps) == (COMPUTE_BOUND, 0)
+    said = "  no two epochs were seen undisturbed: the gap between two is no part of this"
+    assert said in paused.lines
 
 
 def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_cache():

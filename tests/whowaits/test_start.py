@@ -19,7 +19,7 @@ from whowaits.cli import find_interpreter, main
 from whowaits.fail_if import Condition
 from whowaits.running import run_script
 from whowaits.session import Options, Session
-from whowaits.timing.blocks import Block, Round
+from whowaits.timing.rounds import Block, Round
 
 SOURCES = ROOT / "whowaits" / "src"
 

@@ -12,7 +12,7 @@ from whowaits.changes import trials
 from whowaits.hooks import timed_function
 from whowaits.hooks.timed_function import TimedFunction
 from whowaits.session import Options, Session
-from whowaits.timing.blocks import Block, Round
+from whowaits.timing.rounds import Block, Round
 from whowaits.timing.waits import Waits
 
 pytestmark = pytest.mark.integration

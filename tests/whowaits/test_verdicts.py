@@ -17,7 +17,8 @@ from whowaits.cli import main
 from whowaits.compare import compare
 from whowaits.fail_if import Condition
 from whowaits.report import make_report, undecided
-from whowaits.timing.blocks import Block, Round, Step, Timing
+from whowaits.timing.blocks import Timing
+from whowaits.timing.rounds import Block, Round, Step
 from whowaits.timing.verdict import COMPUTE_BOUND as COMPUTE
 from whowaits.timing.verdict import INPUT_BOUND as INPUT
 from whowaits.timing.verdict import SLIGHTLY_BOUND, UNDECIDED, Conditions, judge

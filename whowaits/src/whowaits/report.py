@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .changes.advice import ORDER, SAME, Tried, find_first
-from .timing.blocks import Block, Timing
+from .timing.blocks import LEAST_GAPS, Timing
+from .timing.rounds import Block
 from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, describe_others
 
 MEANINGS = {
@@ -41,6 +42,7 @@ class Report:
     waited_pct: float | None = None
     examples: int | None = None  #: in a batch
     gap_ms: float | None = None
+    gaps: int = 0
     steps_per_epoch: int | None = None
     first_epoch_step_ms: float | None = None
     later_epochs_step_ms: float | None = None
@@ -84,23 +86,26 @@ class Report:
                     f"  the first epoch took {first:.2f} ms a step, later ones {later:.2f} ms;"
                     " the verdict is on the later ones"
                 )
-        if (
-            self.gap_ms is not None
-            and self.step_ms is not None
-            and self.gap_ms >= WORTH_SAYING * self.step_ms
-        ):
+        yield from self._epochs()
+        if self.reason:
+            yield f"  {self.reason}"
+        elif self.others_pct is not None and self.others_pct >= DISTURBED_PCT:
+            yield f"  {describe_others(self.others_pct, self.others)} meanwhile"
+
+    def _epochs(self) -> Iterator[str]:
+        if self.gap_ms is not None and self.gap_ms >= WORTH_SAYING * (self.step_ms or math.inf):
             yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
-            if self.steps_per_epoch is None:
+            if self.gaps < LEAST_GAPS:
+                yield "  that was seen once, so it is no part of the stall"
+            elif self.steps_per_epoch is None:
                 yield "  how many steps an epoch has is not known, nor so its share in the stall"
         if self.first_epoch_only:
             yield (
                 "  only the first epoch was seen: neither the gap between two nor what later ones"
                 " find in memory is part of this"
             )
-        if self.reason:
-            yield f"  {self.reason}"
-        elif self.others_pct is not None and self.others_pct >= DISTURBED_PCT:
-            yield f"  {describe_others(self.others_pct, self.others)} meanwhile"
+        elif self.rounds and not self.gaps:
+            yield "  no two epochs were seen undisturbed: the gap between two is no part of this"
 
     def _advice(self) -> Iterator[str]:
         if not self.changes:
@@ -143,7 +148,8 @@ def make_report(
         waited_pct=_known(statistics.median(block.waited_pct for block in blocks))
         if blocks[0].steps
         else None,
-        gap_ms=None if timing.gap_s is None else _known(1e3 * timing.gap_s),
+        gap_ms=_known(1e3 * statistics.median(timing.gaps_s)) if timing.gaps_s else None,
+        gaps=len(timing.gaps_s),
         first_epoch_only=bool(timing.rounds) and timing.in_first_epoch,
         first_epoch_step_ms=first,
         later_epochs_step_ms=later,

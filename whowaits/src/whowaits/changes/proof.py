@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from whowaits.timing.blocks import median_interval
+from whowaits.timing.rounds import median_interval
 
 from .advice import ORDER, THREADS, WORTH, Tried
 

@@ -10,12 +10,10 @@ from time import perf_counter
 from typing import Any
 
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
-from whowaits.timing.blocks import (  # the script may have a `statistics` module of its own
-    median_interval,
-    statistics,
-)
+from whowaits.timing.blocks import statistics  # the script may have a module of this name
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
+from whowaits.timing.rounds import median_interval
 
 from .advice import DRAWN_ONCE, SHARED, THREADS, WORTH, Edit, Tried, find_first
 from .places import locate, makes_another

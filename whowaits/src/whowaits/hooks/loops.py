@@ -19,7 +19,7 @@ from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s, keep_batches
-from whowaits.timing.blocks import Step
+from whowaits.timing.rounds import Step
 
 FEWEST_TRAINED = 2  # steps with gradients that make a loop a training
 FEWEST_SHARED = 3  # steps with a batch of another dataset before that may be normal
@@ -39,6 +39,7 @@ class Source:
     facts: Callable[[], dict[str, Any]]
     copy: Callable[[Any], Any] = copy.deepcopy
     settle: Callable[[], object] = lambda: None
+    steps: Callable[[], int | None] = lambda: None
 
 
 @dataclass
@@ -311,6 +312,7 @@ class LoopWatch:
     def _open(self, loop: _Loop) -> Training:
         training = self.session.open(loop.source.name(), **loop.source.facts())
         training.timing.settle = loop.source.settle
+        training.timing.steps_per_epoch = loop.source.steps()
         return training
 
     def _between_steps(

@@ -8,9 +8,9 @@ from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
 from whowaits.timing.batches import drained_s
-from whowaits.timing.blocks import Step
 from whowaits.timing.feeds import FEEDS
 from whowaits.timing.machine import OtherPrograms
+from whowaits.timing.rounds import Step
 from whowaits.timing.verdict import DISTURBED_PCT, describe_others
 from whowaits.timing.waits import Waits
 

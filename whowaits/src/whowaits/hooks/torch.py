@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import weakref
 from typing import Any
@@ -131,6 +132,7 @@ class _Hooks:
             facts=lambda: _facts(torch, iterator, self._accelerators(torch)),
             copy=lambda batch: copy_batch(torch, batch),
             settle=lambda: self._settle(torch),
+            steps=lambda: operator.length_hint(iterator) or None,
         )
         opening = self._opening.pop(id(iterator), None)
         return self._loops.pull(source, iterator, take, opening_s=opening)

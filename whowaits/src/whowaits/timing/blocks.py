@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+from .rounds import SLOW_S, Block, Round, Step, median_interval
 
 WARM_UP_STEPS = 3  # these trace and compile graphs
 PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # unchanged, before anything is tried
@@ -21,132 +23,10 @@ TRAINING_S, ALONE_S = 1.5, 0.8
 DISCARDED_S = 1.0  # start of a training block, in which empty buffers fill
 MIN_STEPS = 3
 LEAST_STEPS = 8  # for a training to say something by itself
-SLOW_S = 1.0  # a step as long as this is a block by itself
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 PRECISE_PCT = 2.0  # more rounds hardly improve a stall's interval below half this width
 REST_S = 1.0  # for the input to rest before the model is timed alone
-TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interval
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval of the median: from seven values on, without the least and the largest.
-
-    It covers the median of nine independent values with a probability of 96 %, whatever their
-    distribution; of five, without leaving out any, 94 %.
-    """
-    ascending = sorted(values)
-    spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
-    return ascending[spare], ascending[-1 - spare]
-
-
-@dataclass
-class Block:
-    """Steps in a row, and what they took [s]: waiting, working, and between two calls.
-
-    `gaps_s` is the part of the waits that came first in an epoch, `cores_s` the CPU time of all
-    threads meanwhile, NaN if unknown.
-    """
-
-    steps: int = 0
-    wait_s: float = 0.0
-    work_s: float = 0.0
-    between_s: float = 0.0
-    gaps: int = 0
-    gaps_s: float = 0.0
-    cores_s: float = math.nan
-    first_epoch: bool = True
-
-    @property
-    def total_s(self) -> float:
-        return self.wait_s + self.work_s + self.between_s
-
-    @property
-    def step_ms(self) -> float:
-        """Time of a step, with its share of the gaps between epochs."""
-        return 1e3 * self.total_s / self.steps if self.steps else math.nan
-
-    @property
-    def waited_pct(self) -> float:
-        """Share of the time that was spent waiting for batches."""
-        return 100 * self.wait_s / self.total_s if self.total_s else 0.0
-
-    def with_gaps(self, gap_s: float, steps_per_epoch: int) -> Block:
-        """Replace the gaps that happened to occur by the share of gaps that so many steps have."""
-        regular = self.steps - self.gaps
-        if regular <= 0:
-            return self
-        gaps = self.steps / steps_per_epoch
-        each_s = (self.wait_s - self.gaps_s) / regular
-        return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
-
-    def add(self, step: Step) -> None:
-        self.steps += step.steps
-        self.wait_s += step.wait_s
-        self.work_s += step.work_s
-        self.between_s += step.between_s
-        if step.opens_epoch:
-            self.gaps += 1
-            self.gaps_s += step.wait_s
-        self.first_epoch = self.first_epoch and step.epoch == 0
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step took [s], and its epoch; several `steps` include what was between as work."""
-
-    wait_s: float
-    work_s: float
-    between_s: float = 0.0
-    epoch: int = 0
-    opens_epoch: bool = False
-    steps: int = 1
-
-    @property
-    def total_s(self) -> float:
-        return self.wait_s + self.work_s + self.between_s
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it is a block by itself, not counting the wait for an epoch's first batch."""
-        return self.total_s - (self.wait_s if self.opens_epoch else 0.0) >= SLOW_S
-
-
-@dataclass(frozen=True)
-class Round:
-    """Training, then the model alone on the batches that came next.
-
-    `rested` says that the input did nothing meanwhile, and `synchronous` that calls return when the
-    device is done.
-    """
-
-    training: Block
-    alone: Block
-    rested: bool
-    synchronous: bool = True
-
-    @property
-    def model_ms(self) -> float:
-        """Time of the model's step, with what the program does between two steps."""
-        between_ms = 1e3 * self.training.between_s / self.training.steps
-        if self.synchronous:
-            return self.alone.step_ms + between_ms
-        # The device works on meanwhile, and a callback that reads the loss waits for it.
-        return max(self.alone.step_ms, between_ms)
-
-    @property
-    def stall_pct(self) -> float:
-        """Share of a step beyond the model's own time; negative if the model alone was slower."""
-        return 100 * (1 - self.model_ms / self.training.step_ms)
-
-    @property
-    def unexplained_pct(self) -> float:
-        """Part of the stall [%] that waits and the input's CPU time cannot explain; may be NaN."""
-        training, alone = self.training, self.alone
-        input_s = training.cores_s / training.steps - alone.cores_s / alone.steps
-        caused_ms = 1e3 * (training.wait_s / training.steps + max(input_s, 0.0))
-        if math.isnan(input_s) or not self.rested:
-            return math.nan
-        return max(0.0, self.stall_pct - 100 * caused_ms / training.step_ms)
+LEAST_GAPS = 2  # from which on gaps between epochs are a part of the stall
 
 
 @dataclass
@@ -168,6 +48,7 @@ class Timing:
     task: str = "train"
     rounds: list[Round] = field(default_factory=list)
     epochs: list[Block] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  #: between epochs that ran undisturbed
     closings_s: list[float] = field(default_factory=list)  #: from an epoch's last step to its end
     passive: Block = field(default_factory=Block)
     started: float | None = None  #: when the steps that make graphs were over
@@ -176,6 +57,8 @@ class Timing:
     took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
     on_took: Callable[[], object] = lambda: None
+    _disturbed: int = -1  # the last epoch in which something else than training was done
+    _switched: bool = False  # to another task, since the last step
     _later: Block | None = None  # after the first epoch; then becomes `passive`
     _pause_s: float = 0.0
     _announced: bool = False
@@ -213,6 +96,10 @@ class Timing:
             self.started = self._block_began
             return
         self.epochs[step.epoch].add(step)
+        if self._switched:
+            self._disturbed, self._switched = step.epoch, False
+        elif step.opens_epoch and step.epoch > self._disturbed + 1:
+            self.gaps_s.append(step.wait_s)
         if self.task != "train":  # waits for an epoch with batches to collect
             return
         if self.rounds:
@@ -239,6 +126,7 @@ class Timing:
         enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
         enough_s = min(enough_s, self.seconds / 3)
         enough = self.now() - self._block_began >= enough_s and block.steps >= MIN_STEPS
+        enough = enough and not self._sees_gaps_soon()
         if block.steps >= LEAST_STEPS or (enough and self.active):
             self.passive = block
         if enough:
@@ -330,20 +218,24 @@ class Timing:
     def _enough(self) -> bool:
         stalls = [each.stall_pct for each in self.rounds]
         later = sum(not each.training.first_epoch for each in self.rounds)
-        if len(stalls) < MIN_ROUNDS or self._sees_a_gap_soon() or 0 < later < MIN_ROUNDS:
+        if len(stalls) < MIN_ROUNDS or 0 < later < MIN_ROUNDS:
             return False
         low, high = median_interval(stalls)
         return len(stalls) >= MAX_ROUNDS or (high - low) / 2 <= PRECISE_PCT
 
-    def _sees_a_gap_soon(self) -> bool:
-        """Return whether the first gap between epochs will be seen before the time is over."""
-        if self.gap_s is not None or not self.steps_per_epoch or not self.epochs:
+    def _sees_gaps_soon(self) -> bool:
+        """Whether more gaps are needed, and will come in the first half of the time."""
+        lacking = LEAST_GAPS - len(self.gaps_s)
+        if lacking <= 0 or not self.epochs:
             return False
-        left = self.steps_per_epoch - self.epochs[-1].steps
-        return left * self.step_ms / 1e3 < self.seconds - self.elapsed_s
+        block = self._later or self.passive
+        each = self.steps_per_epoch or (self.epochs[0].steps if len(self.epochs) > 1 else math.inf)
+        left = lacking * each - self.epochs[-1].steps
+        return left * block.step_ms / 1e3 < self.seconds / 2 - self.elapsed_s
 
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
+        self._switched = True
         self._counts = False  # the threads' work until then belongs to no block
 
     def _finish(self) -> None:
@@ -355,18 +247,28 @@ class Timing:
 
         Each has its average share of the gaps between epochs, wherever in an epoch it was.
         """
+        return self._with_gaps(self.gap_s)
+
+    def _with_gaps(self, gap_s: float | None) -> list[Round]:
         later = [each for each in self.rounds if not each.training.first_epoch]
         rounds = later if len(later) >= min(MIN_ROUNDS, len(self.rounds)) else self.rounds
-        gap_s, steps = self.gap_s, self.steps_per_epoch
+        steps = self.steps_per_epoch
         if gap_s is None or not steps:
-            return rounds
+            return [replace(each, training=each.training.without_gaps()) for each in rounds]
         return [replace(each, training=each.training.with_gaps(gap_s, steps)) for each in rounds]
 
     @property
+    def extremes(self) -> tuple[list[Round], list[Round]]:
+        """`steady` with the gaps between epochs as short, and as long, as they may be."""
+        if self.gap_s is None:
+            return self.steady, self.steady
+        shortest, longest = median_interval(self.gaps_s)
+        return self._with_gaps(shortest), self._with_gaps(longest)
+
+    @property
     def gap_s(self) -> float | None:
-        """Median wait for an epoch's first batch, from the second epoch on, or None."""
-        gaps = [block.gaps_s / block.gaps for block in self.epochs[1:] if block.gaps]
-        return statistics.median(gaps) if gaps else None
+        """Median wait for an epoch's first batch; None if fewer than `LEAST_GAPS` were seen."""
+        return statistics.median(self.gaps_s) if len(self.gaps_s) >= LEAST_GAPS else None
 
     @property
     def in_first_epoch(self) -> bool:

@@ -10,7 +10,8 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from .blocks import LEAST_STEPS, Timing, median_interval
+from .blocks import LEAST_STEPS, Timing
+from .rounds import median_interval
 
 INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND = "input-bound", "slightly input-bound", "compute-bound"
 UNDECIDED = "undecided"
@@ -87,7 +88,10 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     if not timing.rounds:
         return _judge_passively(timing, conditions)
     stalls = [each.stall_pct for each in timing.steady]
-    middle, (low, high) = statistics.median(stalls), median_interval(stalls)
+    least, most = timing.extremes
+    middle = statistics.median(stalls)
+    low, _ = median_interval([each.stall_pct for each in least])
+    _, high = median_interval([each.stall_pct for each in most])
     if middle < -CONTRADICTION_PCT:
         model = statistics.median(each.model_ms for each in timing.steady)
         return Verdict(
@@ -99,7 +103,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     if len(stalls) < FEW_ROUNDS:
         low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
     if conditions.synchronous:  # a training that waits for a batch does nothing else
-        waited = min(each.training.waited_pct for each in timing.steady)
+        waited = min(each.training.waited_pct for each in least)
         if waited > high + CONTRADICTION_PCT:
             return Verdict(
                 UNDECIDED,
