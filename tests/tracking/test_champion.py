@@ -222,8 +222,11 @@ def compare(folder, accuracy, *, promotion="earned", data=DATA):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
 def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_is_logged(
-    mlflow_store, capsys
+    mlflow_store, monkeypatch, capsys
 ):
+    def end(*_):
+        raise KeyboardInterrupt
+
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(mlflow_store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
     reason, _ = compare(mlflow_store, 0.9, promotion="none")
@@ -237,12 +240,17 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     reason, _ = compare(mlflow_store, 0.60)
     assert reason.startswith("unchanged") and "worse than the best champion's so far" in reason
     assert client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(mlflow.MlflowClient, "set_registered_model_alias", end)
+        compare(mlflow_store, 0.95)
+    assert client.get_model_version(name, "2").run_id, "it is registered, and sets no bar"
     reason, later = compare(mlflow_store, 0.76)
-    assert "before it test accuracy 0.7700" in reason
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == later
-    client.set_model_version_tag(name, "2", "score.value", "none")
+    assert reason.startswith("version 3") and "before it test accuracy 0.7700" in reason
+    champion = client.get_model_version_by_alias(name, CHAMPION)
+    assert champion.run_id == later and score_from(champion.tags) == replace(GOOD, value=0.76)
+    client.set_model_version_tag(name, "3", "score.value", "none")
     reason, _ = compare(mlflow_store, 0.9)
-    assert "version 2 was set by hand" in reason
+    assert "version 3 was set by hand" in reason
     reason, asked = compare(mlflow_store, 0.78, promotion="asked for")
     assert client.get_model_version_by_alias(name, CHAMPION).run_id == asked
     sketch = tuple(f"{number:016x}" for number in range(1000, 1128))
@@ -257,26 +265,6 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     shown = capsys.readouterr()
     assert shown.out.count("champion: ") == 8
     assert "Successfully registered" not in shown.err, "what MLflow says of it is said already"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-def test_a_version_that_a_kill_kept_from_becoming_champion_sets_no_bar(mlflow_store, monkeypatch):
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(mlflow_store / "model.keras")
-    client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
-
-    def end(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(mlflow.MlflowClient, "set_registered_model_alias", end)
-        compare(mlflow_store, 0.95)
-    assert client.get_model_version(name, "1").run_id, "it is registered"
-    reason, worse = compare(mlflow_store, 0.70)
-    assert reason.startswith("version 2") and "before it there was none" in reason
-    champion = client.get_model_version_by_alias(name, CHAMPION)
-    assert champion.run_id == worse
-    assert score_from(champion.tags) == replace(GOOD, value=0.70)
 
 
 def describe(folder, **source):

@@ -12,6 +12,7 @@ import mlflow
 import pytest
 
 from tasks.sync import main
+from tests.support.mlflow_servers import points
 from throughline.shared.errors import DamagedFile
 from throughline.shared.output_lock import hold_outputs
 from throughline.tracking.experiments import RunKey
@@ -80,13 +81,16 @@ def test_a_run_that_was_kept_is_as_if_it_had_been_sent(away):
     away.setenv("DVC_EXP_NAME", "short")
     with Recorder(KEY) as recorder:
         recorder.log_metrics({"train/loss": 1.0})
+    with Recorder(KEY, follows=recorder.unsent) as profile:
+        profile.log_metrics({"input/stall_pct": 12.0})
+    assert recorder.unsent and recorder.run_id is None and not profile.sent
     for name in (ADDRESS, PARENT_RUN, "DVC_EXP_NAME"):
         away.delenv(name)
-    assert sync() == (1, 0)
+    assert sync() == (2, 0) and count_runs() == 1
     run = mlflow.get_run(find_sent(KEY, recorder.unsent))
     assert run.info.run_name == "short/naive"
     assert run.data.tags["mlflow.parentRunId"] == "ab" * 16
-    assert run.data.metrics == {"train/loss": 1.0}
+    assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 12.0}
 
 
 @pytest.mark.slow
@@ -107,12 +111,6 @@ def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away
     run = mlflow.get_run(first.run_id)
     assert run.info.status == "FINISHED" and run.data.tags["dvc.experiment"] == "later"
     assert run.data.metrics == {"train/loss": 1.0}
-
-
-def points(run_id, name="train/loss"):
-    """The history of a metric: pairs of step and value."""
-    history = mlflow.MlflowClient().get_metric_history(run_id, name)
-    return sorted((point.step, point.value) for point in history)
 
 
 def count_runs():
@@ -159,8 +157,9 @@ def test_parts_of_a_training_that_were_both_kept_become_one_run(away):
 
 @pytest.mark.integration
 def test_sending_that_is_interrupted_makes_no_run_twice(away):
-    with Recorder(KEY) as recorder:
+    with pytest.raises(ArithmeticError), Recorder(KEY) as recorder:
         recorder.log_metrics({"train/loss": 2.0}, step=0)
+        raise ArithmeticError
     away.delenv(ADDRESS)
 
     def end(*_):
@@ -172,7 +171,7 @@ def test_sending_that_is_interrupted_makes_no_run_twice(away):
     mlflow.end_run("KILLED")  # as the process that was interrupted would have
     assert count_runs() == 1 and sync() == (1, 0) and count_runs() == 1
     run_id = find_sent(KEY, recorder.unsent)
-    assert mlflow.get_run(run_id).info.status == "FINISHED"
+    assert mlflow.get_run(run_id).info.status == "FAILED", "as it ended"
     assert points(run_id) == [(0, 2.0)]
 
 

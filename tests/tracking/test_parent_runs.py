@@ -82,14 +82,17 @@ def close(parent, report, *rows, promotion="none"):
     return close_comparison(parent, KEY, found, report, note="n", promotion=promotion)
 
 
+def find_run(tags):
+    """The one run with these tags."""
+    (found,) = mlflow.search_runs(
+        search_all_experiments=True, filter_string=tags, output_format="list"
+    )
+    return found
+
+
 def find_child(parent):
     """The one run below another."""
-    (child,) = mlflow.search_runs(
-        search_all_experiments=True,
-        filter_string=f"tags.`mlflow.parentRunId` = '{parent}'",
-        output_format="list",
-    )
-    return child
+    return find_run(f"tags.`mlflow.parentRunId` = '{parent}'")
 
 
 def measure(run_id, stall_pct):
@@ -152,7 +155,7 @@ def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
     trained, report, capsys
 ):
     with open_comparison(KEY, "comparison") as parent:
-        rows = row("gone", mlflow_run_id="0" * 32), row("fast", mlflow_run_id=trained)
+        rows = row("fast", mlflow_run_id=trained), row("gone", mlflow_run_id="0" * 32)
         close(parent, report, *rows, promotion="asked for")
     run, child = mlflow.get_run(parent), find_child(parent)
     assert run.info.status == "FINISHED"
@@ -245,39 +248,30 @@ def test_a_copy_is_found_by_its_tags_and_is_no_copy_of_another_run(trained):
     assert find_copy(mlflow.get_run(copy), {}) is None
 
 
-def test_a_search_is_a_run_with_a_child_for_each_that_raced(mlflow_store, tmp_path):
+@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_search_is_a_run_with_a_child_for_each_that_raced(
+    mlflow_store, absent_server, tmp_path, monkeypatch, away
+):
     SEARCH.write(tmp_path)
     plot_search(SEARCH, tmp_path)
-    run_id = record_search(KEY, SEARCH, tmp_path, note="a table")
+    key = replace(KEY, pipeline="tuning")
+    if away:
+        monkeypatch.setenv(ADDRESS, absent_server)
+    run_id = record_search(key, SEARCH, tmp_path, note="a table")
+    if away:
+        monkeypatch.delenv(ADDRESS)
+        assert run_id is None and sync() == (1, 0)
+        run_id = find_run("tags.headline LIKE 'tuned%'").info.run_id
     tags = mlflow.get_run(run_id).data.tags
     assert (tags["headline"], tags["mlflow.note.content"]) == (SEARCH.sentence, "a table")
     kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
     assert kept == ["tune.json", "tune.png"]
     child = find_child(run_id)
+    assert child.info.run_name == "tuning/stream"
     assert child.data.params == {"read": "shards", "map.parallel": "2", "sampling._m_": "5"}
     assert child.data.metrics["tuning/examples_per_s"] == 900.0
     assert (child.data.tags["dropped"], child.data.tags["chosen"]) == (RACED.dropped, "true")
     assert child.info.status == "FINISHED"
-
-
-@pytest.mark.slow
-def test_a_search_that_ends_while_mlflow_is_away_is_sent_with_its_children(
-    mlflow_store, absent_server, tmp_path, monkeypatch
-):
-    SEARCH.write(tmp_path)
-    monkeypatch.setenv(ADDRESS, absent_server)
-    away = replace(KEY, pipeline="tuning", data_digest="away")
-    assert record_search(away, SEARCH, tmp_path, note="a table") is None
-    monkeypatch.delenv(ADDRESS)
-    assert sync() == (1, 0)
-    (parent,) = mlflow.search_runs(
-        search_all_experiments=True,
-        filter_string="tags.`data.digest` = 'away' and tags.headline LIKE 'tuned%'",
-        output_format="list",
-    )
-    child = find_child(parent.info.run_id)
-    assert (child.info.run_name, child.info.status) == ("tuning/stream", "FINISHED")
-    assert child.data.metrics["tuning/examples_per_s"] == 900.0
 
 
 def test_children_that_are_there_are_not_added_again_and_one_that_is_refused_stops_no_other(
