@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.stack import processes_of, wait_for
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {"parameters": {"pipeline": "naive"}}
@@ -100,30 +98,3 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
     assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"
     assert "model: os:system is not part of this project" in said
     assert ("training-failure", "markdown") in stack.artifacts(runs[0])
-
-
-def test_a_run_whose_deployment_goes_away_stays_confined(stack):
-    own = stack.deployment("prepare-data")
-    kept = ("entrypoint", "path", "pull_steps", "parameter_openapi_schema")
-    made = stack.ask(
-        "deployments/",
-        **{key: own[key] for key in (*kept, "enforce_parameter_schema")},
-        name="prepare-data",
-        flow_id=stack.ask("flows/", name="another")["id"],
-        work_pool_name="throughline",
-    )
-    flow_run = stack.ask(
-        f"deployments/{made['id']}/create_flow_run",
-        parameters={"changes": {"overrides": ["data.path=/etc"]}},
-    )["id"]
-    # What is only scheduled would be deleted with its deployment.
-    wait_for(
-        lambda: (
-            (state := stack.state(flow_run)["state_type"]) in ("FAILED", "CRASHED")
-            or (state != "SCHEDULED" and processes_of(stack.project, "prefect.engine"))
-        )
-    )
-    stack.post(f"deployments/{made['id']}", method="DELETE")
-    found = stack.ended(flow_run)
-    assert found["state_type"] in ("FAILED", "CRASHED")
-    assert "is outside of what runs from the UI may read" in found["state"]["message"]

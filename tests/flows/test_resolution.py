@@ -196,12 +196,6 @@ def test_a_problem_names_what_it_comes_from(project):
         resolve(project, Changes(overlay={"batch_size": 8}))
 
 
-def test_the_later_of_two_overrides_wins(project):
-    overrides = ["model.options.width=64", "model={name: small_cnn}"]
-    whole = resolve(project, Changes(overrides=overrides[1:]))
-    assert resolve(project, Changes(overrides=overrides)).params == whole.params
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("my photos #1", "my photos #1"), ("#1", "#1"), ("[1, 2] # two", [1, 2]), ("''", "")],
@@ -238,10 +232,3 @@ def test_numbers_of_a_form_that_is_older_than_params_yaml_are_named(project):
     later = SMALL | {"train": SMALL["train"] | {"epochs": 10}}
     assert form.numbers(later) == ["train.epochs=2"]
     assert Changes(overrides=["train.epochs=2"]).numbers(later) == [], "nobody's but the user's"
-
-
-def test_a_secret_in_a_value_is_not_repeated(project):
-    wrong = Changes(overrides=["data.path=s3://KEY:hush@bucket/photos"])
-    with pytest.raises(InvalidParams, match=r"--set data\.path: found a user, ") as failed:
-        resolve(project, wrong)
-    assert "hush" not in str(failed.value)

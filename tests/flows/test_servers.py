@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 import warnings
 from base64 import b64encode
@@ -26,6 +25,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from flows import ui
 from flows.orchestration.artifacts import link_to_report
 from flows.servers.credentials import exclusive, published_environment, use_running_servers
 from flows.servers.services import (
@@ -39,7 +39,6 @@ from flows.servers.services import (
 from flows.servers.temporary_server import prefect_server
 from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
 from flows.ui import STORE, Endpoints, tracking_process
-from tests.support.project import ROOT, start
 from tests.support.shared_servers import prefect_template
 from tests.support.stack import wait_for
 from throughline.shared.errors import ServiceFailed
@@ -91,40 +90,18 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_
     assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
 
 
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from flows.servers.services import ServerProcess, keep_running
-from flows.ui import run_until_interrupted
-
-asked = []
-server = ServerProcess(
-    name="mlflow",
-    command=["sh", "-c", "test -e died && sleep 600; touch died; exit 3"],
-    healthy=lambda: asked.append(1) or len(asked) == 1,
-    environment={},
-)
-with keep_running(server, logs=Path("logs")) as look_after:
-    run_until_interrupted(look_after)
-print("stopped")
-"""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_wait_for_a_server_that_is_started_again(tmp_path, number):
-    variables = {"PYTHONPATH": str(ROOT)}
-    with start(tmp_path, sys.executable, "-u", "-c", INTERRUPTED, shared=variables) as process:
-        try:
-            assert any("restarting mlflow" in line for line in process.stdout)
-            below = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
-            process.send_signal(number)
-            process.send_signal(number)  # of someone impatient
-            said = process.communicate(timeout=GONE_S)[0]
-        finally:
-            process.kill()  # a failure does not wait for its end
-    assert process.returncode == 0 and said.endswith("stopped\n")
-    assert not psutil.wait_procs(below, timeout=GONE_S)[1]
+def test_the_first_signal_ends_whatever_is_waited_for_and_later_ones_are_ignored(
+    monkeypatch, number
+):
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(ui.time, "sleep", lambda _: None)
+    try:
+        ui.run_until_interrupted(lambda: signal.raise_signal(number))
+        signal.raise_signal(number)  # of someone impatient
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_a_store_s_password_is_not_on_the_command_line_that_all_users_see():

@@ -1,21 +1,18 @@
 """The stack of `make ui` for real: a server, a worker and MLflow; runs started as the UI starts
-them, cancelled, crashed; nothing left behind; and what people see of it in a real browser.
+them, cancelled; nothing left behind; and what people see of it in a real browser.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import mlflow
-import psutil
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -32,7 +29,9 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stack):
-    schema = stack.deployment("training")["parameter_openapi_schema"]
+    deployment = stack.deployment("training")
+    assert deployment["enforce_parameter_schema"], "the server refuses what is not in it"
+    schema = deployment["parameter_openapi_schema"]
     own = list(SMALL["pipelines"])
     pipeline = schema["properties"]["pipeline"]
     assert pipeline["enum"][: len(own)] == own, "then those that presets bring"
@@ -45,6 +44,8 @@ def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stac
     assert changes["learning_rate"]["default"] == SMALL["train"]["learning_rate"]
     assert (changes["preset"]["enum"][0], changes["preset"]["default"]) == ("none", "none")
     assert all(field["description"] for field in changes.values())
+    assert not re.search(changes["overrides"]["items"]["pattern"], "rm -rf")
+    assert not re.search(schema["properties"]["name"]["pattern"], "../../elsewhere")
     compared = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]
     assert compared["pipelines"]["default"] == own
     assert compared["pipelines"]["items"]["enum"][: len(own)] == own
@@ -121,39 +122,19 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
 
 
 @pytest.mark.slow
-def test_the_form_follows_params_yaml_and_a_schedule_stays_as_it_was_set(stack):
+def test_the_form_follows_params_yaml(stack):
     def offered() -> int:
         schema = stack.deployment("comparison")["parameter_openapi_schema"]
         return schema["properties"]["changes"]["default"]["epochs"]
 
-    schedule = nightly(stack)
     file = stack.project / "params.yaml"
     before = file.read_text()
-    assert stack.post(schedule, method="PATCH", active=True).ok
     try:
         file.write_text(before.replace("epochs: 2", "epochs: 9"))
         wait_for(lambda: offered() == 9)
-        assert stack.deployment("comparison")["schedules"][0]["active"]
     finally:
         file.write_text(before)
-        assert stack.post(schedule, method="PATCH", active=False).ok
     wait_for(lambda: offered() == 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"pipeline": "nive"}, "'nive' is not one of"),
-        ({"pipeline": "naive", "changes": {"epochs": 0}}, "less than the minimum of 1"),
-        ({"pipeline": "naive", "changes": {"overrides": ["rm -rf"]}}, "does not match"),
-        ({"pipeline": "naive", "name": "../../elsewhere"}, "does not match"),
-    ],
-)
-def test_wrong_values_are_refused_at_once(stack, parameters, said):
-    path = f"deployments/{stack.deployment('training')['id']}/create_flow_run"
-    reply = stack.post(path, parameters=parameters)
-    assert reply.status_code in (409, 422) and said in reply.text
 
 
 @pytest.mark.slow
@@ -208,34 +189,6 @@ def test_cancelling_ends_every_process_and_frees_the_locks(stack):
     run(stack.project, "dvc", "status")
 
 
-@pytest.mark.slow
-def test_a_run_whose_worker_crashed_is_started_again_without_redoing_what_was_done(stack):
-    asked = {
-        "pipeline": "naive",
-        "changes": {"epochs": 150, "overrides": ["train.checkpoint_every=10 epochs"]},
-        "name": "crashed",
-        "measure": False,
-    }
-    stack.start("training", **asked)
-    workspace = stack.project / ".throughline" / "workspaces" / "crashed"
-    wait_for(lambda: list((workspace / "runs" / "naive" / ".checkpoint").glob("*/at-*")))
-    worker = next(
-        process
-        for process in processes_of(stack.project, "flows.worker")
-        if "supervise" not in " ".join(process.cmdline())
-    )
-    for process in (*worker.children(recursive=False), worker):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: not processes_of(stack.project, "tasks.train"))
-    # Taken by the worker that `make ui` has started in place of the dead one.
-    again = stack.start("training", **asked)
-    stack.completed(again)
-    assert "resuming interrupted training" in stack.log(again)
-    assert "Finished in state Cached('shard" in stack.log(again)
-    assert json.loads((workspace / "runs" / "naive" / "run.json").read_text())["mlflow_run_id"]
-
-
 @pytest.fixture(scope="module")
 def page(stack) -> Iterator[Page]:
     with browsing(stack.user) as opened:
@@ -278,42 +231,22 @@ def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
 
 
 @pytest.mark.slow
-def test_the_page_of_a_run_shows_its_stages_artifacts_and_timeline(stack, page, trained):
+def test_the_pages_of_a_run_show_its_stages_and_its_timeline(stack, page, trained):
     page.goto(f"{stack.server}/runs/flow-run/{trained}")
     expect(page.get_by_text("Completed").first).to_be_visible()
     expect(page.get_by_text("Running stage").first).to_be_visible()  # its log's beginning
     picture(page, "prefect-run")
-    page.get_by_text("Artifacts").first.click()
-    for name in ("training-timeline", "mlflow-run"):
-        expect(page.get_by_text(name).first).to_be_visible()
-    picture(page, "prefect-artifacts")
     of_run = {"flow_run_id": {"any_": [trained]}, "key": {"any_": ["training-timeline"]}}
     (timeline,) = stack.ask("artifacts/filter", artifacts=of_run)
     page.goto(f"{stack.server}/artifacts/artifact/{timeline['id']}")
     image = page.locator("img[src^='data:image/png']").first
     image.wait_for()
     assert image.evaluate("picture => picture.naturalWidth") > 500
-    picture(page, "prefect-timeline")
 
 
 @pytest.mark.slow
-def test_runs_at_once_take_turns_and_mlflow_lists_them(stack, page, trained_at_once, monkeypatch):
+def test_runs_at_once_take_turns_and_both_are_experiments(stack, trained_at_once):
     started, most = trained_at_once
     assert most == 1, "never two measured stages at once"
     names = run(stack.project, "dvc", "exp", "list")
     assert all(stack.state(flow_run)["name"] in names for flow_run in started)
-    stack.use_mlflow(monkeypatch)
-    runs = mlflow.search_runs(
-        search_all_experiments=True,
-        filter_string="attributes.status = 'FINISHED'",
-        output_format="list",
-    )
-    pair = [
-        next(run.info for run in runs if run.data.tags.get("prefect.flow_run_id") == flow_run)
-        for flow_run in started
-    ]
-    page.goto(f"{stack.tracking}/#/experiments/{pair[0].experiment_id}")
-    page.wait_for_url("**/runs?*")  # not the traces of language models
-    for info in pair:
-        expect(page.get_by_text(info.run_name, exact=True).first).to_be_visible()
-    picture(page, "mlflow-runs")

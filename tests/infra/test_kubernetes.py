@@ -249,7 +249,9 @@ def test_every_pod_has_a_policy_and_arrows_are_allowed_on_both_sides(folder):
 
 
 @EVERY_FOLDER
-def test_no_pod_runs_as_root_writes_into_its_image_or_gets_more_rights(folder):
+def test_a_pod_has_a_pinned_image_documented_secrets_and_no_more_rights(folder):
+    (secret,) = re.findall(r"create secret generic (\S+) +--from", README)
+    pinned = {service["image"] for service in COMPOSE["services"].values()}
     labels = of_kind(render(folder), "Namespace")["throughline"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     for one, container in containers_of(folder):
@@ -258,22 +260,10 @@ def test_no_pod_runs_as_root_writes_into_its_image_or_gets_more_rights(folder):
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}, one.name
         assert one.pod["automountServiceAccountToken"] is False, one.name
         assert container["securityContext"] == NOTHING_MORE, one.name
-
-
-@EVERY_FOLDER
-def test_images_are_those_of_compose_and_have_cuda_where_there_is_a_gpu(folder):
-    pinned = {service["image"] for service in COMPOSE["services"].values()}
-    for one, container in containers_of(folder):
         assert container["image"] in pinned, one.name
         limits = container["resources"]["limits"]
         assert container["image"].endswith("-gpu") == ("nvidia.com/gpu" in limits), one.name
         assert "memory" in limits, one.name
-
-
-@EVERY_FOLDER
-def test_passwords_and_keys_come_from_the_documented_secrets(folder):
-    (secret,) = re.findall(r"create secret generic (\S+) +--from", README)
-    for one, container in containers_of(folder):
         for variable in container.get("env", []):
             key = variable.get("valueFrom", {}).get("secretKeyRef")
             assert key is None or (key["name"] == secret and key["key"] in SECRETS), one.name
@@ -306,13 +296,6 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
     from_graphs = {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")}
     pair = {("dispatcher", "input-worker", 5051), ("input-worker", "dispatcher", 5050)}
     assert from_graphs == pair
-
-
-def test_templates_are_suspended_and_each_training_has_a_gpu_per_pod():
-    templates = of_kind(render(KUEUE), "CronJob")
-    assert templates and all(one["spec"]["suspend"] is True for one in templates.values())
-    for one, container in [*containers_of(KUEUE), *containers_of(JOBSET)]:
-        assert not one.job or container["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 @pytest.mark.parametrize(
@@ -349,13 +332,17 @@ def test_hosts_are_named_before_they_are_ready_and_each_stage_of_a_jobset_has_it
     assert jobset["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
 
 
-def test_trainings_wait_in_a_queue_whose_quota_has_room_for_them():
+def test_trainings_have_a_gpu_per_pod_and_wait_in_a_queue_whose_quota_has_room_for_them():
+    for one, container in [*containers_of(KUEUE), *containers_of(JOBSET)]:
+        assert not one.job or container["resources"]["limits"]["nvidia.com/gpu"] == 1
     manifests = render(KUEUE)
     (queue,) = of_kind(manifests, "LocalQueue").values()
     whole = of_kind(manifests, "ClusterQueue")[queue["spec"]["clusterQueue"]]
     (flavor,) = whole["spec"]["resourceGroups"][0]["flavors"]
     assert flavor["name"] in of_kind(manifests, "ResourceFlavor")
+    assert of_kind(manifests, "CronJob")
     for cron_job in of_kind(manifests, "CronJob").values():
+        assert cron_job["spec"]["suspend"] is True, "a template"
         template = cron_job["spec"]["jobTemplate"]
         label = template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
         assert (label, template["spec"]["suspend"]) == (queue["metadata"]["name"], True)
