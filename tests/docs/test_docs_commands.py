@@ -80,8 +80,10 @@ def of(language: str) -> list[Block]:
     return [block for block in BLOCKS if block.language == language]
 
 
-def test_every_block_is_of_a_language_that_a_test_reads():
+def test_every_block_is_of_a_language_that_a_test_reads_and_examples_in_python_are_python():
     assert {block.language for block in BLOCKS} == {"", "sh", "yaml", "python"}
+    for block in of("python"):
+        compile(block.text, str(block), "exec")
 
 
 @pytest.fixture
@@ -128,11 +130,6 @@ def test_every_command_in_a_sentence_is_accepted(folder):
             if not LEFT_OUT.search(str(error)):
                 refused[command] = str(error)
     assert INLINE and not refused
-
-
-def test_every_example_in_python_is_python():
-    for block in of("python"):
-        compile(block.text, str(block), "exec")
 
 
 @pytest.mark.integration

@@ -42,25 +42,19 @@ import wave
 
 import numpy as np
 
+from tests.support.small_data import data_settings, prepared
+from tests.support.small_pipelines import batches, digest_of_all, pipeline, prepare_snapshot
 from throughline.data.ingest import ingest
+from throughline.data.manifest import read_manifest
 from throughline.data.shards.records import example_key
-from throughline.data.shards.writing import shard
-from throughline.measurement.equality import digest_examples
-from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
-from throughline.plan.ops import Decode, Op
-from throughline.plan.plan import make_plan, set_storage_order
-from throughline.plan.spec import InputSpec
-from throughline.settings import DataSettings, PipelineConfig, ShardSettings
+from throughline.plan.ops import Op
 
 
 def test_npy_files_become_classes(tmp_path):
     for name in ("cat", "dog"):
         images = np.random.default_rng(len(name)).integers(0, 256, (40, 6, 5), np.uint8)
         np.save(tmp_path / f"{name}.npy", images + np.uint8(name == "dog"))
-    settings = DataSettings(source="npy_classes", path=str(tmp_path))
-    manifest = ingest(settings, tmp_path / "manifest")
+    manifest = ingest(data_settings(tmp_path, "npy_classes"), tmp_path / "manifest")
     assert manifest.classes == ("cat", "dog")
     assert manifest.schema.input.shape == (6, 5, 1)
     assert len(manifest.examples) == 80
@@ -91,36 +85,16 @@ def test_sounds_are_the_same_from_shards_as_from_the_snapshot(tmp_path):
             file.writeframes(samples.tobytes())
         written[example_key(f"{path.parent.name}/{path.name}")] = samples
     (tmp_path / "wav" / "low" / "broken.wav").write_bytes(b"RIFF")
-    settings = DataSettings(
-        source="sound_folder", path=str(tmp_path / "wav"), max_reject_fraction=0.1
-    )
-    manifest = ingest(settings, tmp_path / "manifest")
-    assert list(manifest.rejected["id"]) == ["low/broken.wav"]
-    index = shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=2))
-    snapshot(index, tmp_path / "shards", tmp_path / "snapshot", preprocess=[Decode()])
-    data = open_prepared_data(
-        manifest=tmp_path / "manifest",
-        shards=tmp_path / "shards",
-        snapshot=tmp_path / "snapshot",
-        preprocess=[Decode()],
-    )
-    spec = InputSpec(
-        schema=index.schema,
-        preprocess=(Decode(),),
-        augment=(Beginning(),),
-        postprocess=(),
-        batch_size=8,
-    )
-    digests = set()
-    for read in ("shards", "snapshot", "files"):
-        config = set_storage_order(PipelineConfig(read=read))
-        plan = make_plan(config, spec)
-        pipeline = InputPipeline(plan=plan, data=data, split="train", seed=0, with_keys=True)
-        digests.add(digest_examples(pipeline).digest)
-        for batch in pipeline.dataset().as_numpy_iterator():
+    folder = prepared(data_settings(tmp_path / "wav", "sound_folder"), tmp_path)
+    assert list(read_manifest(folder / "manifest").rejected["id"]) == ["low/broken.wav"]
+    stored = {"arrays": prepare_snapshot(folder, folder / "snapshot", "arrays")}
+    same = {"augment": (Beginning(),), "postprocess": (), "in_order": True, "with_keys": True}
+    pipes = {read: pipeline(stored, read=read, **same) for read in ("shards", "snapshot", "files")}
+    digest_of_all(pipes)
+    for pipe in pipes.values():
+        for batch in batches(pipe):
             for key, sound in zip(batch["key"].tolist(), batch["sound"], strict=True):
                 assert sound[:, 0].tolist() == written[key][:100].tolist()
-    assert len(digests) == 1
 """
 
 

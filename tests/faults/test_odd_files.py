@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from tests.support.project import run_python
-from tests.support.small_data import data_settings, flip_bit, picture, read_reasons
+from tests.support.small_data import data_settings, flip_bit, picture, read_reasons, save_photos
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
@@ -104,11 +104,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.fixture
 def root(tmp_path):
-    for number in range(GOOD):
-        path = tmp_path / "in" / "ab"[number % 2] / f"{number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path)
-    return tmp_path / "in"
+    return save_photos(tmp_path / "in", GOOD, "a", "b", suffix="png")
 
 
 def test_odd_files_are_rejected_with_their_reasons_and_the_others_are_used(root, tmp_path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.support.project import SMALL, make_project, run, write_params
 
@@ -15,28 +13,14 @@ pytestmark = pytest.mark.slow
 OWN = ("data/raw/mine/data.npz", "data/raw/fashion_mnist/own.npz", "data/raw/none/own.npz")
 
 
-def params(**data):
-    changed = copy.deepcopy(SMALL)
-    changed["data"] |= data
-    return changed
-
-
 @pytest.fixture
 def project(tmp_path, array_file):
-    """A project with the user's own files below data/raw, as of when that was an output."""
+    """A project with the user's own files below data/raw."""
     folder = make_project(tmp_path / "project", array_file)
     for name in OWN:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(array_file, path)
-    lock = {
-        "fetch": {
-            "cmd": "python -m tasks.fetch",
-            "outs": [{"path": "data/raw", "hash": "md5", "md5": "0" * 32 + ".dir"}],
-        }
-    }
-    with (folder / "dvc.lock").open("w") as file:
-        YAML().dump({"schema": "2.0", "stages": lock}, file)
     return folder
 
 
@@ -51,7 +35,7 @@ def test_files_below_data_raw_survive_every_change_of_fetch(project):
     shutil.rmtree(project / "data" / "raw" / "none")
     run(project, "dvc", "repro", "fetch")
     assert survivors(project) == OWN[:2]
-    write_params(project, params(fetch="fashion_mnist"))
+    write_params(project, SMALL | {"data": SMALL["data"] | {"fetch": "fashion_mnist"}})
     output = run(project, "dvc", "repro", "fetch", code=None)
     assert "UnexpectedFiles" in output or "DataNotFound" in output
     write_params(project, SMALL)

@@ -88,6 +88,7 @@ BLOWS: dict[str, tuple[Callable[[subprocess.Popen, str], object], int]] = {
         lambda process, mark: kill_group_of(marked(mark)[2]),
         128 + signal.SIGKILL,
     ),
+    "command ended": (lambda process, mark: marked(mark)[2].send_signal(signal.SIGUSR1), 0),
 }
 
 
@@ -106,12 +107,4 @@ def test_what_ignores_sigterm_is_killed(family):
     process.terminate()
     process.stdout.read()
     assert process.wait(LONGEST_S) == 128 + signal.SIGTERM
-    assert not marked(mark)
-
-
-def test_what_a_finished_command_leaves_running_is_ended(family):
-    process, mark = family()
-    marked(mark)[2].send_signal(signal.SIGUSR1)
-    process.stdout.read()
-    assert process.wait(LONGEST_S) == 0
     assert not marked(mark)

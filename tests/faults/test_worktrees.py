@@ -59,13 +59,6 @@ def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
     assert sweep_workspaces(project) == []
 
 
-def test_a_worktree_in_use_is_not_swept(project):
-    with opened(project, ephemeral=True) as workspace:
-        age(workspace.root, 2 * SWEPT_AFTER_S)
-        assert sweep_workspaces(project) == []
-        assert workspace.root.exists()
-
-
 def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(project):
     root = leave(project, "mine", ephemeral=False)
     with opened(project, "mine", ephemeral=True) as workspace:
@@ -218,7 +211,7 @@ def test_code_in_a_submodule_is_refused_with_the_submodule(project, tmp_path):
     check_code(project, ["my_ops.py"])
 
 
-def test_the_latest_reports_of_runs_without_a_name_stay(project):
+def test_a_worktree_in_use_is_not_swept_and_the_latest_reports_of_runs_without_a_name_stay(project):
     reports = project / ".throughline" / "reports"
     for number in range(KEPT_REPORTS):
         (reports / f"earlier-{number}").mkdir(parents=True)
@@ -226,6 +219,8 @@ def test_the_latest_reports_of_runs_without_a_name_stay(project):
     with opened(project, ephemeral=True) as workspace:
         (workspace.root / "report").mkdir()
         (workspace.root / "report" / "index.html").write_text("found")
+        age(workspace.root, 2 * SWEPT_AFTER_S)
+        assert sweep_workspaces(project) == [], "it is in use"
         kept = remove_workspace(workspace)
     assert kept is not None and (kept / "index.html").read_text() == "found"
     left = {path.name for path in reports.iterdir()}

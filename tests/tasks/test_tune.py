@@ -52,15 +52,11 @@ def command(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.integration
-def test_wrong_options_are_one_paragraph(project, command):
-    code, _, said = command(project, "--ram", "8", "--epochs", "0")
-    assert code == 2 and said.startswith("InvalidBudget: --ram: ") and "--epochs: " in said
-    assert not (project / FOLDER).exists()
-
-
-def test_data_that_is_not_prepared_is_said(tmp_path, command):
+def test_wrong_options_are_one_paragraph_and_data_that_is_not_prepared_is_said(tmp_path, command):
     write_params(tmp_path, SMALL)
+    code, _, said = command(tmp_path, "--ram", "8", "--epochs", "0")
+    assert code == 2 and said.startswith("InvalidBudget: --ram: ") and "--epochs: " in said
+    assert not (tmp_path / FOLDER).exists()
     code, _, said = command(tmp_path)
     assert code == 2 and said.startswith("MissingInput: data/shards holds no complete set")
 

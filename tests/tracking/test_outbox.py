@@ -27,22 +27,17 @@ def unsent(pipeline: str, *calls) -> PendingRun:
     return PendingRun(run_key=run_key, run_id=None, status="FINISHED", tags={}, calls=calls)
 
 
-def test_runs_come_back_value_by_value_the_oldest_first(tmp_path):
+def test_runs_come_back_value_by_value_the_oldest_first_and_a_damaged_one_is_named(tmp_path):
     runs = [unsent("naive", ["metric", "loss", 0.5, 3]), unsent("cached", ["tag", "a", "b"])]
     for run in runs:
         enqueue(tmp_path, run)
     assert [run for _, run in list_pending(tmp_path)] == [
         PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
     ]
-
-
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
-    enqueue(tmp_path, unsent("naive"))
-    (file,) = tmp_path.iterdir()
+    file = min(tmp_path.iterdir())
     file.write_text(file.read_text()[:40])
-    enqueue(tmp_path, unsent("optimized"))
     pending = list_pending(tmp_path)
-    assert next(pending)[1].run_key.pipeline == "optimized", "it holds up no other"
+    assert next(pending)[1].run_key.pipeline == "cached", "it holds up no other"
     with pytest.raises(DamagedFile, match=f"{file.name} is damaged, .*: delete it"):
         next(pending)
 
