@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -16,7 +14,6 @@ import pytest
 
 from tests.support.kills import kills_at_each_operation
 from tests.support.lanes import slow_but_first
-from tests.support.project import ROOT
 from tests.support.small_data import data_settings, picture, read_files
 from tests.support.worktrees import age
 from throughline.config.cli import clear_after_kills
@@ -102,34 +99,18 @@ def test_temporary_files_of_a_process_that_lives_stay(tmp_path):
     clear_leftovers(tmp_path / "not there")
 
 
-SCRATCHING = """
-import signal, sys
-sys.path.insert(0, sys.argv[1])
-from throughline.shared.scratch import Scratch
-scratch = Scratch()
-print(scratch.new_folder(), flush=True)
-signal.pause()
-"""
-
-
 def test_scratch_folders_of_killed_processes_are_cleared_by_the_next(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRATCHING, str(ROOT)],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            folder = Path(process.stdout.readline().strip())
-            assert folder.is_relative_to(tmp_path / SCRATCH)
-            clear_scratch(tmp_path)
-            assert folder.exists(), "its process is alive"
-        finally:
-            process.kill()
-    assert folder.exists()
+    process = os.fork()
+    if process == 0:
+        own = Scratch(tmp_path)
+        os._exit(not own.new_folder().is_relative_to(tmp_path / SCRATCH))
+    assert os.waitpid(process, 0)[1] == 0
+    (left,) = (one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir())
     own = Scratch(tmp_path)
     new = own.folder
-    assert [one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir()] == [new]
+    assert [one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir()] == [new] != [left]
+    clear_scratch(tmp_path)
+    assert new.exists(), "its process is alive"
     del own
     assert not list((tmp_path / SCRATCH).iterdir())
 

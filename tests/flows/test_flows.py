@@ -38,12 +38,6 @@ pytestmark = pytest.mark.timeout(400)
 CHANGE = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
 
 
-def train_naive(folder, override, *, name, code=0):
-    """Run the training flow with a change; returns what it says."""
-    command = ["python", "-m", "flows.training", "--pipeline", "naive"]
-    return run(folder, *command, "--set", override, "--name", name, code=code)
-
-
 @pytest.mark.slow
 def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_mlflow_lacks_it(
     first,
@@ -209,8 +203,8 @@ def test_a_failing_stage_says_its_reason_once_and_by_which_name_the_run_goes_on(
 @pytest.mark.slow
 def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     folder, _ = first
-    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--no-measure"]
-    output = run(folder, *command, "--set", "train.epochs=1")
+    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1"]
+    output = run(folder, *command, "--no-measure")
     assert "profile" not in output
     assert "`naive` is trained, not measured" in output
     name = re.search(r"\.throughline/workspaces/([^/]+)/runs/naive", output)[1]
@@ -220,7 +214,7 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     assert TrainResult.read(files).last_epoch and not (files / "profile").exists()
     assert name not in run(folder, "dvc", "exp", "list", "--name-only")
     # As it has said, the same command without that goes on from there.
-    output = train_naive(folder, "train.epochs=1", name=name)
+    output = run(folder, *command, "--name", name)
     assert re.search(r"^· train naive +up to date$", output, re.MULTILINE)
     assert f"kept as DVC experiment {name}" in output
     compared = Comparison.read(workspace / "report")

@@ -155,45 +155,37 @@ def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, p
 
 
 @pytest.mark.parametrize(
-    ("by_environment", "advice"),
-    [(True, "`unset PREFECT_API_URL`"), (False, "`prefect config unset PREFECT_API_URL`")],
+    ("source", "advice"),
+    [
+        ("the environment", r"the environment names.*: `unset PREFECT_API_URL`"),
+        ("a profile", r"settings names.*: `prefect config unset PREFECT_API_URL`"),
+        ("make ui", "of `make ui` names"),
+        ("make ui, sourced", "of `make ui` names"),
+    ],
 )
-def test_a_configured_server_that_is_gone_is_named_with_what_to_do(
-    monkeypatch, absent_server, by_environment, advice
+def test_a_server_that_is_gone_is_named_with_what_to_do(
+    tmp_path, monkeypatch, absent_server, source, advice
 ):
-    url = f"{absent_server}/api"
-    monkeypatch.setenv("PREFECT_API_URL", url)
-    if not by_environment:
-        monkeypatch.delenv("PREFECT_API_URL")
-    with (
-        temporary_settings({PREFECT_API_URL: url}),
-        pytest.raises(ServiceFailed) as failed,
-        prefect_server(),
-    ):
-        pytest.fail("the block was entered")
-    assert url in str(failed.value) and advice in str(failed.value)
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["found", "sourced"])
-def test_of_the_server_of_make_ui_no_variable_is_to_be_unset(
-    tmp_path, monkeypatch, absent_server, named
-):
-    """It is not there for a moment, such as while it is started again."""
+    """That of `make ui` is not there for a moment, such as while it is started again."""
     url = f"{absent_server}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)  # goes with the test, whoever sets it
-    if not named:
+    if source in ("a profile", "make ui"):
         monkeypatch.delenv("PREFECT_API_URL")
-    updates, left_out = ({PREFECT_API_URL: url}, set()) if named else ({}, {PREFECT_API_URL})
+    updates, left_out = {PREFECT_API_URL: url}, set()
+    if source == "make ui":
+        updates, left_out = {}, {PREFECT_API_URL}
+    running = {"PREFECT_API_URL": url} if source.startswith("make ui") else {}
     with (
         temporary_settings(updates, restore_defaults=left_out),
         exclusive(tmp_path),
-        published_environment(tmp_path, {"PREFECT_API_URL": url}),
-        use_running_servers(tmp_path) as running,
-        pytest.raises(ServiceFailed, match="of `make ui` names") as failed,
-        prefect_server(running),
+        published_environment(tmp_path, running),
+        use_running_servers(tmp_path) as found,
+        pytest.raises(ServiceFailed, match=advice) as failed,
+        prefect_server(found),
     ):
         pytest.fail("the block was entered")
-    assert url in str(failed.value) and "unset" not in str(failed.value)
+    assert url in str(failed.value)
+    assert ("unset" in str(failed.value)) is not source.startswith("make ui")
 
 
 @pytest.mark.slow

@@ -72,19 +72,6 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack):
     } <= stack.edges(started)
 
 
-def access_of(stack) -> dict[str, str]:
-    """What lets Prefect's client ask the stack's server."""
-    user = ":".join(stack.user)
-    return {"PREFECT_API_URL": f"{stack.server}/api", "PREFECT_API_AUTH_STRING": user}
-
-
-def nightly(stack) -> str:
-    """Where the schedule of prefect.yaml is set."""
-    deployment = stack.deployment("comparison")
-    (own,) = [each for each in deployment["schedules"] if each["slug"] == "nightly"]
-    return f"deployments/{deployment['id']}/schedules/{own['id']}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True], ids=["to its end", "killed, and again"])
 def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch, cut):
@@ -94,11 +81,14 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
 
     before = schedules()
     made = {"cron": "30 4 * * 6", "timezone": "Europe/Berlin"}
-    deployment = stack.deployment("comparison")["id"]
-    assert stack.post(nightly(stack), method="PATCH", active=True).ok
-    reply = stack.post_json(f"deployments/{deployment}/schedules", [{"schedule": made}])
+    deployment = stack.deployment("comparison")
+    place = f"deployments/{deployment['id']}/schedules"
+    (own,) = [each["id"] for each in deployment["schedules"] if each["slug"] == "nightly"]
+    assert stack.post(f"{place}/{own}", method="PATCH", active=True).ok
+    reply = stack.post_json(place, [{"schedule": made}])
     assert reply.ok, reply.text
-    access = access_of(stack)
+    user = ":".join(stack.user)
+    access = {"PREFECT_API_URL": f"{stack.server}/api", "PREFECT_API_AUTH_STRING": user}
     monkeypatch.chdir(stack.project)
     wanted = {("0 2 * * *", True, "nightly"), ("30 4 * * 6", True, None)}
     assert schedules() == wanted
@@ -114,10 +104,9 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
         assert schedules() == wanted
     finally:
         for each in stack.deployment("comparison")["schedules"]:
-            if each["slug"] is None:
-                path = f"deployments/{deployment}/schedules/{each['id']}"
-                assert stack.post(path, method="DELETE").ok
-        assert stack.post(nightly(stack), method="PATCH", active=False).ok
+            own = each["slug"] == "nightly"
+            back = {"method": "PATCH", "active": False} if own else {"method": "DELETE"}
+            assert stack.post(f"{place}/{each['id']}", **back).ok
     assert schedules() == before
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from ruamel.yaml import YAML
 
 from tests.support.kills import signaled_at
 from tests.support.project import (
@@ -86,18 +85,6 @@ def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):
     history = mlflow.MlflowClient().get_metric_history(runs[0].info.run_id, "val/accuracy")
     assert [point.step for point in history] == [0, 1, 2], "the last is the model that is kept"
     assert history[2].value == history[1].value
-
-
-@pytest.mark.slow
-def test_what_dvc_plots_shows_are_pictures_that_need_no_network(first):
-    folder, _ = first
-    run(folder, "dvc", "plots", "show")
-    page = (folder / "dvc_plots" / "index.html").read_text()
-    assert "<script" not in page and not re.search(r"https?://|src=.//", page)
-    pictures = re.findall(r'<img src="([^"]+)"', page)
-    assert len(pictures) == len(YAML(typ="safe").load((folder / "dvc.yaml").read_text())["plots"])
-    for picture in pictures:
-        assert (folder / "dvc_plots" / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def stale(folder) -> set[str]:

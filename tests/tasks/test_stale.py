@@ -249,13 +249,6 @@ def small(tmp_path, array_file) -> Path:
     return folder
 
 
-def test_a_project_of_defaults_runs(small):
-    least = {key: SMALL[key] for key in ("data", "pipelines")}
-    write_params(small, {**least, "measure": SMALL["measure"]})
-    run(small, "dvc", "repro", "build@naive")
-    assert not status(small) & {"identities", "ingest", "shard", "snapshot", "build@naive"}
-
-
 def test_what_a_stale_snapshot_advises_helps(small):
     run(small, "dvc", "repro", "snapshot")
     (small / "helpers" / "amounts.py").write_text("BY = 7\n")
