@@ -125,8 +125,6 @@ def _workloads_of(manifest: Manifest) -> Iterator[Workload]:
     if manifest["kind"] in ("Deployment", "StatefulSet"):
         template = manifest["spec"]["template"]
         yield Workload(name=name, template=template, labels=template["metadata"]["labels"])
-    elif manifest["kind"] == "Pod":
-        yield Workload(name=name, template=manifest, labels=manifest["metadata"]["labels"])
     elif manifest["kind"] == "CronJob":
         job, run = manifest["spec"]["jobTemplate"]["spec"], f"{own}-1"
         service = job["template"]["spec"].get("subdomain")
