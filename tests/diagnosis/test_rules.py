@@ -15,7 +15,6 @@ from throughline.data.encodings.texts import text_feature
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.findings import MOST_TRIED, find_all
 from throughline.diagnosis.rules import RULES
-from throughline.diagnosis.rules.base import Change, Effort, rule
 from throughline.plan.augmentations import Flip
 from throughline.plan.ops import Decode, Rescale, Resize
 from throughline.plan.parallelism import Parallelism
@@ -28,7 +27,6 @@ from throughline.settings import BatchSettings, PipelineConfig
 
 pytestmark = pytest.mark.integration
 
-# Photos of which a traced step takes 10 ms.
 CORES, BATCH, STEPS, STEP_MS = 4, 64, 20, 10.0
 PHOTOS = InputSpec(
     schema=labeled(image_feature()),
@@ -184,28 +182,15 @@ def test_every_rule_has_a_limit():
     assert {name for name, *_ in LIMITS} == {rule.name for rule in RULES}
 
 
-def test_a_detector_becomes_a_rule_of_its_name():
-    @rule(params_key="prefetch", cause="no reason", change=Change(config={"prefetch": 2}))
-    def _never(facts) -> None:
-        return None
-
-    assert (_never.name, _never.params_key, _never.effort) == ("never", "prefetch", Effort.SETTING)
-    assert _never.change.config == {"prefetch": 2}
-    assert _never.detect(facts_of({})) is None
-
-
-@pytest.mark.parametrize("batch", [None, {"pad_to": "auto"}])
-def test_a_map_before_batches_by_length_is_called_for_single_examples(batch):
-    per_example_map = facts_of({"batch": batch}, spec=TEXT).per_example_map()
-    assert per_example_map and [op.name for op in per_example_map.ops][-1] == "tokenize"
-
-
-def test_a_map_after_batches_by_length_is_called_once_a_step():
-    batch = BucketBatch(size=64, batching=BatchSettings(pad_to="auto"))
+def test_a_map_is_called_for_single_examples_before_batches_by_length_and_once_a_step_after():
+    for batch in (None, {"pad_to": "auto"}):
+        before = facts_of({"batch": batch}, spec=TEXT).per_example_map()
+        assert before and [op.name for op in before.ops][-1] == "tokenize"
+    bucket = BucketBatch(size=64, batching=BatchSettings(pad_to="auto"))
     flips = Map(ops=(Flip(),), parallel=Parallelism(), first_op_position=0)
     facts = facts_of({})
-    plan = replace(facts.plan, steps=(batch, flips))
-    assert replace(facts, plan=plan).per_example_map() is None
+    after = replace(facts.plan, steps=(bucket, flips))
+    assert replace(facts, plan=after).per_example_map() is None
 
 
 def test_work_before_a_cache_is_none_of_a_warm_epoch():

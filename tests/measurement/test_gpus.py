@@ -107,27 +107,19 @@ class Machine:
         self.now_s += seconds
         self.cpu_s = {**self.cpu_s, process: self.cpu_s.get(process, 0.0) + seconds}
 
-    def monitor(self, *, paused=False):
-        return UsageMonitor([], paused=paused, clock=lambda: self.now_s, cpu_s=lambda: self.cpu_s)
 
-
-def test_what_happens_in_a_pause_is_not_measured():
+def test_what_happens_in_a_pause_is_not_measured_and_the_work_of_child_processes_counts():
     machine = Machine()
-    with machine.monitor(paused=True) as monitor:
+    with UsageMonitor(
+        [], paused=True, clock=lambda: machine.now_s, cpu_s=lambda: machine.cpu_s
+    ) as monitor:
         machine.work(3.0)
         monitor.resume()
         machine.work(1.0)
+        machine.work(2.0, process=2)
         monitor.pause()
         machine.work(3.0)
-    assert (monitor.measured.cpu_s, monitor.measured.wall_s) == (1.0, 1.0)
-
-
-def test_the_work_of_child_processes_counts():
-    machine = Machine()
-    with machine.monitor() as monitor:
-        machine.work(1.0)
-        machine.work(2.0, process=2)
-    assert monitor.measured.cpu_s == 3.0
+    assert (monitor.measured.cpu_s, monitor.measured.wall_s) == (3.0, 3.0)
 
 
 @pytest.mark.integration

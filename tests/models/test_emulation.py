@@ -31,12 +31,6 @@ def models(name="emulated", *, target=CLASSES, input_shape=(8, 8, 1), dtype="uin
     return build_models(settings, **given)
 
 
-def test_texts_of_any_length_are_taken():
-    built = models(input_shape=(None,), dtype="int32", step_ms=5)
-    for length in (3, 7):
-        assert built.full_model(np.ones((2, length), np.int32)).shape == (2, 4)
-
-
 def batches(count, labels=(0, 0, 0, 1)):
     images = np.zeros((len(labels), 8, 8, 1), np.uint8)
     return iter(tf.data.Dataset.from_tensors((images, np.asarray(labels))).repeat(count))
@@ -95,7 +89,8 @@ def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
 
 def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_path):
     built = models(step_ms=0.1)
-    model = trained(built, batches(60), 60)
+    model = trained(built, feed := batches(60), 15, steps_per_execution=4)
+    assert next(feed, None) is None, "each step of an execution takes a batch"
     built.full_model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     inputs = np.zeros((3, 8, 8, 1), np.uint8)
@@ -104,16 +99,13 @@ def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_pa
     assert logits.argmax(axis=1).tolist() == [0, 0, 0]
 
 
-def test_targets_keep_their_shape():
+def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
+    texts = models(input_shape=(None,), dtype="int32", step_ms=5)
+    for length in (3, 7):
+        assert texts.full_model(np.ones((2, length), np.int32)).shape == (2, 4)
     built = models(target=Target(kind="regression", shape=(2, 3)), step_ms=0.1)
     model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=1, stored=False))
     assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
-
-
-def test_several_steps_per_execution_take_several_batches_and_their_time():
-    feed = batches(8)
-    trained(models(step_ms=1), feed, 2, steps_per_execution=4)
-    assert next(feed, None) is None
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import keras
 import pytest
 from keras import layers
@@ -16,9 +14,7 @@ from throughline.data.encodings.labels import labeled
 from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.plan.op_parsing import describe_op, restore_op
 from throughline.plan.ops import DecodeImage, DecodeRaw, Op, Resize, Standardize
-from throughline.plan.schema import Encoding, Feature, Schema
 from throughline.plan.text_ops import Tokenize
-from throughline.settings import PipelineConfig
 
 pytestmark = pytest.mark.integration
 
@@ -36,33 +32,7 @@ pytestmark = pytest.mark.integration
 )
 def test_an_op_comes_back_as_it_was(op: Op):
     rows = labeled(array_feature("numbers", (3,), "float32"))
-    check_restored(op, rows if isinstance(op, DecodeRaw) else labeled(image_feature()))
-
-
-class DecodeSound(Op):
-    """What `decode` means for an encoding that is added."""
-
-    name = "decode"
-    channels: int
-
-
-class SoundEncoding(Encoding):
-    """An encoding that is added."""
-
-    name, modality, noun, storage = "sound", "sounds", "sounds", "files"
-
-    def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
-        """Samples, all channels."""
-        return DecodeSound(channels=feature.channels)
-
-
-def test_what_decodes_an_encoding_that_is_added_comes_back_as_it_was(monkeypatch):
-    monkeypatch.setattr(DecodeSound, "__module__", "throughline.data.encodings.sounds")
-    sound = replace(image_feature((None, 2)), encoding=SoundEncoding())
-    check_restored(DecodeSound(channels=2), labeled(sound))
-
-
-def check_restored(op: Op, schema: Schema) -> None:
+    schema = rows if isinstance(op, DecodeRaw) else labeled(image_feature())
     restored, problems = restore_op(describe_op(op), schema)
     assert (restored, problems) == (op, [])
     assert restored is not None and restored.identity == op.identity

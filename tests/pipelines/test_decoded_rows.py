@@ -1,82 +1,86 @@
 """A snapshot that stores a part of the rows: the others are decoded when they are read, and every
-batch is that of a whole one.
+batch is that of a whole one. So it is of uncompressed shards that are read in any order.
 """
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
 from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import (
     GLOBAL,
+    PRESETS,
     batches,
     digest_of_all,
     pipeline,
-    prepare_snapshot,
     same,
 )
 from throughline.data.columns.index import column_path, count_stored, read_index, verify
-from throughline.pipelines.read.decoded_rows import join_rows
+from throughline.pipelines.read.snapshot_reader import SnapshotReader
 from throughline.plan.augmentations import Brightness, Flip, RandomCrop, RandomResizedCrop
 from throughline.plan.ops import CenterCrop
 from throughline.plan.training_workers import TrainingWorker
-from throughline.shared.errors import CorruptColumn, StaleSnapshot
+from throughline.shared.errors import CorruptColumn, MissingInput, StaleSnapshot
 
 pytestmark = pytest.mark.integration
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
 
 
-def reading(snapshot_of, kind, fraction, *, stored=None, **more):
-    """What reads this fraction of a snapshot, which stores that or more."""
+def reading(snapshot_of, kind, *, fraction=1.0, stored=None, **more):
+    """What reads this fraction of a snapshot, which stores that or more, or its shards."""
     data = snapshot_of(kind, fraction if stored is None else stored)
-    config = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, **more}
-    return pipeline({kind: data}, kind, read="snapshot", snapshot={"fraction": fraction}, **config)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fraction"), slow_but_first([("arrays", 0.3), ("photos", 0.3), ("arrays", 0.0)])
-)
-def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, kind, fraction):
-    expected = batches(reading(snapshot_of, kind, 1.0), epochs=2)
-    parallel = reading(snapshot_of, kind, fraction, map={"parallel": 2}, prefetch=2)
-    for step in (0, parallel.steps_per_epoch + 1):
-        assert same(batches(parallel, first_step=step, epochs=2), expected[step:]), step
-
-
-@pytest.mark.slow
-def test_a_part_may_be_read_of_what_is_stored(snapshot_of):
-    part = reading(snapshot_of, "arrays", 0.3, stored=1.0)
-    assert part.reader.stored == count_stored(part.examples, 0.3)
-    value = part.data.input_column.name
-    assert part.reader.variables[value].shape[0] == part.reader.stored
-    assert same(batches(part), batches(reading(snapshot_of, "arrays", 1.0)))
+    config = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, "read": "snapshot", **more}
+    part = {"snapshot": {"fraction": fraction}} if config["read"] == "snapshot" else {}
+    return pipeline({kind: data}, kind, **part, **config)
 
 
 CROP = (Brightness(), RandomCrop(height=20, width=24))  # which a fetch cannot do
+PART, NOTHING = {"fraction": 0.3}, {"fraction": 0.0}
+LANES = {"kind": "lanes", "lanes": 4}
+INDEXED = {"read": "indexed_shards", "vectorize": True}
+LATER = [
+    ("arrays", NOTHING | {"map": {"parallel": 2}, "prefetch": 2}, {}),
+    ("arrays", PART | {"stored": 1.0}, {}),  # a part may be read of what is stored
+    ("photos", PART, {"sampling": "balanced"}),
+    ("photos", PART | {"graph_rewrites": True, "map": {"parallel": "auto"}}, {}),
+    ("photos", PART, {"worker": TrainingWorker(index=1, count=2)}),
+    ("unlike", PART, {"augment": CROP}),
+    ("unlike", NOTHING, {"augment": (CenterCrop(height=27, width=34),)}),
+    ("photos", {"read": "indexed_shards", "map": {"parallel": 2}}, {}),
+    ("arrays", INDEXED | {"graph_rewrites": True, "map": {"parallel": "auto"}}, {}),
+    ("arrays", INDEXED, {"shuffle": LANES}),
+    ("arrays", INDEXED, {"shuffle": {"kind": "window", "size": 32}}),
+    ("arrays", INDEXED, {"sampling": "balanced"}),
+    ("arrays", INDEXED, {"worker": TrainingWorker(index=2, count=3), "batch_size": 9}),
+]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "fraction", "config"),
+    ("kind", "config", "both"),
     [
-        ("photos", 0.3, {"sampling": "balanced"}),
-        ("photos", 0.3, {"graph_rewrites": True, "map": {"parallel": "auto"}}),
-        ("photos", 0.3, {"worker": TrainingWorker(index=1, count=2)}),
-        ("unlike", 0.3, {"augment": CROP}),
-        ("unlike", 0.0, {"augment": (CenterCrop(height=27, width=34),)}),
+        ("arrays", PART | {"map": {"parallel": 2}, "prefetch": 2}, {}),
+        ("arrays", INDEXED | {"prefetch": 2}, {}),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER),
     ],
-    ids=["by class", "rewritten", "half of each batch", "of unlike sizes", "none is stored"],
 )
-def test_draws_slices_and_images_of_unlike_sizes_are_those_of_a_whole_snapshot(
-    snapshot_of, kind, fraction, config
-):
-    expected = batches(reading(snapshot_of, kind, 1.0, **config), epochs=2)
-    assert same(batches(reading(snapshot_of, kind, fraction, **config), epochs=2), expected)
+def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, kind, config, both):
+    """Of a part of the rows, and of uncompressed shards in any order."""
+    whole, found = (reading(snapshot_of, kind, **more, **both) for more in ({}, config))
+    assert isinstance(whole.reader, SnapshotReader) and found.plan.seekable
+    if "fraction" in config:
+        assert found.reader.stored == count_stored(found.examples, config["fraction"])
+    else:
+        assert not found.plan.reads_snapshot
+        assert "sampling" in both or whole.reader.order == found.indexed_shards.order
+    expected = batches(whole, epochs=2)
+    for step in (0, found.steps_per_epoch + 1):
+        assert same(batches(found, first_step=step, epochs=2), expected[step:]), step
+        assert found.dataset(first_step=step, epochs=2).cardinality() == len(expected) - step
 
 
 @pytest.mark.slow
@@ -85,24 +89,11 @@ def test_every_split_has_the_same_examples_whatever_is_stored(snapshot_of, split
     crop = RandomResizedCrop(height=20, width=24).in_evaluation()
     more = {"augment": (crop,), "split": split, **IN_ORDER}
     digest_of_all(
-        {fraction: reading(snapshot_of, "unlike", fraction, **more) for fraction in (0.0, 0.3, 1.0)}
+        {
+            fraction: reading(snapshot_of, "unlike", fraction=fraction, **more)
+            for fraction in (0.0, 0.3, 1.0)
+        }
     )
-
-
-def test_rows_keep_their_places_in_a_batch():
-    seen = []
-
-    def note(sign):
-        def make(columns, rows, epoch):
-            seen.append(rows.numpy().tolist())
-            return {"image": tf.cast(sign * rows[:, None], tf.int32)}
-
-        return make
-
-    rows = tf.constant([5, 1, 9, 4, 0, 5], tf.int64)
-    joined = join_rows(5, note(1), note(-1))({}, rows, tf.constant(0, tf.int64))
-    assert joined["image"].numpy()[:, 0].tolist() == [-5, 1, -9, 4, 0, -5]
-    assert seen == [[1, 4, 0], [5, 9, 5]]
 
 
 @pytest.mark.parametrize("kind", slow_but_first(["unlike", "photos"]))
@@ -141,21 +132,24 @@ def test_damage_of_a_part_is_found(snapshot_of, tmp_path):
 def test_what_is_read_has_to_be_stored(snapshot_of):
     said = r"stores \d+ of the \d+ rows.*run `dvc repro snapshot`"
     with pytest.raises(StaleSnapshot, match=said):
-        batches(reading(snapshot_of, "arrays", 0.5, stored=0.3))
+        batches(reading(snapshot_of, "arrays", fraction=0.5, stored=0.3))
 
 
-@pytest.mark.slow
-def test_rows_of_repaired_shards_are_decoded_from_what_could_be_read(arrays, tmp_path):
-    (tmp_path / "manifest").symlink_to(arrays / "manifest")
-    shutil.copytree(arrays / "shards", tmp_path / "shards")
-    flip_bit(min((tmp_path / "shards").glob("train*.tfrecord")), 60)
-    skipping = {"on_corrupt": "skip", "max_corrupt_fraction": 0.5, "fraction": 0.3}
-    data = prepare_snapshot(tmp_path, tmp_path / "snapshot", "arrays", **skipping)
-    assert data.snapshot.repaired
-    part = {"read": "snapshot", "shuffle": GLOBAL, "snapshot": {"fraction": 0.3}}
-    digest_of_all(
-        {
-            "part": pipeline({"arrays": data}, **IN_ORDER, **part),
-            "streamed": pipeline({"arrays": data}, **IN_ORDER),
-        }
+def test_a_plan_prints_in_which_order_records_are_read(snapshot_of):
+    assert str(reading(snapshot_of, "arrays", **INDEXED, prefetch=2).plan) == (
+        "read:indexed_shards[global shuffle,16] → map:parse+decode+flip+brightness+rescale →"
+        " prefetch[2]"
     )
+    assert str(reading(snapshot_of, "arrays", **PRESETS["shards_global"]).plan).startswith(
+        "read:indexed_shards[global shuffle,16][cores] → map:parse+decode+"
+    )
+    assert "4 lanes" in str(reading(snapshot_of, "arrays", shuffle=LANES).plan)
+
+
+def test_without_uncompressed_shards_it_is_said(snapshot_of):
+    data = snapshot_of("arrays")
+    packed = tuple(replace(shard, compression="gzip") for shard in data.shards.shards)
+    unindexed = replace(data, shards=replace(data.shards, shards=packed))
+    reader = reading(lambda *_: unindexed, "arrays", **INDEXED).indexed_shards
+    with pytest.raises(MissingInput, match=r"holds no uncompressed shards; set shard\.compression"):
+        np.asarray(reader.table)

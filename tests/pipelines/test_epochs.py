@@ -96,11 +96,3 @@ def test_every_iteration_is_the_next_epoch_where_that_is_asked_for(stored, name)
     pipe = pipeline(stored, augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.epoch_by_epoch()
     assert same([*dataset, *dataset.repeat(2)], batches(pipe, epochs=3))
-
-
-def test_augmentation_differs_from_epoch_to_epoch(stored):
-    unshuffled = CONFIGS["cache_memory"] | {"shuffle": {"kind": "none"}}
-    pipe = pipeline(stored, augment=(Flip(),), **unshuffled)
-    two = batches(pipe, epochs=2)
-    assert not same(two[: pipe.steps_per_epoch], two[pipe.steps_per_epoch :])
-    assert same(two, batches(pipe, epochs=2))

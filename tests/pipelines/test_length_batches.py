@@ -93,55 +93,40 @@ def test_a_step_is_the_same_wherever_the_epoch_is_entered(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=30)
 @given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=120),
-    boundaries=st.sets(st.integers(1, 39), max_size=4),
-    size=st.integers(1, 5),
-    workers=st.integers(1, 4),
-    epoch=st.integers(0, 3),
-    shuffled=st.booleans(),
-)
-def test_every_example_comes_once_in_an_epoch(lengths, boundaries, size, workers, epoch, shuffled):
-    assume(len(lengths) >= workers)
-    boundaries = [*sorted(boundaries), 40]
-    shares = []
-    for index in range(workers):
-        worker, sizes = (
-            TrainingWorker(index=index, count=workers),
-            [size * workers] * len(boundaries),
-        )
-        batches = in_buckets(lengths, boundaries, sizes, worker=worker, shuffled=shuffled)
-        shares.append(rows_of(batches, epoch))
-        longest = batches.length(steps_of(batches, epoch)).numpy()
-        for rows, length in zip(shares[-1], longest, strict=True):
-            longest_row = max(lengths[row] for row in rows)
-            assert length == min(bound for bound in boundaries if bound >= longest_row)
-    for parts in zip(*shares, strict=True):
-        assert len({len(rows) for rows in parts}) == 1, "equal slices"
-    drawn = [row for share in shares for rows in share for row in rows]
-    assert len(drawn) == len({*drawn}) == batches.examples == len(lengths) // workers * workers
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(
-    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80),
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=100),
+    boundaries=st.sets(st.integers(1, 39), max_size=4).map(lambda some: [*sorted(some), 40]),
     each=st.integers(1, 4),
     workers=st.integers(1, 4),
     epoch=st.integers(0, 3),
     shuffled=st.booleans(),
 )
-def test_every_document_comes_once_in_an_epoch(lengths, each, workers, epoch, shuffled):
+def test_every_example_comes_once_in_an_epoch(
+    kind, lengths, boundaries, each, workers, epoch, shuffled
+):
     def make(worker):
-        return packed(lengths, 30, size=each * workers, worker=worker, shuffled=shuffled)
+        more, size = {"worker": worker, "shuffled": shuffled}, each * workers
+        if kind == "pack":
+            return packed(lengths, 40, size=size, **more)
+        batches = in_buckets(lengths, boundaries, [size] * len(boundaries), **more)
+        longest = batches.length(steps_of(batches, epoch)).numpy()
+        for rows, length in zip(rows_of(batches, epoch), longest, strict=True):
+            longest_row = max(lengths[row] for row in rows)
+            assert length == min(bound for bound in boundaries if bound >= longest_row)
+        return batches
 
+    assume(kind == "pack" or len(lengths) >= workers)
     shares = of_workers(make, workers, epoch)
     for parts in zip(*shares, strict=True):
         assert len({len(rows) for rows in parts}) == 1 and parts[0], "equal slices"
     rows = [row for share in shares for step in share for row in step]
-    assert all(sum(lengths[one] for one in row) <= 30 for row in rows)
-    assert sorted(one for row in rows for one in row) == list(range(len(lengths)))
+    if kind == "pack":
+        assert all(sum(lengths[one] for one in row) <= 40 for row in rows)
+        assert sorted(one for row in rows for one in row) == list(range(len(lengths)))
+    else:
+        assert len(rows) == len({*rows}) == len(lengths) // workers * workers
 
 
 @pytest.mark.slow

@@ -41,12 +41,6 @@ def test_the_worked_examples_are_true(module):
     assert done.failed == 0 and done.attempted >= 2
 
 
-@pytest.mark.parametrize("count", [1, 1001, 54119])
-def test_the_permutation_is_a_bijection(count):
-    rows = permute(positions(count), count=count, seed=5, epoch=tf.constant(3, tf.int64))
-    assert sorted(rows.numpy()) == list(range(count))
-
-
 @settings(max_examples=20)
 @given(
     count=st.integers(1, 3000),
@@ -68,16 +62,6 @@ def test_a_window_reads_few_chunks():
         chunks = np.unique(rows[start : start + window] // (window // 16))
         assert len(chunks) <= 2 * 17, "sixteen chunks, each at most across two of these boundaries"
     assert np.corrcoef(rows[:-1], rows[1:])[0, 1] < 0.8
-
-
-@pytest.mark.parametrize("count", [1000, 100_000])
-def test_positions_and_epochs_are_independent_of_how_they_are_grouped(count):
-    def rows(places, epoch):
-        return permute(tf.constant(places, tf.int64), count=count, seed=9, epoch=epoch).numpy()
-
-    alone = [[int(rows([place], epochs(1, epoch))[0]) for place in (3, 500)] for epoch in (0, 1)]
-    together = rows([[3, 500], [3, 500]], tf.constant([[0], [1]], tf.int64))
-    assert together.tolist() == alone
 
 
 @settings(max_examples=10)
@@ -104,6 +88,7 @@ def test_the_shuffle_is_a_good_one(count):
     rounds = 2000 if count < 1000 else 40
     places, epoch = positions(count)[None], tf.range(rounds, dtype=tf.int64)[:, None]
     orders = permute(tf.tile(places, [rounds, 1]), count=count, seed=0, epoch=epoch).numpy()
+    assert (np.sort(orders, axis=1) == np.arange(count)).all()
     bins = min(10, count)
     table = np.zeros((bins, bins))
     for order in orders:
@@ -113,19 +98,6 @@ def test_the_shuffle_is_a_good_one(count):
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
     correlation = np.mean([np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders])
     assert abs(correlation + 1 / (count - 1)) < 5 / np.sqrt(rounds * count)
-
-
-@pytest.mark.slow
-def test_the_order_of_a_small_split_is_traced_once_for_all_datasets():
-    def dataset(seed):
-        return tf.data.Dataset.range(3).map(
-            lambda step: permute(step[None], count=3, seed=seed, epoch=tf.constant(0, tf.int64))
-        )
-
-    dataset(1)
-    traced = samplers._swap_in_graphs.experimental_get_tracing_count()
-    assert sorted(int(row) for row in dataset(2).unbatch()) == [0, 1, 2]
-    assert samplers._swap_in_graphs.experimental_get_tracing_count() == traced > 0
 
 
 @settings(max_examples=10)

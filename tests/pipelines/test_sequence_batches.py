@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.small_pipelines import batches, digest_of_all, same
+from tests.support.small_pipelines import batches, digest_of_all
 from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.measurement.draws import check_epoch
@@ -27,6 +27,10 @@ CONFIGS = {
     "auto": {**SNAPSHOT, "batch": {"pad_to": "auto"}},
     "tokens": {**SNAPSHOT, "batch": {"tokens": 200, "pad_to": BUCKETS}},
     "pack": {**SNAPSHOT, "batch": {"pack": 64}, "map": {"parallel": 2}},
+    "vectorized": {"vectorize": True, "prefetch": 2},
+    "cached": {"cache": {"after": "tokenize"}},
+    "in_memory": {"read": "arrays", "vectorize": True},
+    "indexed": {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
 }
 
 
@@ -57,26 +61,6 @@ def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, names):
         assert (draws.distinct, draws.most_often) == (examples, 1), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pad_to", "pack"])
-def test_batches_by_length_are_the_same_from_any_step_on(layout, name):
-    pipeline = open_pipeline(layout, CONFIGS[name])
-    whole, steps = batches(pipeline, epochs=2), pipeline.steps_per_epoch
-    assert len(whole) == 2 * steps and not same(whole[:steps], whole[steps:])
-    for step in (steps - 1, steps + 3):
-        assert same(batches(pipeline, first_step=step, epochs=2), whole[step:])
-
-
-@pytest.mark.slow
-def test_buckets_of_a_stream_and_of_the_snapshot_have_the_same_shapes(layout):
-    stream, snapshot = (
-        sorted(text.shape for text, _ in batches(open_pipeline(layout, CONFIGS[name])))
-        for name in ("bucket", "pad_to")
-    )
-    assert stream == snapshot
-    assert {length for _, length in stream} <= {*BUCKETS}
-
-
 def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(layout):
     pipeline = open_pipeline(layout, CONFIGS["pack"])
     assert pipeline.batch_bytes == 3 * 8 * 64 * 4, "of tokens, segments, and positions"
@@ -93,8 +77,13 @@ def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(
 
 @pytest.mark.slow
 def test_padding_shapes_and_tokens_are_measured(layout):
+    stream, snapshot = (
+        sorted(text.shape for text, _ in batches(open_pipeline(layout, CONFIGS[name])))
+        for name in ("bucket", "pad_to")
+    )
+    assert stream == snapshot and {length for _, length in stream} <= {*BUCKETS}
     plain, padded, pack = (
-        measure_sequences(open_pipeline(layout, CONFIGS[name]), examples_per_s=100.0)
+        measure_sequences(open_pipeline(layout, CONFIGS[name]))
         for name in ("snapshot", "pad_to", "pack")
     )
     pipeline = open_pipeline(layout, CONFIGS["pad_to"])
@@ -103,9 +92,9 @@ def test_padding_shapes_and_tokens_are_measured(layout):
     assert padded.padding_pct == pytest.approx(100 * (1 - lengths.sum() / slots))
     assert pack.padding_pct < padded.padding_pct < plain.padding_pct
     assert {plain.tokens, padded.tokens, pack.tokens} == {lengths.sum()}
-    assert pack.tokens_per_s == pytest.approx(100 * lengths.mean())
+    assert pack.tokens_per_example == pytest.approx(lengths.mean())
     assert pack.distinct_shapes <= 2 and padded.distinct_shapes <= 2 * len(BUCKETS)
-    auto = measure_sequences(open_pipeline(layout, CONFIGS["auto"]), examples_per_s=1.0)
+    auto = measure_sequences(open_pipeline(layout, CONFIGS["auto"]))
     assert padding_in_buckets(pipeline) == pytest.approx(auto.padding_pct)
 
 

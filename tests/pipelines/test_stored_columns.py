@@ -18,7 +18,7 @@ from tests.support.small_data import flip_bit, read_files
 from tests.support.small_pipelines import batches, open_snapshot, pipeline, same
 from tests.support.stored_snapshots import fetch_all, kill_at, open_stored, write
 from throughline.data.columns import fetching
-from throughline.data.columns.index import column_path, find_span, verify
+from throughline.data.columns.index import column_path, verify
 from throughline.plan.augmentations import RandomCrop
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import (
@@ -33,11 +33,6 @@ from throughline.shared.object_store import RETRIES, open_store
 pytestmark = pytest.mark.integration
 PAGE = 4096  # bytes; what a file on a tmpfs takes at least
 LANES = {"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}}
-
-
-def run_both(function, arguments):
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(function, arguments))
 
 
 @pytest.mark.parametrize(("kind", "fraction"), slow_but_first([("arrays", 0.7), ("unlike", 0.4)]))
@@ -55,28 +50,15 @@ def test_digests_index_and_columns_are_those_of_files(
     verify(data.columns_folder, data.snapshot)
 
 
-def assert_whole(arrays, folder, url):
-    """Whatever others have put under its key, a snapshot has its own rows."""
-    data = open_stored(arrays, folder, url, folder / "cache")
-    fetch_all(data)
-    verify(data.columns_folder, data.snapshot)
-
-
 def test_two_shares_of_the_rows_are_under_one_key_without_harm(
     arrays, tmp_path, bucket_url, small_pieces
 ):
     for name, fraction in (("all", 1.0), ("most", 0.7)):
         write(arrays, tmp_path / name, bucket_url, fraction=fraction)
     for name in ("most", "all"):
-        assert_whole(arrays, tmp_path / name, bucket_url)
-
-
-@pytest.mark.slow
-def test_two_writers_of_one_snapshot_do_no_harm(arrays, tmp_path, bucket_url, small_pieces):
-    folders = [tmp_path / "one", tmp_path / "two"]
-    run_both(lambda folder: write(arrays, folder, bucket_url), folders)
-    for folder in folders:
-        assert_whole(arrays, folder, bucket_url)
+        data = open_stored(arrays, tmp_path / name, bucket_url, tmp_path / f"cache of {name}")
+        fetch_all(data)
+        verify(data.columns_folder, data.snapshot)
 
 
 def test_what_is_read_is_fetched_once_and_nothing_else(put, proxy):
@@ -92,28 +74,23 @@ def test_what_is_read_is_fetched_once_and_nothing_else(put, proxy):
     assert not proxy.requests
 
 
-def test_no_row_is_zero_while_columns_are_fetched(put, proxy):
-    data, seen = put(), []
+def test_no_row_is_zero_while_columns_are_fetched_and_what_was_corrupted_comes_again(
+    put, proxy, stored
+):
+    data, seen, faults = put(), [], iter([None, "corrupt", "503"])
     path = column_path(data.columns_folder, "train", "key")
 
     def look(method, requested):
         seen.extend([np.fromfile(path, np.int64)] if path.exists() else [])
+        return next(faults, None) if "/train/key/" in requested else None
 
     proxy.fault = look
     keys = np.asarray(data.memmap("train", "key"))
+    assert np.array_equal(keys, stored["arrays"].memmap("train", "key"))
+    assert next(faults, None) is None
     data.memmap("train", "image")
     assert seen and all(np.array_equal(found, keys) for found in seen)
     assert (keys != 0).all()
-
-
-@pytest.mark.slow
-def test_faults_that_pass_leave_the_right_bytes(put, proxy):
-    expected = fetch_all(put("other"))
-    # The first two requests are of the index.
-    faults = iter([None, "corrupt", None, None, "cut", None, "late", None, "503"])
-    proxy.fault = lambda method, path: next(faults, None) if "/image/" in path else None
-    assert fetch_all(put()) == expected
-    assert next(faults, None) is None
 
 
 def test_damage_that_stays_is_named_with_object_and_rows(put, proxy):
@@ -215,7 +192,8 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy):
 def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     proxy.fault = lambda method, path: "late"
     opened = [put(), put()]
-    run_both(lambda data: data.memmap("train", "image"), opened)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda data: data.memmap("train", "image"), opened))
     got = sum(length for _, path, length in proxy.requests if "/train/image/" in path)
     assert got == opened[0].snapshot.splits["train"].bytes(opened[0].input_column)
 
@@ -259,30 +237,24 @@ def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, pr
 
 @pytest.mark.slow
 def test_processes_fetch_the_rows_of_their_lanes_alone(
-    photos, tmp_path, bucket_url, small_pieces, proxy
+    photos, snapshot_of, tmp_path, bucket_url, small_pieces, proxy
 ):
-    write(photos, tmp_path / "files", kind="unlike")
     write(photos, tmp_path / "put", bucket_url, kind="unlike")
 
-    def reading(name, cache, index):  # what one of two processes reads of a snapshot
-        data = open_stored(photos, tmp_path / name, bucket_url, tmp_path / cache, kind="unlike")
-        worker, augment = TrainingWorker(index=index, count=2), (RandomCrop(height=6, width=6),)
-        return pipeline({"unlike": data}, "unlike", **LANES, augment=augment, worker=worker)
+    def reading(index, data=None):  # what one of two processes reads
+        cache, augment = tmp_path / f"cache{index}", (RandomCrop(height=6, width=6),)
+        data = data or open_stored(photos, tmp_path / "put", bucket_url, cache, kind="unlike")
+        more = {"augment": augment, "worker": TrainingWorker(index=index, count=2)}
+        return pipeline({"unlike": data}, "unlike", **LANES, **more)
 
+    whole = snapshot_of("unlike")
     for index in (0, 1):
-        found = batches(reading("put", f"cache{index}", index))
-        assert same(found, batches(reading("files", "none", index))), "no row is a hole"
-    data = reading("files", "none", 0).data
-    column, rows = data.input_column, data.snapshot.splits["train"]
-    got = sum(size for _, path, size in proxy.requests if f"/train/{column.name}/" in path)
-    of = tmp_path / "files", "train", column
-    spans = [find_span(*of, chunk, rows.count) for chunk in rows.chunks]
-    largest = max(end - begin for begin, end in spans)
-    assert 0 <= got - rows.bytes(column) <= 4 * largest
+        found, expected = batches(reading(index)), batches(reading(index, whole))
+        assert same(found, expected), "no row is a hole"
+    got = sum(size for _, path, size in proxy.requests if "/train/image/" in path)
+    assert 1 <= got / whole.snapshot.splits["train"].bytes(whole.input_column) < 1.5
     proxy.requests.clear()
-    for index in (0, 1):
-        assert reading("put", f"cache{index}", index).reader.variables
-    assert not proxy.requests
+    assert all(reading(index).reader.variables for index in (0, 1)) and not proxy.requests
 
 
 def test_rows_of_a_region_are_fetched_and_no_others(put, proxy):

@@ -35,11 +35,6 @@ SETTINGS = ShardSettings(min_shards=3, writers=2)
 RANGE_BYTES = 5_000  # so that a shard is fetched in several ranges
 
 
-@pytest.fixture
-def small_ranges(monkeypatch):
-    monkeypatch.setattr(shard_files, "RANGE_BYTES", RANGE_BYTES)
-
-
 def put_shards(arrays: Path, out: Path, storage: Storage, **more: object) -> ShardIndex:
     """The shards of the arrays, in the store."""
     manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
@@ -52,8 +47,9 @@ def storage(tmp_path, bucket_url) -> Storage:
 
 
 @pytest.fixture
-def put(arrays, tmp_path, storage, small_ranges) -> tuple[ShardIndex, ShardFiles]:
+def put(arrays, tmp_path, storage, monkeypatch) -> tuple[ShardIndex, ShardFiles]:
     """Shards in the store, and nothing of them on this machine."""
+    monkeypatch.setattr(shard_files, "RANGE_BYTES", RANGE_BYTES)
     index = put_shards(arrays, tmp_path / "shards", storage)
     shutil.rmtree(storage.cache)
     return index, ShardFiles(folder=tmp_path / "shards", storage=storage)

@@ -24,7 +24,6 @@ from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import Compression, frame, shard_name, write_frames
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
 from throughline.pipelines.read.stream_readers import (
-    open_next_epoch_early,
     read,
     sample_stream_by_class,
     windows,
@@ -100,17 +99,6 @@ def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, k
     assert keys_of(read(Read(source="shards", interleave=chosen), data, "train", seed=0)) == keys
 
 
-@pytest.mark.slow
-def test_shuffled_shards_stay_whole_in_an_order_of_their_seed_alone(data):
-    def orders(process_seed):
-        tf.random.set_seed(process_seed)
-        step = Read(source="shards", shuffle_files=True)
-        return [tuple(keys_of(read(step, data, "train", seed=seed))) for seed in range(1, 5)]
-
-    assert orders(0) == orders(1)
-    assert {*orders(0)} == {KEYS[0] + KEYS[1], KEYS[1] + KEYS[0]}
-
-
 def test_files_are_named_absolutely_for_workers_in_other_folders(data, tmp_path):
     (element,) = read(Read(source="files"), data, "train", seed=0).as_numpy_iterator()
     assert element == {"path": str(tmp_path / "train.png").encode(), "label": 3, "key": 7}
@@ -128,15 +116,6 @@ def test_windows_slide_across_blocks_and_have_the_key_of_their_first_step():
         (2, [[2, 20], [3, 30]], [[40]]),
     ]
     assert len(elements) == step.count(6)
-
-
-def test_epochs_opened_early_come_in_order_each_with_its_number():
-    epochs = tf.data.Dataset.range(3)
-    batches = open_next_epoch_early(
-        epochs, lambda epoch: tf.data.Dataset.range(10 * epoch, 10 * epoch + 2)
-    )
-    assert [int(batch) for batch in batches] == [0, 1, 10, 11, 20, 21]
-    assert batches.element_spec == tf.TensorSpec((), tf.int64)
 
 
 def test_a_stream_of_one_order_begins_each_class_elsewhere_in_each_epoch(data):

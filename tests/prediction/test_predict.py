@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -158,19 +157,6 @@ def test_a_saved_model_answers_jpeg_bytes_as_predict_does(model, photo_folder, t
     assert classes[answer.numpy().argmax(axis=1)].tolist() == [row["class"] for row in rows]
     with pytest.raises(UnexpectedFiles, match="name another folder"):
         export_file(model, tmp_path / "served")
-
-
-@pytest.mark.slow
-def test_the_file_is_a_keras_model_anywhere(model, tmp_path):
-    shutil.copy(model, tmp_path / "model.keras")
-    code = (
-        "import keras, json, zipfile; m = keras.saving.load_model('model.keras');"
-        f"spec = json.loads(zipfile.ZipFile('model.keras').read('{SPEC}'));"
-        "print(m.input_shape, spec['classes'])"
-    )
-    command = [sys.executable, "-I", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("(None, 16, 16, 3) ['bird/owl', 'cat', 'dog']")
 
 
 def with_spec(model: Path, folder: Path, change=None) -> Path:

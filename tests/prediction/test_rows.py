@@ -16,7 +16,7 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.found import Rejected
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import Schema, TableColumns, find_encoding
-from throughline.prediction.examples import Example, Wanted, in_batches
+from throughline.prediction.examples import Example, Wanted
 from throughline.prediction.files import list_files
 from throughline.prediction.predictor import Prediction
 from throughline.prediction.table import make_header, make_rows
@@ -147,7 +147,3 @@ def test_chatter_is_shown_to_who_asks_tensorflow_for_it():
     code = "from throughline.shared.chatter import hide_tensorflow_chatter as hide\nhide()\n"
     code += "import os\nos.write(2, b'I0000 00:00:1795565131.603004 29111 port.cc:153] oneDNN')"
     assert run_python(code, TF_CPP_MIN_LOG_LEVEL="0").stderr.endswith("oneDNN")
-
-
-def test_batches_are_cut_in_order():
-    assert list(in_batches(range(5), 2)) == [[0, 1], [2, 3], [4]]

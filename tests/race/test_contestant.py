@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.prepared import prepare
-from tests.support.project import ROOT, SMALL
+from tests.support.project import SMALL
 from tests.support.small_data import picture
 from tests.support.stack import wait_for
 from throughline.config.params import check
@@ -28,23 +26,6 @@ from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-HOLD = """
-import sys, time
-from pathlib import Path
-sys.path[:0] = [sys.argv[2]]
-from tests.support.project import SMALL
-from throughline.config.params import check
-from throughline.race.contestant import TRAINING, Contestant
-from throughline.race.jobs import Entry
-if __name__ == "__main__":
-    root, params = Path(sys.argv[1]), check(SMALL)
-    entry = Entry(params=params, root=root, name="naive", config=params.pipelines["naive"])
-    with Contestant(TRAINING, [(entry,)], log=root / "log") as one:
-        one.wait_until_open()
-        one.stop()
-        print(one.process, flush=True)
-        time.sleep(600)
-"""
 
 
 def entry_of(layout: Layout, name: str = "naive") -> Entry:
@@ -155,22 +136,3 @@ def test_a_bug_in_a_contestant_is_the_searchs_own_error_and_decides_nothing(layo
     with pytest.raises(ContestantLost, match=r"an error of the race if .*: TypeError: .*log") as it:
         do_once(TRAINING, entry_of(layout), "one too many", log=tmp_path / "log")
     assert it.value.passing
-
-
-def test_nothing_of_a_killed_search_stays(layout, tmp_path):
-    (tmp_path / "data").symlink_to((layout.root / "data").resolve())
-    search = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path), str(ROOT)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    contestant = psutil.Process(int(search.stdout.readline()))
-    started = psutil.Process(search.pid).children(recursive=True)
-    assert contestant in started
-    wait_for(lambda: contestant.status() == psutil.STATUS_STOPPED)
-    search.kill()
-    search.wait()
-    _, alive = psutil.wait_procs(started, timeout=240)
-    assert not alive

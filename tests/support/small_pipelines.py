@@ -36,7 +36,6 @@ OTHERS = {
     "private_threads": {"threads": 2, "map": {"parallel": 2}},
 }
 CONFIGS = PRESETS | OTHERS
-MAPPED = [name for name, config in CONFIGS.items() if config.get("read") == "snapshot"]
 PREPROCESS = {
     "arrays": (Decode(),),
     "photos": (Decode(), CenterCrop(height=20, width=24), Resize(height=16, width=18)),

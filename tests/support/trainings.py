@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from flows.run.changed_params import merge
 from tests.support.project import ROOT, SMALL
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
@@ -23,7 +22,7 @@ from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback
 
 
-def params_of(*overrides, overlay=None):
+def params_of(*overrides):
     presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
         "pipelines!"
     ]
@@ -34,7 +33,6 @@ def params_of(*overrides, overlay=None):
     }
     document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
     document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
-    merge(document, overlay or {})
     apply_overrides(document, overrides)
     return check(document)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
+from throughline.shared.errors import UnknownModel
 from throughline.shared.files import dump_json, read_json
 from throughline.training.epoch_rows import (
     describe_row,
@@ -34,12 +37,16 @@ def test_training_comes_before_validation_and_the_loss_first():
     assert describe_row(make()) == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
 
 
-def test_the_logs_of_a_row_are_those_that_it_was_made_of_but_for_the_rate():
+@pytest.mark.parametrize("value", [[1, 2], "good"], ids=str)
+def test_what_is_no_number_is_named(value):
+    said = rf"puts '{re.escape(str(value))}' into the logs of an epoch as 'mine'"
+    with pytest.raises(UnknownModel, match=said):
+        make({**LOGS, "mine": value})
+
+
+def test_a_row_is_the_same_after_a_checkpoint_and_its_logs_are_those_it_was_made_of(tmp_path):
     np.testing.assert_equal(read_logs(make()), LOGS)
     assert make({**LOGS, "learning_rate": 9.0})["learning_rate"] == 0.1
-
-
-def test_a_row_is_the_same_after_a_checkpoint(tmp_path):
     (tmp_path / "row.json").write_text(dump_json(make()))
     row = read_row(read_json(tmp_path / "row.json"))
     np.testing.assert_equal(row, make())

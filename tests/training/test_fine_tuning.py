@@ -6,10 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.saved_models import make_spec, save_as_train_does
-from tests.support.trainings import params_of, run
-from throughline.assembly.inputs import open_inputs
-from throughline.assembly.model import build_models_for
+from tests.support.saved_models import make_spec
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
@@ -196,18 +193,3 @@ def test_a_transformer_is_trained_on_with_another_last_layer(tmp_path):
     assert [tuple(one.shape) for one in further.trainable_weights] == [(8, 3), (3,)]
     for old, new in zip(first.network.weights[:-2], further.weights[:-2], strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-@pytest.mark.slow
-def test_a_model_of_this_program_is_trained_on(layout, tmp_path):
-    params = params_of("train.epochs=1")
-    _, weights = run(params, layout, tmp_path / "first")
-    data = open_inputs(params, layout)
-    models = build_models_for(params, data)
-    models.network.set_weights(weights)
-    path = save_as_train_does(models, params, data, tmp_path / "model.keras", pipeline="optimized")
-    rate = "train.learning_rate=1e-9"
-    further = params_of(f"model={{from: '{path}'}}", rate, "train.epochs=1")
-    _, after = run(further, layout, tmp_path / "second")
-    for one, other in zip(after, weights, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)

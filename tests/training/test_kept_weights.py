@@ -23,37 +23,25 @@ class PuttingBack(keras.callbacks.Callback):
 
 
 @pytest.mark.slow
-def test_of_averaged_weights_validation_is_that_of_the_averages(layout, tmp_path):
-    averaging = "train.optimizer={sgd: {use_ema: true, ema_momentum: 0.9}}"
-    params = params_of("train.epochs=2", "train.learning_rate=0.2", averaging)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "train.optimizer={sgd: {use_ema: true, ema_momentum: 0.9}}",
+        "train.callbacks=[own_code:PuttingBack]",
+    ],
+    ids=["averages", "put in place at the end"],
+)
+@pytest.mark.usefixtures("own")
+def test_validation_is_that_of_the_weights_that_are_kept(layout, tmp_path, setting):
+    params = params_of("train.epochs=2", "train.learning_rate=0.2", setting)
     trained, models = train_once(params, layout, tmp_path)
     last, (loss, accuracy) = trained.result.last_epoch, validate(models, params, layout)
     assert last["val_loss"] == pytest.approx(loss, rel=1e-4)
     assert last["val_accuracy"] == pytest.approx(accuracy)
     assert trained.rows[-1]["val_loss"] != pytest.approx(loss, rel=1e-4), "of the epoch's weights"
     assert last["train_loss"] == trained.rows[-1]["train_loss"]
-
-
-@pytest.mark.slow
-def test_of_weights_that_a_callback_puts_in_place_at_the_end_validation_is_theirs(
-    layout, tmp_path, own
-):
-    params = params_of("train.epochs=1", f"train.callbacks=[{own}:PuttingBack]")
-    trained, models = train_once(params, layout, tmp_path)
-    loss, accuracy = validate(models, params, layout)
-    assert loss == pytest.approx(np.log(4), rel=1e-4), "all weights are zero"
-    assert trained.result.last_epoch["val_loss"] == pytest.approx(loss, rel=1e-4)
-    assert trained.result.last_epoch["val_accuracy"] == pytest.approx(accuracy)
-
-
-@pytest.mark.slow
-def test_of_the_best_epochs_weights_validation_is_that_of_the_best_epoch(layout, tmp_path):
-    stopping = "train.early_stopping={monitor: val_loss, patience: 1, min_delta: 9}"
-    params = params_of("train.epochs=3", stopping)
-    trained, models = train_once(params, layout, tmp_path)
-    assert trained.result.last_epoch["val_loss"] == trained.rows[0]["val_loss"]
-    loss, _ = validate(models, params, layout)
-    assert trained.rows[0]["val_loss"] == pytest.approx(loss, rel=1e-4)
+    if "PuttingBack" in setting:
+        assert loss == pytest.approx(np.log(4), rel=1e-4), "all weights are zero"
 
 
 class AtEpochs(keras.callbacks.Callback):

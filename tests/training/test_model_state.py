@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -117,8 +119,12 @@ class Unreadable:
         return int, ("none",)
 
 
-def test_a_state_that_cannot_be_read_again_is_not_kept():
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [(threading.Lock(), "cannot pickle"), (Unreadable(), "invalid literal for int")],
+)
+def test_a_state_that_cannot_be_written_or_read_again_is_not_kept(held, said):
     callback = keras.callbacks.Callback()
-    callback.held = Unreadable()
-    with pytest.raises(TypeError, match=r"Callback\.held: invalid literal for int"):
+    callback.held = held
+    with pytest.raises(TypeError, match=rf"Callback\.held: {said}"):
         dump_states([callback], [])

@@ -285,24 +285,13 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(trainings):
-    """What the chief and the other one of two processes to which nothing happens have noted, and
-    the rows.
-    """
+def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings):
+    """Each run goes on from the checkpoint of the one that was ended before."""
     trainings.write(**FAULTY)
     trainings.train()
-    return trainings.seen(), trainings.seen(1), trainings.rows
-
-
-def test_dropout_differs_between_processes_and_their_weights_do_not(undisturbed):
-    chief, other, _ = undisturbed
-    assert chief["random"] != other["random"]
+    chief, other, rows = trainings.seen(), trainings.seen(1), trainings.rows
+    assert chief["random"] != other["random"], "masks of dropout differ"
     assert chief["weights"] == other["weights"], "bit for bit"
-
-
-def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings, undisturbed):
-    """Each run goes on from the checkpoint of the one that was ended before."""
     resuming = ""
     for fault, code, said in FAULTS:
         trainings.write(**FAULTY, step_timeout_s=60)
@@ -310,7 +299,6 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings,
         assert said in output and resuming in output, fault
         resuming = "resuming interrupted training at epoch 2, step 2"
     assert resuming in trainings.train()
-    chief, _, rows = undisturbed
     assert trainings.seen()["weights"] == chief["weights"], "bit for bit"
     assert_close(trainings.rows, rows)  # a mean of the processes' means, of two parts of the epoch
 

@@ -53,14 +53,11 @@ def test_what_processes_cannot_share_is_refused(overrides, pipeline, train, gpus
         check_processes(params, "optimized", training_worker(params), gpus=gpus)
 
 
-def test_gpus_that_tensorflow_does_not_find_are_said():
+def test_each_process_gets_a_gpu_that_is_visible_and_those_that_tensorflow_lacks_are_said():
     assert describe_idle_gpus(visible=0, used=0) is None
     assert describe_idle_gpus(visible=2, used=1) is None
     said = describe_idle_gpus(visible=2, used=0)
     assert said and "shows 2 GPUs" in said and "`make setup GPU=1`" in said
-
-
-def test_each_process_gets_a_gpu_that_is_visible():
     assert name_gpus({}, 2) == ["0", "1"]
     assert name_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x,3"}, 2) == ["GPU-x", "3"]
     assert name_gpus({}, 0) == []
@@ -112,12 +109,6 @@ def test_normalization_is_synchronized_in_models_that_are_layers():
     model = keras.Sequential([keras.Input((4,)), inner, keras.layers.BatchNormalization()])
     synchronize_normalization(model)
     assert inner.layers[0].synchronized and model.layers[1].synchronized
-
-
-def test_the_only_process_asks_itself_alone():
-    assert Replicas().is_any(True) and not Replicas().is_any(False)
-    logs = {"loss": 0.1, "accuracy": float("nan"), "close": 1 + 2**-52}
-    assert repr(Replicas().take_chiefs(logs)) == repr(logs)
 
 
 def mean_of_all(labels, outputs):

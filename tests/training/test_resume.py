@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tasks.train import describe_stop
-from tests.support.lanes import slow_but_first
 from tests.support.texts import params_of as text_params
 from tests.support.texts import prepare_texts
 from tests.support.trainings import (
@@ -24,6 +23,7 @@ from tests.support.trainings import (
     run,
     run_with_stops,
     train_once,
+    validate,
 )
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
@@ -62,24 +62,17 @@ def test_tracing_and_validation_are_not_measured(undisturbed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pipeline", "stop_after"),
-    slow_but_first([("snapshot", 7), ("optimized", 7), ("snapshot", 4), ("device_resident", 7)]),
+    ("pipeline", "count", "stop_after"),
+    [
+        *(("snapshot", 1, 7), ("optimized", 1, 7), ("snapshot", 1, 4), ("device_resident", 1, 7)),
+        ("cache_memory", 1, 7),  # a stream, which goes on from the last whole epoch
+        *(("optimized", 2, 4), ("device_resident", 4, 1)),  # the last one of an epoch is one step
+    ],
 )
 def test_stopping_after_any_step_changes_nothing(
-    layout, undisturbed, tmp_path, pipeline, stop_after
-):
-    resumed = run_with_stops(params_of(*USUAL), layout, tmp_path, stop_after, pipeline=pipeline)
-    assert_same(resumed, undisturbed(pipeline))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pipeline", "count", "stop_after"), [("optimized", 2, 4), ("device_resident", 4, 1)]
-)
-def test_several_steps_per_execution_change_nothing_also_where_they_stop_in_mid_epoch(
     layout, undisturbed, tmp_path, pipeline, count, stop_after
 ):
-    """Stopped after so many executions, the last of which in an epoch is one step."""
+    """Stopped after so many executions of `count` steps."""
     params = params_of(*USUAL, f"train.steps_per_execution={count}")
     resumed = run_with_stops(params, layout, tmp_path, stop_after, pipeline=pipeline)
     assert_same(resumed, undisturbed(pipeline))
@@ -97,7 +90,7 @@ def test_packed_rows_of_texts_resume_in_mid_epoch(tmp_path):
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
 
 
-OWN_CALLBACKS = """
+OWN = """
 import threading
 
 import keras
@@ -159,11 +152,20 @@ class Halving(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         ELSEWHERE["epoch"]
 
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = epoch
+
+
+class Mapped(keras.metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(y_pred)
+
+    def result(self):
+        return {"low": super().result(), "high": super().result() + 1}
+
 
 class Ending(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.last = epoch
+    last = 0
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.stop_training = epoch == self.last
@@ -174,110 +176,109 @@ class Locking(keras.callbacks.Callback):
         self.lock = threading.Lock()
 
 
-def end_first():
-    return Ending(0)
-
-
-def end_second():
-    return Ending(1)
+class EndingLater(Ending):
+    last = 1
 """
 
 
-@pytest.fixture
-def own_callbacks(tmp_path, monkeypatch):
-    (tmp_path / "own_callbacks.py").write_text(OWN_CALLBACKS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_callbacks"
-    sys.modules.pop("own_callbacks", None)
-
-
 @pytest.mark.slow
-def test_what_callbacks_do_as_an_epoch_begins_is_done_once(layout, tmp_path, own_callbacks):
-    halving = f"train.callbacks=[{own_callbacks}:Halving]"
-    params = params_of("train.schedule=constant", "train.epochs=2", halving)
+def test_what_callbacks_do_as_an_epoch_begins_is_done_once(layout, tmp_path, own):
+    own_ones = f"train.callbacks=[{own}:Halving]", f"train.metrics=[auto, {own}:Mapped]"
+    params = params_of("train.schedule=constant", "train.epochs=2", *own_ones)
     undisturbed = run(params, layout, tmp_path / "undisturbed")
     assert [row["learning_rate"] for row in undisturbed[0]] == [0.25, 0.125]
+    assert [row["train_mine"] for row in undisturbed[0]] == [0.0, 1.0]
+    for row in undisturbed[0]:
+        for split in ("train", "val"):  # a metric that gives several numbers
+            assert row[f"{split}_high"] == pytest.approx(row[f"{split}_low"] + 1)
     with pytest.raises(Stop):
         run(params, layout, tmp_path / "stopped", stop_after=STEPS + 2)
-    sys.modules[own_callbacks].ELSEWHERE.clear()
+    sys.modules[own].ELSEWHERE.clear()
     assert_same(run(params, layout, tmp_path / "stopped"), undisturbed)
 
 
 @pytest.mark.slow
-def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_path, own_callbacks):
+def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_path, own):
     def ended(name):
-        params = params_of(*USUAL, f"train.callbacks=[{own_callbacks}:{name}]")
+        params = params_of(*USUAL, f"train.callbacks=[{own}:{name}]")
         return run(params, layout, tmp_path / name, pipeline="snapshot")[0]
 
-    assert ended("end_second") == undisturbed("snapshot")[0][:1]
+    assert ended("EndingLater") == undisturbed("snapshot")[0][:1]
     with pytest.raises(UnknownModel, match=r"train\.callbacks: .* before its first epoch"):
-        ended("end_first")
+        ended("Ending")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stopping", ["null", "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}"]
+    ("stopping", "epochs", "by"),
+    [
+        ("null", 4, ""),
+        (
+            "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}",
+            2,
+            "train.early_stopping",
+        ),
+    ],
 )
 def test_a_training_that_ends_before_its_results_are_written_trains_no_step_again(
-    layout, tmp_path, own_callbacks, capsys, stopping
+    layout, tmp_path, own, capsys, stopping, epochs, by
 ):
     """After its last epoch, or after the one that early stopping ends it with."""
     more = "train.epochs=4", "train.checkpoint_every=3 epochs"
-    ends = f"train.early_stopping={stopping}", f"train.callbacks=[{own_callbacks}:Crashing]"
+    ends = f"train.early_stopping={stopping}", f"train.callbacks=[{own}:Crashing]"
     params = params_of(*USUAL, *more, *ends)
     with pytest.raises(RuntimeError, match="a crash"):
         run(params, layout, tmp_path / "crashed")
-    sys.modules[own_callbacks].ELSEWHERE["calm"] = True
+    sys.modules[own].ELSEWHERE["calm"] = True
     undisturbed, models = train_once(params, layout, tmp_path / "undisturbed")
-    weights, logs = models.network.get_weights(), sys.modules[own_callbacks].ELSEWHERE["logs"]
+    weights, logs = models.network.get_weights(), sys.modules[own].ELSEWHERE["logs"]
     capsys.readouterr()
     resumed, models = train_once(params, layout, tmp_path / "crashed")
     assert "has no step left" in capsys.readouterr().out
+    last, best = undisturbed.result.last_epoch["val_loss"], undisturbed.rows[0]["val_loss"]
+    assert validate(models, params, layout)[0] == pytest.approx(last, rel=1e-4)
+    assert (last == best) is bool(by), "the best epoch's weights are kept"
+    said = describe_stop(undisturbed, TrainSettings(epochs=4))
+    assert (undisturbed.steps, undisturbed.ended_by) == (STEPS * epochs, by)
+    assert said == ("stopped early after 2 of 4 epochs" if by else "")
     assert resumed.result.step is None and resumed.result.throughput
     losses, expected = ([row["val_loss"] for row in one.rows] for one in (resumed, undisturbed))
     assert losses == expected
     assert resumed.result.last_epoch["val_loss"] == undisturbed.result.last_epoch["val_loss"]
     assert resumed.result.test == undisturbed.result.test
     assert (resumed.steps, resumed.ended_by) == (undisturbed.steps, undisturbed.ended_by)
-    assert sys.modules[own_callbacks].ELSEWHERE["logs"] == pytest.approx(logs)
+    assert sys.modules[own].ELSEWHERE["logs"] == pytest.approx(logs)
     for one, other in zip(models.network.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow
 def test_whoever_ends_a_training_early_is_named_with_the_steps_that_it_has_trained(
-    layout, tmp_path, own_callbacks
+    layout, tmp_path, own
 ):
-    cutting = params_of(*USUAL, f"train.callbacks=[{own_callbacks}:Cutting]")
+    cutting = params_of(*USUAL, f"train.callbacks=[{own}:Cutting]")
     cut, _ = train_once(cutting, layout, tmp_path / "cut")
     assert (len(cut.rows), cut.steps, cut.ended_by) == (2, 7, "train.callbacks")
     assert describe_stop(cut, TrainSettings(epochs=2)) == "stopped early, within its last epoch"
-    stopping = "train.early_stopping={monitor: val_loss, patience: 1, min_delta: 9}"
-    early, _ = train_once(params_of("train.epochs=4", stopping), layout, tmp_path / "early")
-    assert (early.steps, early.ended_by) == (2 * STEPS, "train.early_stopping")
-    assert describe_stop(early, TrainSettings(epochs=4)) == "stopped early after 2 of 4 epochs"
-    whole, _ = train_once(params_of("train.epochs=1", stopping), layout, tmp_path / "whole")
-    assert (whole.steps, whole.ended_by) == (STEPS, "")
-    assert describe_stop(whole, TrainSettings(epochs=1)) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_rate_of_an_epoch_is_that_of_its_last_step(layout, tmp_path, own_callbacks, count):
+def test_the_rate_of_an_epoch_is_that_of_its_last_step(layout, tmp_path, own, count):
     usual = ("train.epochs=2", "train.learning_rate=1.0", f"train.steps_per_execution={count}")
     rows, _ = run(params_of(*usual, "train.schedule=linear"), layout, tmp_path / "linear")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.6, 0.1])
     if count == 1:  # halved after each fourth step, the last time after the eighth
-        slower = ("train.schedule=constant", f"train.callbacks=[{own_callbacks}:Slower]")
+        slower = ("train.schedule=constant", f"train.callbacks=[{own}:Slower]")
         rows, _ = run(params_of(*usual, *slower), layout, tmp_path / "slower")
         assert [row["learning_rate"] for row in rows] == [0.5, 0.25]
 
 
 @pytest.mark.slow
 def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
-    layout, tmp_path, own_callbacks, capsys
+    layout, tmp_path, own, capsys
 ):
-    params = params_of("train.epochs=1", f"model={{name: '{own_callbacks}:draw'}}")
+    params = params_of("train.epochs=1", f"model={{name: '{own}:draw'}}")
     run(params, layout, tmp_path / "kept")
     said = capsys.readouterr().out
     assert said.count("no checkpoints are kept, an interrupted training begins again") == 1
@@ -286,12 +287,10 @@ def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
 
 
 @pytest.mark.slow
-def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
-    layout, tmp_path, own_callbacks
-):
+def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(layout, tmp_path, own):
     # Better by more than ever happens: it ends after the second epoch that is not.
     stopping = "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}"
-    params = params_of("train.epochs=6", f"train.callbacks=[{own_callbacks}:Slower]", stopping)
+    params = params_of("train.epochs=6", f"train.callbacks=[{own}:Slower]", stopping)
     undisturbed = run(params, layout, tmp_path / "undisturbed")
     rows, _ = undisturbed
     assert len(rows) == 3 < params.train.epochs, "ended early"
@@ -300,34 +299,34 @@ def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(
     assert_same(run_with_stops(params, layout, tmp_path / "stopped", 2, 10), undisturbed)
 
 
-@pytest.mark.slow
-def test_a_stream_goes_on_from_the_last_whole_epoch_as_if_it_had_not_stopped(
-    layout, undisturbed, tmp_path
-):
-    params = params_of(*USUAL)
-    resumed = run_with_stops(params, layout, tmp_path, STEPS + 2, pipeline="cache_memory")
-    assert_same(resumed, undisturbed("cache_memory"))
+def changed_parts(before, after):
+    return [part for part in before if before[part] != after[part]]
 
 
-@pytest.mark.slow
-def test_other_work_never_goes_on_from_a_checkpoint(layout):
+def test_other_work_never_goes_on_from_a_checkpoint(layout, tmp_path, monkeypatch):
     data = open_inputs(params_of(), layout)
 
-    def of(*changes):
-        return training_fingerprint(params_of(*changes), "optimized", data)
+    def changed(*overrides, data=data, **needs):
+        found = training_fingerprint(params_of(*overrides), "optimized", data, needs=needs)
+        return changed_parts(before, found)
 
-    assert of("train.checkpoint_every=2 epochs") == of(), "the same work"
+    before = training_fingerprint(params_of(), "optimized", data)
+    assert changed("train.checkpoint_every=2 epochs") == [], "the same work"
     for change in (
         "augment=[flip, {brightness: {delta: 0.2}}]",
         "train.seed=1",
         "model.options.width=9",
         "pipelines.optimized.prefetch=3",
     ):
-        assert of(change) != of(), change
-
-
-def changed_parts(before, after):
-    return [part for part in before if before[part] != after[part]]
+        assert changed(change), change
+    assert changed(files={"weights.npy": "d"}) == ["files"], "that own code needs"
+    assert changed(libraries={"scipy": "1"}) == ["versions"]
+    index = (data.snapshot_folder / INDEX).read_text()
+    (tmp_path / INDEX).write_text(f"{index} ")
+    assert changed(data=replace(data, snapshot_folder=tmp_path)) == ["data"]
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == "keras" else real(name))
+    assert changed() == ["versions"]
 
 
 def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
@@ -344,33 +343,11 @@ def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
     assert changed_parts(before, training_fingerprint(params, "optimized", data)) == ["code"]
 
 
-def test_another_version_of_a_library_is_other_work(layout, monkeypatch):
-    data = open_inputs(params_of(), layout)
-    before = training_fingerprint(params_of(), "optimized", data)
-    real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == "keras" else real(name))
-    after = training_fingerprint(params_of(), "optimized", data)
-    assert changed_parts(before, after) == ["versions"]
-
-
-def test_what_own_code_needs_and_what_the_snapshot_holds_decide_what_the_work_is(layout, tmp_path):
-    data = open_inputs(params_of(), layout)
-
-    def parts(data=data, **needs):
-        return training_fingerprint(params_of(), "optimized", data, needs=needs)
-
-    assert changed_parts(parts(), parts(files={"weights.npy": "d"})) == ["files"]
-    assert changed_parts(parts(), parts(libraries={"scipy": "1"})) == ["versions"]
-    index = (data.snapshot_folder / INDEX).read_text()
-    (tmp_path / INDEX).write_text(f"{index} ")
-    assert changed_parts(parts(), parts(replace(data, snapshot_folder=tmp_path))) == ["data"]
-
-
 @pytest.mark.slow
 def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(
-    layout, tmp_path, own_callbacks, capsys
+    layout, tmp_path, own, capsys
 ):
-    params = params_of("train.epochs=2", f"train.callbacks=[{own_callbacks}:Locking]")
+    params = params_of("train.epochs=2", f"train.callbacks=[{own}:Locking]")
     rows, _ = run(params, layout, tmp_path / "kept")
     assert len(rows) == 2
     said = capsys.readouterr().out
