@@ -33,29 +33,22 @@ def root(array_file, tmp_path_factory):
     return folder
 
 
-def test_an_input_pipeline_takes_changes_of_its_fields_and_leaves_the_project_alone(root):
+def test_a_project_gives_input_pipelines_and_models_and_stays_as_it_is(root):
     project = Project(root)
     usual = project.open_input_pipeline("optimized")
     assert str(usual.plan).startswith("gather:snapshot[global shuffle")
     ordered = project.open_input_pipeline("optimized", shuffle={"kind": "none"})
     assert str(ordered.plan).startswith("gather:snapshot[in order,32]")
     assert project.params.pipelines["optimized"].shuffle.kind == "global"
-
-
-def test_to_evaluate_is_in_storage_order_without_augmentation(root):
+    models = project.compile_models(usual)
+    assert models.full_model.input_shape == (None, 12, 10, 1)
+    assert models.full_model.output_shape == (None, 4)
+    assert models.network.optimizer is not None and models.full_model.optimizer is not None
     project = Project(root, overrides=["batch_size=8"])
     pipeline = project.open_input_pipeline("optimized", split="test", purpose="evaluate")
     assert str(pipeline.plan).startswith("gather:snapshot[in order,8] → ")
     labels = np.concatenate([labels.numpy() for _, labels in pipeline.dataset()])
     np.testing.assert_array_equal(labels, project.data.memmap("test", "label"))
-
-
-def test_the_model_is_compiled_for_the_data(root):
-    project = Project(root)
-    models = project.compile_models(project.open_input_pipeline("optimized"))
-    assert models.full_model.input_shape == (None, 12, 10, 1)
-    assert models.full_model.output_shape == (None, 4)
-    assert models.network.optimizer is not None and models.full_model.optimizer is not None
 
 
 def test_what_is_wrong_is_said_where_it_is_asked_for(root, tmp_path):

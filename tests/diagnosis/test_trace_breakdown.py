@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def test_a_planted_cost_is_found_at_its_step_whichever_thread_works_for_it():
+def test_a_planted_cost_is_found_at_its_step_and_its_place_in_time_whichever_thread_works_for_it():
     breakdown = break_down(read_trace(RECORDED))
     steps = {item.step: item for item in breakdown.iterators}
     decode, flip = steps["decode"], steps["flip"]
@@ -28,9 +28,6 @@ def test_a_planted_cost_is_found_at_its_step_whichever_thread_works_for_it():
     assert (decode.self_ms, flip.self_ms) == pytest.approx((48.00, 0.08), abs=0.01)
     assert (round(decode.critical_pct), round(flip.critical_pct)) == (78, 21)
     assert decode.parallelism == pytest.approx(1.34, abs=0.01), "threads at work"
-
-
-def test_the_timeline_shows_the_cost_where_it_was():
     timeline, lengths = find_timeline(read_trace(RECORDED)), {}
     for lane, intervals in timeline.lanes.items():
         lengths[lane] = round(sum(end - begin for begin, end in intervals), 1)
@@ -108,14 +105,11 @@ def test_work_behind_a_prefetch_that_keeps_up_is_not_waited_for(name):
     assert {item.step: item.self_ms for item in breakdown.iterators}["decode"] == 25
 
 
-def test_what_a_trace_does_not_show_is_absent():
+def test_what_a_trace_does_not_show_is_absent_and_a_missing_or_cut_one_is_reported(tmp_path):
     breakdown = break_down(Trace(host=[], device=[]))
     assert (breakdown.steps, breakdown.iterators) == (0, ())
     assert (breakdown.wait_ms_p50, breakdown.gpu_busy_ms) == (None, None)
     assert find_timeline(Trace(host=[], device=[])) is None
-
-
-def test_missing_and_truncated_traces_are_reported(tmp_path):
     with pytest.raises(MissingInput, match="holds no trace"):
         read_trace(tmp_path)
     (tmp_path / "cut.xplane.pb").write_bytes(b"\x0a\xff\xff\xff\x7f")

@@ -15,7 +15,6 @@ from throughline.config.params import check
 from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import UnequalConfigurations
 
 pytestmark = pytest.mark.integration
@@ -71,14 +70,6 @@ def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
     take_snapshot(params_of(STREAM, [resize]), resized)
     found, _ = check_epoch(pipeline_of(resized, UNIFORM["cached_on_disk"], resize))
     assert found.examples == found.distinct
-
-
-def test_a_cut_last_batch_leaves_examples_out_and_no_more(layout):
-    pipeline = pipeline_of(layout, GLOBAL)
-    cut = dataclasses.replace(pipeline, worker=TrainingWorker(batch_multiple=16))
-    assert 0 < cut.examples < pipeline.examples
-    found, _ = check_epoch(cut)
-    assert (found.examples, found.distinct) == (cut.examples, cut.examples)
 
 
 def test_the_rows_are_those_that_training_gets_in_its_order(layout):

@@ -11,14 +11,12 @@ from throughline.plan.schema import TableColumns
 pytestmark = pytest.mark.integration
 
 
-def test_every_example_is_counted_in_the_row_of_its_class():
+def test_every_example_is_counted_in_the_row_of_its_class_of_many_the_most_confused_are_kept():
     truths, predictions = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 0, 2])
     confusion = count_confusions(truths, predictions, ["a", "b", "c"])
     assert confusion.counts == ((1, 1, 0), (0, 1, 0), (1, 0, 1))
     assert (confusion.classes, confusion.left_out) == (("a", "b", "c"), 0)
-
-
-def test_of_many_classes_the_most_confused_are_kept_in_their_order():
+    # Of many classes the most confused are kept, in their order.
     truths = np.array([7, 7, 7, 3, 5, 5])
     predictions = np.array([3, 3, 7, 3, 5, 5])
     names = [str(number) for number in range(1000)]
@@ -37,5 +35,7 @@ def test_a_loss_that_is_no_number_is_among_the_worst():
 def test_an_array_of_several_dimensions_is_described_by_its_range():
     columns = TableColumns(names=("x[0]", "x[1]"))
     assert _describe_row(np.array([0.5, 2.0]), columns) == "x[0]: 0.5, x[1]: 2"
+    colored = TableColumns(names=("size", "color"), categories=(("blue", "red"),))
+    assert _describe_row(np.array([0.5, 1.0]), colored) == "size: 0.5, color: red"
     described = _describe_row(np.arange(6.0).reshape(3, 2), columns)
     assert described == "3×2 values from 0 to 5"

@@ -64,24 +64,21 @@ def test_the_system_counts_every_process_and_the_cores_of_this_one():
 
 
 @pytest.mark.parametrize(
-    ("others_s", "own_s", "usable", "shares"),
+    ("others_s", "own_s", "usable", "sharing_s", "shares"),
     [
-        (20.0, 40.0, 1.0, (25.0, 25.0)),
-        (60.0, 20.0, 0.25, (0.0, 0.0)),
-        (60.0, 5.0, 0.25, (0.0, 75.0)),
-        (70.0, 10.0, 0.25, (50.0, 0.0)),
+        (20.0, 40.0, 1.0, 0.0, (25.0, 25.0)),
+        (60.0, 20.0, 0.25, 0.0, (0.0, 0.0)),
+        (60.0, 5.0, 0.25, 0.0, (0.0, 75.0)),
+        (70.0, 10.0, 0.25, 0.0, (50.0, 0.0)),
+        (10.0, 10.0, 0.25, 10.0, (50.0, 0.0)),  # of another program of the container
     ],
 )
-def test_a_quota_leaves_others_the_cores_that_it_keeps_from_us(others_s, own_s, usable, shares):
+def test_a_quota_leaves_others_the_cores_that_it_keeps_from_us(
+    others_s, own_s, usable, sharing_s, shares
+):
     """Eight cores in ten seconds, of which a quota leaves two."""
-    busy_s = others_s + own_s
-    assert share_of_cores(busy_s, 80.0 - busy_s, own_s, usable=usable) == shares
-
-
-def test_who_shares_the_quota_takes_from_it():
-    """Two of eight cores in ten seconds, one of them taken by another program of the container."""
-    taken = share_of_cores(20.0, 60.0, 10.0, usable=0.25, sharing_s=10.0)
-    assert taken == (50.0, 0.0)
+    busy_s, more = others_s + own_s, {"usable": usable, "sharing_s": sharing_s}
+    assert share_of_cores(busy_s, 80.0 - busy_s, own_s, **more) == shares
 
 
 @pytest.mark.parametrize(

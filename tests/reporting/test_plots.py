@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,13 @@ import pytest
 from PIL import Image
 
 from tests.support.made_up import made_up
-from tests.support.project import ROOT
 from tests.support.rows import row
-from throughline.plan import steps
-from throughline.plan.parallelism import Parallelism
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
 from throughline.reporting.evaluation_plots import plot_evaluation
-from throughline.reporting.plots import LANE_COLORS, TRAIN_LANE, WAITING_LANE, plot_timelines
+from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE, plot_timelines
 from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 from throughline.results.tuning import TunedCandidate, TuningResult
-from throughline.settings import BatchSettings, InterleaveSettings, ServiceSettings, ShuffleSettings
 from throughline.shared.errors import MissingInput
 
 pytestmark = pytest.mark.integration
@@ -33,39 +28,6 @@ def texts_of(stem: Path) -> list[str]:
     with Image.open(stem.with_suffix(".png")) as picture:
         assert min(picture.size) > 100
     return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text(), re.DOTALL)
-
-
-def test_every_transformation_of_a_plan_has_its_color():
-    """Maps apart, whose names are those of their ops; the timeline leaves out the prefetch."""
-    known = {
-        "shuffle": ShuffleSettings(), "sampling": "uniform", "parallel": Parallelism(),
-        "batch_size": 1, "whole_batches": True, "batching": BatchSettings(tokens=8), "size": 1,
-        "on": "host", "window": None, "ops": (), "example_op_count": 0, "length": 1,
-        "horizon": 1, "stride": 1, "targets": (), "settings": ServiceSettings(), "source": "shards",
-        "interleave": None,
-    }  # fmt: skip
-    unnamed = (steps.Map, steps.Prefetch)
-    kinds = [kind for kind in steps.Step.__subclasses__() if kind not in unnamed]
-    made = [
-        *(steps.Cache(where=where) for where in ("memory", "disk", "tf_snapshot", "save_load")),
-        steps.Read(source="shards", interleave=InterleaveSettings()),
-        *(
-            kind(**{field: known[field] for field in kind.__dataclass_fields__ if field in known})
-            for kind in kinds
-            if kind is not steps.Cache
-        ),
-    ]
-    literal = {
-        keyword.value.value
-        for package in ("plan", "kernels", "pipelines", "pipelines/order", "pipelines/read")
-        for path in (ROOT / "throughline" / package).glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) != "tf.Variable"
-        for keyword in call.keywords
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
-    }
-    names = literal | {step.trace_name for step in made}
-    assert names == set(LANE_COLORS) - {TRAIN_LANE, WAITING_LANE}
 
 
 def test_timelines_end_where_the_shortest_does(tmp_path):

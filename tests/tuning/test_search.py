@@ -5,7 +5,6 @@ over real ones on small data.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -192,22 +191,6 @@ def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, mo
         survey_data(question_about(prepared, PARAMS), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_real_contestants_race(prepared, tmp_path, monkeypatch):
-    few = {"ROUNDS": 3, "FINAL_ROUNDS": 4, "MOST_FAMILIES": 1, "FORMS_EACH": 2, "MOST_FINALISTS": 2}
-    for name, fewer in few.items():
-        monkeypatch.setattr(f"throughline.tuning.search.{name}", fewer)
-    search = Search(question_about(prepared, PARAMS, disk="1kB"), Journal(tmp_path))
-    search._racing_until = math.inf
-    choice = search.run()
-    assert {CEILING, "naive", "heuristic", "autotune"} < set(search.race.names)
-    assert all(search.race.rate(name) > 0 for name in search.race.names)
-    assert choice.baseline == "naive"
-    if choice.outcome == "found":
-        assert search.journal.pages.proven.keys() == {choice.name}
-
-
 def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     monkeypatch.setattr("throughline.tuning.key.code_digest", lambda *_, **__: "the program")
     params = PARAMS
@@ -272,18 +255,6 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert Journal(tmp_path).pages.rounds == [alone, alone], "it is raced again, with its first"
     (tmp_path / "journal.json").write_text("{")
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
-
-
-def test_a_disk_that_fills_meanwhile_leaves_the_journal_as_it_was(small_disk):
-    journal = Journal(small_disk)
-    journal.note_proof("a", "digest")
-    with (small_disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):
-        while True:
-            rest.write(bytes(1 << 12))
-    with pytest.raises(OSError, match="No space left"):
-        journal.drop("b", "why" * 10_000)
-    assert Journal(small_disk).pages.proven == {"a": "digest"}
-    assert {path.name for path in small_disk.iterdir()} == {"journal.json", "rest"}
 
 
 def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):

@@ -38,14 +38,6 @@ def space(own=NAIVE, **conditions):
     return lay_out_space(own, SPEC, Conditions(**conditions))
 
 
-def test_what_reads_a_stream_is_refused_where_processes_share_batches():
-    laid = space(shared=True)
-    assert laid.candidates and all(each.plan.seekable for each in laid.candidates)
-    refused = {each.name: each.reason for each in laid.refusals}
-    assert "share its batches" in refused["naive"]
-    assert "share its batches" in refused["cache_memory"]
-
-
 def families(own=NAIVE, **conditions):
     return group_families(space(own, **conditions).candidates)
 
@@ -106,36 +98,33 @@ def test_a_part_of_the_snapshot_is_raced_where_the_whole_does_not_fit():
         assert "snapshot_part" not in families(fitting=fitting)
 
 
-def test_more_than_is_stored_is_refused():
-    laid_out = space(stored=0.5, fitting=0.5)
-    kept = group_families(laid_out.candidates)
-    assert "snapshot_part" in kept and "snapshot" not in kept
-    (reason,) = [each.reason for each in laid_out.refusals if each.name == "snapshot"]
-    assert reason.startswith("50% of the snapshot's rows are stored")
-
-
 def test_order_that_depends_on_timing_has_to_be_allowed():
     loose = [each for each in space(unordered=True).candidates if not each.config.deterministic]
     assert loose and {each.config.read for each in loose} <= {"shards", "arrays"}
 
 
-def test_what_cannot_be_planned_is_kept_with_the_plans_own_reason():
-    (refusal,) = space({"mine": PipelineConfig(read="arrays", interleave={})}).refusals
-    assert refusal.name == "mine"
-    assert "interleave: only shards can be interleaved" in refusal.reason
-
-
 @pytest.mark.parametrize(
-    ("config", "reason"),
+    ("own", "conditions", "refused", "reason"),
     [
-        ({"sampling": "balanced"}, "draws or batches other examples"),
-        ({"decode": {"ratio": 2}}, "--allow approximate"),
-        ({"deterministic": False}, "--allow unordered"),
+        ({}, {"shared": True}, "naive", "share its batches"),
+        ({}, {"shared": True}, "cache_memory", "share its batches"),
+        ({}, {"stored": 0.5, "fitting": 0.5}, "snapshot", "50% of the snapshot's rows are stored"),
+        ({"read": "arrays", "interleave": {}}, {}, "own", "only shards can be interleaved"),
+        ({"sampling": "balanced"}, {}, "own", "draws or batches other examples"),
+        ({"decode": {"ratio": 2}}, {}, "own", "--allow approximate"),
+        ({"deterministic": False}, {}, "own", "--allow unordered"),
     ],
 )
-def test_ones_own_that_delivers_something_else_is_not_compared(config, reason):
-    refused = space({**NAIVE, "other": PipelineConfig(**config)}).refusals
-    assert reason in {each.name: each.reason for each in refused}["other"]
+def test_what_cannot_be_planned_or_compared_is_refused_with_its_reason(
+    own, conditions, refused, reason
+):
+    laid = space({**NAIVE, "own": PipelineConfig(**own)}, **conditions)
+    assert reason in {each.name: each.reason for each in laid.refusals}[refused]
+    kept = group_families(laid.candidates)
+    if "shared" in conditions:
+        assert kept and all(each.plan.seekable for each in laid.candidates)
+    if "stored" in conditions:
+        assert "snapshot_part" in kept and "snapshot" not in kept
 
 
 def test_all_sample_as_the_first_of_ones_own():
@@ -162,16 +151,13 @@ def test_the_likeliest_form_is_tried_first_and_then_what_differs_most():
     assert sorted(pick_forms(forms, 99)) == sorted(by_name)
 
 
-def test_neighbors_differ_in_one_respect():
+def test_neighbors_differ_in_one_respect_and_the_leanest_call_one_at_a_time():
     forms = families()["stream"]
     neighbors = find_neighbors(forms[0], forms)
     assert len(neighbors) == 4, "vectorized or not, two other kinds of parallel calls, the place"
     for each in neighbors:
         pairs = zip(calls(forms[0]), calls(each), strict=True)
         assert sum(one != other for one, other in pairs) == 1
-
-
-def test_the_leanest_forms_call_one_at_a_time_and_hand_on_what_is_small():
-    lean = find_leanest(families()["stream"])
-    assert [calls(form)[1:] for form in lean] == [("none", "device")] * 2
+    lean = find_leanest(forms)
+    assert [calls(form)[1:] for form in lean] == [("none", "device")] * 2, "what is small goes on"
     assert {form.config.vectorize for form in lean} == {True, False}
