@@ -113,8 +113,8 @@ def test_every_example_comes_once_in_an_epoch(
         batches = in_buckets(lengths, boundaries, [size] * len(boundaries), **more)
         longest = batches.length(steps_of(batches, epoch)).numpy()
         for rows, length in zip(rows_of(batches, epoch), longest, strict=True):
-            longest_row = max(lengths[row] for row in rows)
-            assert length == min(bound for bound in boundaries if bound >= longest_row)
+            fitting = [one for one in boundaries if one >= max(lengths[row] for row in rows)]
+            assert length in fitting[: 1 if workers == 1 else None], "hosts share what is left"
         return batches
 
     assume(kind == "pack" or len(lengths) >= workers)
