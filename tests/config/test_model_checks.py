@@ -6,24 +6,26 @@ import pytest
 
 from tasks.identities import resolve_settings
 from tests.support.parameters import document, problems
-from throughline.config.model_checks import model_names
 from throughline.config.params import check
 
 
-def test_keras_applications_are_known_without_importing_keras():
-    assert {"small_cnn", "mlp", "ResNet50", "MobileNetV2"} <= set(model_names())
-
-
 @pytest.mark.parametrize(
-    ("source", "model"),
+    ("source", "model", "postprocess"),
     [
-        ("image_folder", "small_cnn"), ("table", "mlp"), ("time_series", "mlp"),
-        ("text_lines", "text_classifier"),
+        ("image_folder", "small_cnn", ["rescale"]),
+        ("table", "mlp", ["standardize", "categories"]),
+        ("time_series", "mlp", ["standardize"]),
+        ("text_lines", "text_classifier", []),
     ],
-)  # fmt: skip
-def test_the_model_fits_the_data_unless_it_is_named(source, model):
+)
+def test_model_and_ops_fit_the_data_unless_they_are_named_also_in_what_dvc_compares(
+    source, model, postprocess
+):
+    """So that stages run again once `auto` means another model, or the default other ops."""
     pipelines = {"naive": {"shuffle": {"kind": "none"}}}
     changed = {"data": {"source": source, "path": "x"}, "pipelines": pipelines}
+    values = resolve_settings(changed)
+    assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)
     if source == "text_lines":
         changed["preprocess"] = [{"tokenize": {"kind": "bytes"}}]
     found = check({**changed, "model": {"options": {"width": 8}}}).model
@@ -59,24 +61,3 @@ def test_early_stopping_watches_a_metric_there_is(source, monitor, said):
         assert said in problems(**stopping)
     own = {**stopping, "train__metrics": "[auto, {mean: {name: acc}}]"}
     assert check(document(**own)), "which is asked before the first step"
-
-
-def test_numbers_are_not_divided_by_255_unless_it_is_said():
-    found = problems(data__source="table", postprocess="[rescale]")
-    assert "postprocess: rescale divides by 255" in found
-    assert check(document(data__source="table", postprocess="[{rescale: {scale: 0.01}}]"))
-
-
-@pytest.mark.parametrize(
-    ("source", "model", "postprocess"),
-    [
-        ("image_folder", "small_cnn", ["rescale"]),
-        ("text_folder", "text_classifier", []),
-        ("table", "mlp", ["standardize", "categories"]),
-    ],
-)
-def test_what_is_chosen_by_default_is_resolved_in_what_dvc_compares(source, model, postprocess):
-    """So that stages run again once `auto` means another model, or the default other ops."""
-    document = {"data": {"source": source, "path": "x"}, "pipelines": {"a": {"read": "shards"}}}
-    values = resolve_settings(document)
-    assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)

@@ -15,7 +15,6 @@ from throughline.config.params import check, load_params
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import apply_overrides
 from throughline.plan.augmentations import Flip
-from throughline.plan.ops import Resize
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidCode, InvalidParams
 
@@ -28,6 +27,8 @@ TEXT = {
 WINDOWS = {**TEXT, "data__label_kind": "none", "window__tokens": 24}
 PART = "{read: snapshot, shuffle: {kind: global}, snapshot: {fraction: 0.3}}"
 PARTLY = {"pipelines__part": PART}
+TABLE = {"data__source": "table", "postprocess": "[]"}
+STORED = "a part of the rows can be stored of images"
 BUCKET = {"data__path": "s3://bucket/photos"}
 SMALLER = "{resize: {height: 3, width: 3}}"
 WEIGHTS = {"0": 1.0, "1": 5.0}
@@ -39,13 +40,6 @@ def naive(config: str) -> dict[str, str]:
 
 def lanes(config: str = "read: snapshot", **shuffle: object) -> dict[str, str]:
     return naive(f"{{{config}, shuffle: {json.dumps(shuffle)}}}")
-
-
-def test_decode_goes_without_saying():
-    assert check(document(preprocess="[]")) == check(document())
-    assert check(document(preprocess=f"[{SMALLER}]")) == check(
-        document(preprocess=f"[decode, {SMALLER}]")
-    )
 
 
 def test_all_problems_are_told_together():
@@ -227,6 +221,8 @@ def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, e
         ({"preprocess": "[{cutout: {8}}]"}, "preprocess[0].cutout.8: "),
         ({"preprocess": '["no_such_module:Op"]'}, "preprocess[0]: no_such_module:Op cannot be"),
         ({"preprocess": '["pathlib:Path"]'}, "preprocess[0]: pathlib:Path is no class"),
+        ({**TABLE, **PARTLY}, f"params.yaml: pipelines.part.snapshot.fraction: {STORED}"),
+        ({**TABLE, "snapshot__fraction": 0.5}, f"params.yaml: snapshot.fraction: {STORED}"),
     ],
 )
 def test_a_mistake_is_said_once(change, said):
@@ -257,21 +253,6 @@ def test_what_is_stored_is_the_most_that_is_read_unless_it_is_said(changes, stor
     assert resolve_settings(document(**changes))["snapshot"]["fraction"] == stored
 
 
-def test_a_part_of_what_is_no_image_is_refused_once():
-    for key, part in (("pipelines.part.", PARTLY), ("", {"snapshot__fraction": 0.5})):
-        found = problems(data__source="table", postprocess="[]", **part)
-        assert (
-            f"params.yaml: {key}snapshot.fraction: a part of the rows can be stored of images"
-            in found
-        )
-        assert found.count("fraction") == 1
-
-
-def test_ops_are_parsed_with_their_arguments():
-    params = check(document(preprocess=f"[decode, {SMALLER}]", augment="[flip]"))
-    assert params.preprocess[1] == Resize(height=3, width=3) and params.augment == (Flip(),)
-
-
 def test_an_op_of_ones_own_is_called_as_its_class_unless_it_says_more(tmp_path, monkeypatch):
     (tmp_path / "own_sharpen.py").write_text(
         "from throughline.plan.ops import Op\n\n\nclass Sharpen(Op):\n"
@@ -299,9 +280,7 @@ def test_a_missing_or_broken_file_is_reported(tmp_path, text, said):
         ("finish=[rescale]", "finish is now called postprocess"),
         ("measure.rounds=2", "measure.rounds is now called measure.seconds, of the race of all"),
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
-        ("pipelines.naive.place=device", "pipelines.naive.place is now called snapshot_on"),
         ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),
-        ("pipelines.naive.rewrites=true", "pipelines.naive.rewrites is now called graph_rewrites"),
         (
             "pipelines.naive.sample={kind: balanced}",
             "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}",

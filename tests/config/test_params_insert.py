@@ -37,11 +37,13 @@ def test_only_the_new_lines_are_added(tmp_path, text):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o444])
-def test_who_may_read_and_write_the_file_stays(tmp_path, mode):
+def test_a_link_stays_a_link_and_who_may_read_and_write_its_file_stays(tmp_path, mode):
     path = tmp_path / "params.yaml"
+    path.symlink_to("shared.yaml")
     path.write_text(TEXTS["a comment after it"])
     path.chmod(mode)
     assert insert_pipeline(path, "tuned", FOUND)
+    assert path.is_symlink() and "tuned" in (tmp_path / "shared.yaml").read_text()
     assert path.stat().st_mode & 0o777 == mode
 
 
@@ -77,11 +79,3 @@ def test_a_class_whose_name_is_a_number_stays_a_name(tmp_path):
     assert insert_pipeline(path, "tuned", found)
     assert '{"1": 2, on: 3}' in write_yaml("tuned", found)
     assert parse_yaml(path.read_text(), path.name)["pipelines"]["tuned"] == found
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "shared.yaml").write_text("pipelines:\n  naive: {read: shards}\n")
-    (tmp_path / "params.yaml").symlink_to("shared.yaml")
-    assert insert_pipeline(tmp_path / "params.yaml", "tuned", FOUND)
-    assert (tmp_path / "params.yaml").is_symlink()
-    assert "tuned" in (tmp_path / "shared.yaml").read_text()

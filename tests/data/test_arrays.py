@@ -43,53 +43,41 @@ def names(features: str, labels: str, *, splits=("train", "test")) -> dict:
 
 OPEN_TEST = {None, "test"}
 ALL_SPLITS = {"train", "validation", "test"}
+UNREAD, UNLABELED = "image uint8 (7, 4, 5)", "x_test uint8 (12, 4, 5)"
 
 
 @pytest.mark.parametrize(
-    ("files", "splits"),
+    ("files", "splits", "unread"),
     [
-        (names("x_{}", "y_{}"), OPEN_TEST),
-        (names("X_{}", "Y_{}"), OPEN_TEST),
-        (names("{}_images", "{}_labels", splits=("train", "val", "test")), ALL_SPLITS),
-        ({"arr_0": IMAGES, "arr_1": CLASSES}, {None}),
-        ({"images": IMAGES, "labels": CLASSES}, {None}),
-        ({"data": IMAGES, "targets": CLASSES}, {None}),
-        ({"X": IMAGES, "Y": CLASSES}, {None}),
-        ({"x": IMAGES, "y": CLASSES}, {None}),
+        (names("x_{}", "y_{}"), OPEN_TEST, ""),
+        (names("{}_images", "{}_labels", splits=("train", "val", "test")), ALL_SPLITS, ""),
+        ({"arr_0": IMAGES, "arr_1": CLASSES}, {None}, ""),
+        ({"images": IMAGES, "labels": CLASSES}, {None}, ""),
+        ({"X": IMAGES, "Y": CLASSES}, {None}, ""),
+        ({"x": IMAGES, "y": CLASSES}, {None}, ""),
         # Neighbors of these.
-        (names("{}X", "{}Y"), OPEN_TEST),
-        (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS),
-        (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS),
-        (names("{}_dataset", "{}_labels", splits=("train", "valid")), {"train", "validation"}),
-        (names("x_{}", "t_{}"), OPEN_TEST),
-        (names("mnist-{}-imgs", "mnist-{}-labels"), OPEN_TEST),
-        ({"arr_1": IMAGES, "arr_0": COLUMN}, {None}),
-        ({"x": IMAGES, "labels": CLASSES}, {None}),
-        ({"x_train": IMAGES, "y_train": CLASSES}, {None}),
-        ({"input": IMAGES, "class": CLASSES, "image": IMAGES[:7]}, {None}),
+        (names("{}X", "{}Y"), OPEN_TEST, ""),
+        (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS, ""),
+        (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS, ""),
+        (names("{}_dataset", "{}_labels", splits=("train", "valid")), {"train", "validation"}, ""),
+        (names("x_{}", "t_{}"), OPEN_TEST, ""),
+        (names("mnist-{}-imgs", "mnist-{}-labels"), OPEN_TEST, ""),
+        ({"arr_1": IMAGES, "arr_0": COLUMN}, {None}, ""),
+        ({"data": IMAGES, "targets": CLASSES, "image": IMAGES[:7]}, {None}, UNREAD),
+        ({"x_train": IMAGES, "y_train": CLASSES}, {None}, ""),
+        ({"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES}, {None}, UNLABELED),
+        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, {None}, UNLABELED),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
-def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, splits):
+def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, splits, unread):
     found = scan(tmp_path, files)
     assert set(found.splits) == splits
     count = max(1, len(splits))
     np.testing.assert_array_equal(found.values[:], np.concatenate([IMAGES[..., None]] * count))
     assert list(found.labels) == [str(label) for label in CLASSES] * count
     assert len({*found.ids}) == len(found.values)
-    unread = ["image uint8 (7, 4, 5)"] if "image" in files else []
-    assert found.warnings == [f"arrays that are not read: {name}" for name in unread]
-
-
-def test_each_split_has_its_own_examples(tmp_path):
-    test = {"x_test": IMAGES[:3], "y_test": CLASSES[:3]}
-    found = scan(tmp_path, {**test, "x_train": IMAGES[3:], "y_train": CLASSES[3:]})
-    np.testing.assert_array_equal(found.values[:], IMAGES[..., None])
-    assert list(found.labels) == [str(label) for label in CLASSES]
-    assert found.splits == ["test"] * 3 + [None] * 9
-    assert [found.ids[place] for place in (0, 2, 3, 11)] == [
-        *("test/00000000", "test/00000002", "train/00000000", "train/00000008")
-    ]
+    assert found.warnings == ([f"arrays that are not read: {unread}"] if unread else [])
 
 
 @pytest.mark.parametrize(
@@ -208,16 +196,16 @@ def test_arrays_of_other_forms_are_refused_by_name(tmp_path, files, more, said):
         scan(tmp_path, files, **more)
 
 
-@pytest.mark.parametrize("names", [("x_train", "y_train"), ("x", "y")])
-def test_a_test_split_without_labels_is_not_read_and_named(tmp_path, names):
-    found = scan(tmp_path, dict(zip(names, (IMAGES, CLASSES), strict=True)) | {"x_test": IMAGES})
-    assert found.splits == [None] * 12
-    assert found.warnings == ["arrays that are not read: x_test uint8 (12, 4, 5)"]
-
-
-def test_a_folder_holds_what_an_archive_does(tmp_path):
-    files = names("x_{}", "y_{}")
+def test_a_folder_holds_what_an_archive_does_and_each_split_its_own_examples(tmp_path):
+    test = {"x_test": IMAGES[:3], "y_test": CLASSES[:3]}
+    files = {**test, "x_train": IMAGES[3:], "y_train": CLASSES[3:]}
     archive = scan(tmp_path, files)
+    np.testing.assert_array_equal(archive.values[:], IMAGES[..., None])
+    assert list(archive.labels) == [str(label) for label in CLASSES]
+    assert archive.splits == ["test"] * 3 + [None] * 9
+    assert [archive.ids[place] for place in (0, 2, 3, 11)] == [
+        *("test/00000000", "test/00000002", "train/00000000", "train/00000008")
+    ]
     folder = tmp_path / "folder"
     folder.mkdir()
     for number, (name, array) in enumerate(files.items()):

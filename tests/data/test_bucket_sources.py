@@ -163,9 +163,15 @@ def test_an_object_without_a_tag_is_read_each_time():
     assert stamp("x") != stamp("y")
 
 
-def test_an_object_that_has_gone_or_changed_since_ingest_is_named(photos, bucket_url, tmp_path):
+def test_an_object_that_has_gone_or_changed_since_ingest_or_cannot_be_read_is_named(
+    photos, bucket_url, proxy, tmp_path
+):
     ingest(data_settings(bucket_url), tmp_path / "manifest")
     store, manifest = open_store(bucket_url), read_manifest(tmp_path / "manifest")
+    proxy.fault = lambda verb, path: "403" if path.endswith("05.jpg") else None
+    with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
+        shard(manifest, tmp_path / "shards", settings=SHARDS)
+    proxy.fault = lambda verb, path: None
     content = store.read("cat/02.jpg")
     store.write("cat/02.jpg", content[:9] + content[:-9])
     with pytest.raises(DataNotFound, match=r"/cat/02\.jpg .* has other contents than at"):
@@ -199,25 +205,6 @@ def test_an_object_that_changes_or_arrives_after_all_were_listed_or_read_is_name
     with pytest.raises(ObjectStoreFailed, match=said):
         ingest(data_settings(bucket_url), tmp_path / "manifest")
     assert not (tmp_path / "manifest").exists()
-
-
-def test_an_object_that_cannot_be_read_ends_the_stage_with_its_name(
-    photos, bucket_url, proxy, tmp_path
-):
-    """It is no example to be rejected: it may be there the next time."""
-
-    def refuse(verb, path):
-        return "403" if path.endswith("05.jpg") else None
-
-    proxy.fault = refuse
-    with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
-        ingest(data_settings(bucket_url), tmp_path / "manifest")
-    proxy.fault = lambda verb, path: None
-    ingest(data_settings(bucket_url), tmp_path / "manifest")
-    manifest = read_manifest(tmp_path / "manifest")
-    proxy.fault = refuse
-    with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
-        shard(manifest, tmp_path / "shards", settings=SHARDS)
 
 
 def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path):

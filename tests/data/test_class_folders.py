@@ -36,28 +36,15 @@ def scan(root, **data):
     return {(file.id, file.label, file.split) for file in found.files}, found
 
 
-def test_folders_named_as_splits_are_splits(tmp_path):
-    names = ("train/cat/1.png", "Val/cat/2.png", "test/cat/3.png", "test/cat/new/4.png")
-    files, _ = scan(lay_out(tmp_path, *names, "__MACOSX/cat/._1.png"))
-    assert files == {
-        ("train/cat/1.png", "cat", "train"),
-        ("Val/cat/2.png", "cat", "validation"),
-        ("test/cat/3.png", "cat", "test"),
-        ("test/cat/new/4.png", "cat/new", "test"),
-    }
-    (tmp_path / "Val" / "cat" / "2.png").unlink()
-    files, _ = scan(tmp_path)
-    assert ("train/cat/1.png", "cat", None) in files, "some of training is to validate"
-    files, found = scan(tmp_path, leave_out=["new"])
-    assert len(files) == 2
-    assert found.left_out == {"data.leave_out: new": 1}
-
-
 def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_path):
     names = ("seg_train/seg_train/sea/1.png", "seg_test/seg_test/sea/2.png", "seg_pred/3.png")
-    files, found = scan(lay_out(tmp_path, *names))
-    assert {(label, split) for _, label, split in files} == {("sea", None), ("sea", "test")}
+    more = ("seg_test/seg_test/sea/new/4.png", "__MACOSX/sea/._1.png")
+    files, found = scan(lay_out(tmp_path, *names, *more))
+    assert {(label, split) for _, label, split in files} == {
+        *(("sea", None), ("sea", "test"), ("sea/new", "test"))
+    }
     assert found.left_out == {"seg_pred is named as what has no label": 1}
+    assert len(scan(tmp_path, leave_out=["new"])[0]) == 2
 
 
 def test_what_an_image_is_is_said_by_its_bytes_not_by_its_name(tmp_path):
@@ -91,22 +78,16 @@ def test_masks_next_to_their_images_are_refused_until_a_pattern_leaves_them_out(
 
 
 def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is_refused(tmp_path):
-    root = tmp_path / "in"
-    lay_out(root, "README.txt", "a/License", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
+    """So is a file next to the folders of classes, and blanks round a class make no other one."""
+    names = (f"{folder}/{n}.txt" for folder in ("a", "a ", "b") for n in range(30))
+    root = lay_out(tmp_path / "in", "README.txt", "a/License", "notes.txt", *names)
     settings = data_settings(root, "text_folder", leave_out=["c"])
     with pytest.raises(UnreadableSource, match=r"data\.leave_out: c is no folder, file or class"):
         ingest(settings, tmp_path / "out")
-    kept = ingest(settings.model_copy(update={"leave_out": ["a/1.txt"]}), tmp_path / "out")
-    assert len(kept.examples) == 59 and kept.stats["left_out"] == {"data.leave_out: a/1.txt": 1}
-
-
-def test_a_file_beside_the_class_folders_is_left_out_as_its_refusal_says(tmp_path):
-    lay_out(tmp_path / "in", "notes.txt", *(f"{c}/{n}.txt" for c in "ab" for n in range(30)))
-    settings = data_settings(tmp_path / "in", "text_folder", max_reject_fraction=0.01)
-    with pytest.raises(TooManyRejects, match=r"set data\.leave_out: \[notes\.txt\]"):
-        ingest(settings, tmp_path / "out")
-    kept = ingest(settings.model_copy(update={"leave_out": ["notes.txt"]}), tmp_path / "out")
-    assert len(kept.examples) == 60 and kept.stats["left_out"] == {"data.leave_out: notes.txt": 1}
+    left_out = {"leave_out": ["a/1.txt", "notes.txt"], "max_reject_fraction": 0.0}
+    kept = ingest(settings.model_copy(update=left_out), tmp_path / "out")
+    assert kept.stats["left_out"] == {"data.leave_out: a/1.txt": 1, "data.leave_out: notes.txt": 1}
+    assert kept.classes == ("a", "b") and [*np.bincount(kept.examples["label"])] == [59, 30]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +121,16 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
         ("not utf-8: byte 0xe9 at 3", "set data.encoding, such as cp1252 or latin-1"),
         ("duplicate of b/0.png", r"or train on all with data\.duplicates: keep\.$"),
         ("duplicate of b/0.png, there labeled b", r"raise data\.max_reject_fraction"),
+        ("duplicate of pets/cat/{}.png", "all/pets holds the files of pets once more: set .*"),
     ],
 )
 def test_one_reason_for_nearly_all_rejects_has_a_remedy_of_its_own(tmp_path, reason, remedy):
-    rows = [*((f"a/{number}.png", reason) for number in range(9)), ("b", "empty file")]
+    rows = [(f"all/pets/cat/{number}.png", reason.format(number)) for number in range(9)]
+    rows.append(("b", "empty file"))
     rejects = pd.DataFrame(rows, columns=["id", "reason"]).assign(cause="of one kind")
     with pytest.raises(TooManyRejects, match=remedy):
         check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
     check_rejects(rejects, total=100, limit=0.1, folder=tmp_path)
-
-
-def test_a_copy_of_a_folder_is_named_with_the_key_that_leaves_it_out(tmp_path):
-    rows = [(f"all/pets/cat/{n}.png", f"duplicate of pets/cat/{n}.png") for n in range(9)]
-    rejects = pd.DataFrame(rows, columns=["id", "reason"]).assign(cause="duplicate")
-    with pytest.raises(TooManyRejects, match=r"all/pets holds the files of pets once more: set .*"):
-        check_rejects(rejects, total=50, limit=0.1, folder=tmp_path)
 
 
 def test_a_disk_that_fails_makes_no_rejects(tmp_path, monkeypatch):
@@ -178,22 +154,6 @@ def test_folders_in_two_spellings_of_unicode_are_refused(tmp_path):
     lay_out(tmp_path / "photos", *names)
     with pytest.raises(UnreadableSource, match=r"two classes are both .*, in two spellings"):
         ingest(data_settings(tmp_path / "photos"), tmp_path / "manifest")
-
-
-def test_blanks_round_a_class_make_no_other_class_in_folders_files_and_arrays(tmp_path):
-    (tmp_path / "lines").mkdir()
-    names = ("cat", "cat ", "dog")
-    lay_out(tmp_path / "folders", *(f"{name}/{n}.txt" for name in names for n in range(20)))
-    for name in names:
-        lines = (f"{name} {number}\n" for number in range(20))
-        (tmp_path / "lines" / f"{name}.txt").write_text("".join(lines))
-    images = np.arange(60 * 4, dtype=np.uint8).reshape(60, 2, 2)
-    np.savez(tmp_path / "images.npz", x=images, y=np.resize(names, 60))
-    sources = {"text_folder": "folders", "text_lines": "lines", "arrays": "images.npz"}
-    for source, path in sources.items():
-        manifest = ingest(data_settings(tmp_path / path, source), tmp_path / source)
-        assert manifest.classes == ("cat", "dog")
-        assert np.bincount(manifest.examples["label"]).tolist() == [40, 20]
 
 
 def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tmp_path):

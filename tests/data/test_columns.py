@@ -68,13 +68,10 @@ def test_values_that_a_column_would_cut_are_refused(written):
             write_rows(written, "train", COLUMNS, start=0, values={**VALUES, "label": label})
 
 
-def test_a_flipped_bit_is_found_and_placed(written):
+def test_a_flipped_bit_is_found_and_placed_and_a_short_or_missing_column_on_opening(written):
     flip_bit(column_path(written, "train", "image"), 40)
     with pytest.raises(CorruptColumn, match=r"image.bin: chunk of rows 5 to 9 does not match"):
         verify(written, read_index(written))
-
-
-def test_a_short_or_missing_column_is_found_on_opening(written):
     path = column_path(written, "train", "label")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptColumn, match="has 72 bytes, the index says 80"):

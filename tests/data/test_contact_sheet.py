@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,8 @@ from throughline.data.ingest import ingest
 pytestmark = pytest.mark.integration
 
 
-def as_folder(root):
-    return data_settings(save_photos(root, 40, "cat", "dog"))
-
-
-def as_webp(root):
-    return data_settings(save_photos(root, 40, "cat", "dog", suffix="webp"))
+def as_folder(root, suffix="jpg"):
+    return data_settings(save_photos(root, 40, "cat", "dog", suffix=suffix))
 
 
 def as_parquet(root):
@@ -36,18 +33,12 @@ def as_parquet(root):
     return data_settings(root / "all.parquet", "image_table")
 
 
-def as_list(root):
-    save_photos(root, 40, "cat", "dog")
-    rows = [f"{file.parent.name}/{file.name},{file.parent.name}" for file in root.glob("*/*")]
+def as_list(root, **of_numbers):
+    files = [*save_photos(root, 40, "cat", "dog").glob("*/*")]
+    labels = [n / 8 if of_numbers else file.parent.name for n, file in enumerate(files)]
+    rows = [f"{file.relative_to(root)},{label}" for file, label in zip(files, labels, strict=True)]
     (root / "list.csv").write_text("\n".join(["path,label", *rows]))
-    return data_settings(root, "image_table")
-
-
-def as_numbers(root):
-    save_photos(root, 40, "cat", "dog")
-    rows = [f"{file.parent.name}/{file.name},{n / 8}" for n, file in enumerate(root.glob("*/*"))]
-    (root / "list.csv").write_text("\n".join(["path,label", *rows]))
-    return data_settings(root, "image_table", label_kind="number")
+    return data_settings(root, "image_table", **of_numbers)
 
 
 def as_arrays(root, size=(28, 28), mode="RGB"):
@@ -56,14 +47,18 @@ def as_arrays(root, size=(28, 28), mode="RGB"):
     return data_settings(root / "a.npz", "arrays")
 
 
-def as_gray_arrays(root):
-    return as_arrays(root, (8, 8), "L")
+KINDS = {
+    "files": as_folder,
+    "converted": partial(as_folder, suffix="webp"),
+    "Parquet": as_parquet,
+    "a list": as_list,
+    "arrays": as_arrays,
+    "gray arrays": partial(as_arrays, size=(8, 8), mode="L"),
+    "numbers": partial(as_list, label_kind="number"),
+}
 
 
-KINDS = (as_folder, as_webp, as_parquet, as_list, as_arrays, as_gray_arrays, as_numbers)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_each_kind_of_images_has_a_sheet(kind, tmp_path):
     (tmp_path / "in").mkdir()
     settings = kind(tmp_path / "in")

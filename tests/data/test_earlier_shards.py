@@ -93,33 +93,6 @@ def test_one_example_more_or_less_changes_one_shard(tmp_path, kind):
     assert len(data.write(data.ingest())) == 1
 
 
-@pytest.fixture
-def written(tmp_path) -> tuple[Data, Manifest]:
-    """Texts with earlier shards, and their manifest."""
-    data = Data(tmp_path, "text_folder")
-    manifest = data.ingest()
-    data.write(manifest)
-    data.keep()
-    return data, manifest
-
-
-def test_another_label_is_another_shard(written):
-    data, manifest = written
-    relabeled = manifest.examples.copy()
-    relabeled.loc[3, "label"] = 1 - relabeled.loc[3, "label"]
-    assert len(data.write(replace(manifest, examples=relabeled))) == 1
-
-
-def test_shards_of_another_compression_or_schema_are_not_taken(written):
-    data, manifest = written
-    packed = SETTINGS.model_copy(update={"compression": "gzip"})
-    assert data.write(manifest, packed) == data.names()
-    features = [replace(each, name=f"my_{each.name}") for each in manifest.schema.features]
-    renamed = replace(manifest.schema, features=tuple(features))
-    assert find_earlier_shards(data.earlier, manifest.schema, "none")
-    assert not find_earlier_shards(data.earlier, renamed, "none")
-
-
 def ingest_known(data: Data, settings: DataSettings, kept: Path) -> Manifest:
     """The manifest of files that are known, which have shards."""
     folder = data.folder / "manifest"
@@ -167,8 +140,20 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
         data.write_known(manifest, settings, kept)
 
 
-def test_what_is_damaged_is_written_again(written):
-    data, manifest = written
+def test_what_is_damaged_or_of_another_label_compression_or_schema_is_written_again(tmp_path):
+    data = Data(tmp_path, "text_folder")
+    manifest = data.ingest()
+    data.write(manifest)
+    data.keep()
+    relabeled = manifest.examples.copy()
+    relabeled.loc[3, "label"] = 1 - relabeled.loc[3, "label"]
+    assert len(data.write(replace(manifest, examples=relabeled))) == 1
+    packed = SETTINGS.model_copy(update={"compression": "gzip"})
+    assert data.write(manifest, packed) == data.names()
+    features = [replace(each, name=f"my_{each.name}") for each in manifest.schema.features]
+    renamed = replace(manifest.schema, features=tuple(features))
+    assert find_earlier_shards(data.earlier, manifest.schema, "none")
+    assert not find_earlier_shards(data.earlier, renamed, "none")
     damaged, index = min(data.earlier.glob("*.tfrecord")), data.earlier / "index.json"
     flip_bit(damaged, -1)
     assert len(data.write(manifest)) == 1

@@ -16,14 +16,13 @@ import tensorflow as tf
 from tests.support.external_records import example, png, vectors, write
 from tests.support.small_data import SPLIT, flip_bit, picture, prepared
 from throughline.data import class_names, rejects, split_names
-from throughline.data import found as forms
 from throughline.data import ingest as ingest_module
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.example_features import bytes_places, parse_features, read_numbers
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.sources import tfrecord
-from throughline.settings import DataSettings, RecordSettings
+from throughline.settings import DataSettings
 from throughline.shared import wording
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
@@ -69,55 +68,6 @@ def test_names_that_may_say_several_splits_are_refused(tmp_path):
     )
 
 
-def test_encoded_images_stay_where_they_are(tmp_path):
-    images = [png(number) for number in range(3)]
-    sizes = sorted(map(len, images))
-    write(
-        tmp_path / "data-00000-of-00001",
-        [
-            example(**{"image/encoded": [image], "image/class/label": [number], "other": [1.5]})
-            for number, image in enumerate(images)
-        ],
-    )
-    found = scan(tmp_path)
-    assert isinstance(found, forms.Files)
-    data = (tmp_path / "data-00000-of-00001").read_bytes()
-    assert [data[item.offset : item.offset + item.size] for item in found.files] == images
-    assert [item.label for item in found.files] == ["0", "1", "2"]
-    assert [item.split for item in found.files] == [None] * 3
-    assert found.features == {
-        "image/class/label": "int64 × 1",
-        "image/encoded": f"bytes: PNG, {sizes[0]} to {sizes[-1]} bytes",
-        "other": "float × 1",
-    }
-
-
-def test_values_become_one_array_and_integer_classes_keep_their_order(tmp_path):
-    records = [example(x=[float(n), 2.0], label=[n]) for n in (10, 9, 2)]
-    found = scan_records(tmp_path, records)
-    assert isinstance(found, forms.Arrays)
-    assert found.values.tolist() == [[10, 2], [9, 2], [2, 2]]
-    assert found.classes == ["2", "9", "10"]
-    assert list(found.labels) == ["10", "9", "2"]
-    value = found.schema.input
-    assert (value.encoding.name, value.dtype, value.shape) == ("numbers", "float32", (2,))
-
-
-def test_bytes_of_a_given_shape_are_images(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (2, 4, 5), np.uint8)
-    records = [example(image=[image.tobytes()], label=[b"owl"]) for image in images]
-    with pytest.raises(UnreadableSource, match=r"image holds 20 bytes .* set data\.records\.shape"):
-        scan_records(tmp_path, records)
-    with pytest.raises(
-        UnreadableSource, match=r"records\.shape: \[4, 4\] has 16 values, image has 20"
-    ):
-        scan(tmp_path, records={"shape": [4, 4]})
-    found = scan(tmp_path, records=RecordSettings(shape=[4, 5]))
-    np.testing.assert_array_equal(found.values, images[..., None])
-    value = found.schema.input
-    assert (value.name, value.channels, found.classes) == ("image", 1, ["owl"])
-
-
 def test_a_float_label_is_a_number_to_predict(tmp_path):
     records = [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])]
     found = scan_records(tmp_path, records)
@@ -128,8 +78,15 @@ def test_a_float_label_is_a_number_to_predict(tmp_path):
         ("b.tfrecord/00000000", "label is no finite number")
     ]
     (tmp_path / "b.tfrecord").unlink()
-    images = scan_records(tmp_path, [example(image=[png(1)], label=[0.25])])
-    assert (images.label_kind, [item.numbers for item in images.files]) == ("number", [(0.25,)])
+    features, sizes = {"image/class/label": [0.25], "other": [3]}, [len(png(n)) for n in range(2)]
+    both = [example(**features, **{"image/encoded": [png(n)]}) for n in range(2)]
+    images = scan_records(tmp_path, both)
+    assert (images.label_kind, [item.numbers for item in images.files]) == ("number", [(0.25,)] * 2)
+    assert images.features == {
+        "image/class/label": "float × 1",
+        "image/encoded": f"bytes: PNG, {min(sizes)} to {max(sizes)} bytes",
+        "other": "int64 × 1",
+    }
 
 
 def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_path):

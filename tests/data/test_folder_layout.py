@@ -8,7 +8,6 @@ import pytest
 
 from throughline.data.class_names import compare_splits
 from throughline.data.sources.folder_layout import read_layout
-from throughline.data.split_names import read_name
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, UnusableDataset
 
@@ -19,24 +18,6 @@ def read(*folders, layout="auto", classes=True):
     counts = dict.fromkeys(folders, 10)
     places = read_layout(counts, layout=layout, root="my/data", classes=classes)
     return [(place.split, place.label) for place in places.values()]
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "rest"),
-    [
-        *[(name, TRAIN, "") for name in ("train", "Training", "TRAIN", "trainset", "train2017")],
-        *[(name, TRAIN, "") for name in ("TrainImages", "images_train")],
-        *[(name, VALID, "") for name in ("val_256", "dev", "valid", "x-val")],
-        *[("test1", TEST, ""), ("testdata", TEST, ""), ("seg_test", TEST, "seg")],
-        *[("cat_test_set", TEST, "cat"), ("asl_alphabet_train", TRAIN, "asl alphabet")],
-        *[(name, NONE, name) for name in ("contest", "latest", "strain", "trainers", "猫")],
-        *[(name, NONE, "") for name in ("set", "train_val", "2019")],
-        *[("train tracks", TRAIN, "tracks"), ("seg_pred", "unlabeled", "seg")],
-    ],
-)
-def test_a_name_says_its_split_by_whole_words(name, split, rest):
-    found = read_name(name)
-    assert (found.split, found.rest) == (split, rest)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +40,8 @@ def test_a_name_says_its_split_by_whole_words(name, split, rest):
         (("2750/River", "2750/Forest"), [(NONE, "2750/River"), (NONE, "2750/Forest")]),
         (("train2017/dog", "val2017/dog"), [(TRAIN, "dog"), (VALID, "dog")]),
         (("train tracks", "test tubes"), [(NONE, "train tracks"), (NONE, "test tubes")]),
+        (("x-val/a", "TRAIN/a", "testdata/a"), [(VALID, "a"), (TRAIN, "a"), (TEST, "a")]),
+        (("contest", "strain", "猫"), [(NONE, name) for name in ("contest", "strain", "猫")]),
         (("part1", "whole"), [(NONE, "part1"), (NONE, "whole")]),
         (("train/a", "test/a", "test/b"), [(TRAIN, "a"), (TEST, "a"), (TEST, "b")]),
     ],
@@ -115,24 +98,14 @@ def test_where_no_class_is_needed_any_folders_are_read():
         *[("class/**", "bird/owl/x", (NONE, "bird")), ("*/class", "fold1/cat", (NONE, "cat"))],
         *[("split", "TestImages", (TEST, "")), ("class", "train", (NONE, "train"))],
         *[("*/split/class", "x/dev/a", (VALID, "a"))],
-    ],
-)
-def test_a_layout_says_what_each_part_is(layout, folder, place):
-    assert read(folder, layout=layout) == [place]
-
-
-@pytest.mark.parametrize(
-    ("layout", "folder", "problem"),
-    [
-        ("split/class", "other/a", "is outside any split's folder"),
+        *[("split/class", name, "is outside any split's folder") for name in ("other/a", "")],
         ("split/class", "train", "is outside any class folder"),
-        ("split/class", "", "is outside any split's folder"),
         ("*/class", "cat", "is outside any class folder"),
     ],
 )
-def test_what_has_no_place_in_a_layout_is_named(layout, folder, problem):
-    places = read_layout({folder: 1}, layout=layout, root="my/data", classes=True)
-    assert places[folder].problem == problem
+def test_a_layout_says_what_each_part_is_and_what_has_no_place_is_named(layout, folder, place):
+    (found,) = read_layout({folder: 1}, layout=layout, root="my/data", classes=True).values()
+    assert found.problem == place or (found.split, found.label) == place
 
 
 @pytest.mark.parametrize("layout", ["splits", "split/split", "**/class", "*", "", "class/*/**/x"])

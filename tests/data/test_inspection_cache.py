@@ -156,11 +156,6 @@ def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened, tmp_pat
     assert opened.find() is None
 
 
-def test_what_was_converted_is_not_kept(opened, tmp_path):
-    opened.keep(path=tmp_path / "converted" / "x.png")
-    assert opened.find() is None
-
-
 def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(opened):
     opened.keep()
     assert opened.open("two").find([opened.file]) == [None]

@@ -17,7 +17,7 @@ from tests.support.external_records import example
 from throughline.data.shards import example_features, record_offsets, tfrecord
 from throughline.data.shards.example_features import NotAnExample, parse_features, read_numbers
 from throughline.data.shards.files import REPAIRED, ShardFiles
-from throughline.data.shards.index import Shard, read_shard_index
+from throughline.data.shards.index import Shard
 from throughline.data.shards.record_offsets import open_records, read_offsets
 from throughline.data.shards.records import encode_example, encode_examples, example_key
 from throughline.data.shards.tfrecord import frame, read_records, write_frames
@@ -31,15 +31,6 @@ RECORDS = [
 ]
 FRAMES = [b"".join(frame(record)) for record in RECORDS]
 SECOND = len(FRAMES[0])  # where the second record begins
-
-
-@given(key=st.integers(0, 2**63 - 1), label=st.integers(0, 2**40), image=st.binary(max_size=400))
-@settings(max_examples=60)
-def test_tensorflow_parses_what_we_encode_to_the_byte(key, label, image):
-    parsed = tf.train.Example.FromString(encode_example(key=key, label=label, value=image))
-    assert parsed.features.feature["key"].int64_list.value[:] == [key]
-    assert parsed.features.feature["label"].int64_list.value[:] == [label]
-    assert parsed.features.feature["image"].bytes_list.value[:] == [image]
 
 
 @given(st.data())
@@ -203,17 +194,6 @@ def test_records_are_read_by_their_numbers_in_any_order(shards):
     order = np.array([5, 0, 3, 3, 2, 1, 4])
     assert table.read(order).tolist() == [everything[number] for number in order]
     assert table.read(np.array([], np.int64)).tolist() == []
-
-
-def test_the_shard_stage_writes_the_index_of_uncompressed_shards_alone(arrays):
-    index = read_shard_index(arrays / "shards")
-    plain = [shard for shard in index.shards if shard.compression == "none"]
-    assert {path.name for path in (arrays / "shards").glob("*.npy")} == {
-        shard.name.replace(".tfrecord", ".offsets.npy") for shard in plain
-    }
-    assert all(not shard.offsets_digest for shard in index.shards if shard not in plain)
-    table = open_records(ShardFiles(folder=arrays / "shards"), plain)
-    assert len(table) == 200
 
 
 def test_an_index_that_is_not_its_shards_is_refused(shards):

@@ -55,13 +55,6 @@ def plain(tmp_path) -> Shard:
     return shard
 
 
-def test_damaged_shards_are_found_with_their_records(tmp_path, plain):
-    whole = write_shard(tmp_path, 1)
-    problems = find_damaged_shards(index_of(plain, whole), files_in(tmp_path))
-    said = f"record 1 at byte {SECOND_AT}: the checksum of the data does not match"
-    assert problems == {plain.name: [f"{tmp_path / plain.name}: {said}"]}
-
-
 def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: str) -> list[Shard]:
     """Write the damaged shards of an index again, with what of them can be used."""
     problems = find_damaged_shards(index, files_in(folder))
@@ -70,7 +63,11 @@ def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: st
     return repair_shards(index, files_in(folder), damage, folder / "out", max_lost_fraction=most)
 
 
-def test_what_can_be_read_is_written_and_counted(tmp_path, plain):
+def test_damaged_shards_are_found_and_what_can_be_read_is_written_and_counted(tmp_path, plain):
+    whole = write_shard(tmp_path, 1)
+    problems = find_damaged_shards(index_of(plain, whole), files_in(tmp_path))
+    said = f"record 1 at byte {SECOND_AT}: the checksum of the data does not match"
+    assert problems == {plain.name: [f"{tmp_path / plain.name}: {said}"]}
     (repaired,) = repair(index_of(plain), tmp_path, most=0.25)
     path = files_in(tmp_path).path(repaired)
     assert path == tmp_path / "out" / REPAIRED / plain.name

@@ -16,7 +16,6 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
-from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, MissingInput
@@ -37,12 +36,6 @@ def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_
     monkeypatch.setattr("throughline.data.shards.writing.BLOCK_BYTES", 1000)  # a few records
     shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
     assert read_files(tmp_path / "blocks") == read_files(tmp_path / "whole")
-
-
-def test_every_example_is_in_exactly_one_shard(photos):
-    paths = [photos / "shards" / one.name for one in read_shard_index(photos / "shards").shards]
-    records = [record for path in paths for record in read_records(path, compression="none")]
-    assert len(records) == len(set(records)) == len(read_manifest(photos / "manifest").examples)
 
 
 @pytest.fixture

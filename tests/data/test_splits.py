@@ -97,18 +97,6 @@ def test_a_new_example_changes_only_the_shard_that_it_lies_in(old, new):
     assert digest(new) in added.pop()
 
 
-def test_growing_data_doubles_its_ranges():
-    draw = np.random.default_rng(0)
-
-    def count(examples):
-        first = np.sort(draw.integers(0, 2**63, examples).astype(np.uint64) * 2)
-        sizes = [1] * examples
-        return len(shard_ranges(first, sizes, target_bytes=1000, min_shards=5))
-
-    grown = (100, 5000, 5001, 8000, 8001, 16000, 16001)
-    assert [count(examples) for examples in grown] == [5, 5, 8, 8, 16, 16, 32]
-
-
 def test_equal_contents_do_not_make_one_large_shard():
     first = np.full(1000, 2**40, np.uint64)
     bounds = shard_ranges(first, [10] * 1000, target_bytes=1000, min_shards=4)

@@ -141,7 +141,7 @@ def test_paths_that_all_examples_have_make_the_same_shards_as_files(tmp_path):
     assert all(one[name] == other[name] for name in shards)
 
 
-def test_splits_of_images_texts_and_rows_are_those_of_the_files_names(tmp_path):
+def test_splits_of_images_and_texts_are_those_of_the_files_names(tmp_path):
     names = ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet")
     root = write_folder(tmp_path, {names[0]: pictures(range(8)), names[1]: pictures(range(8, 12))})
     found = ingest(settings(root, split={"validation": 0.4}), tmp_path / "manifest")
@@ -157,11 +157,6 @@ def test_splits_of_images_texts_and_rows_are_those_of_the_files_names(tmp_path):
         ["val/0.parquet:00000001", "cat", "validation"],
         ["val/0.parquet:00000002", "dog", "validation"],
     ]
-    train, test = (pa.table({"x": [1.5, 2.5 + n], "label": ["a", "b"]}) for n in range(2))
-    root = write_folder(tmp_path / "rows", {"train.parquet": train, "test.parquet": test})
-    arrays = table.scan(settings(root, "table"))
-    assert arrays.values[:, 0].tolist() == [1.5, 3.5, 1.5, 2.5]
-    assert arrays.splits == ["test", "test", None, None]
 
 
 FOUR = pictures(range(4))
@@ -213,15 +208,6 @@ def test_tables_that_would_be_read_otherwise_are_refused_in_words(what, tmp_path
         ingest(settings(path), tmp_path / "manifest")
 
 
-def test_a_table_that_is_cut_off_and_a_split_that_half_of_the_names_say_are_refused(tmp_path):
-    write_folder(tmp_path, {"train.parquet": FOUR, "more.parquet": FOUR})
-    with pytest.raises(UnreadableSource, match=r"train\.parquet is named as a split, more\.parq"):
-        ingest(settings(tmp_path), tmp_path / "manifest")
-    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(UnreadableSource, match=r"cut\.parquet is not a readable Parquet or Arrow"):
-        ingest(settings(tmp_path / "cut.parquet"), tmp_path / "manifest")
-
-
 def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
     cells = pictures(range(40)).to_pylist()
     cells[2]["image"] = None
@@ -250,19 +236,13 @@ def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
 
 
 def test_columns_next_to_images_and_numbers_to_predict_are_read_with_them(tmp_path):
-    more = {"area": [*map(float, range(12))], "price": [*range(100, 112)]}
+    more = {"area": [*map(float, range(12))], "price": [*range(100, 112)], "mask": [b"x"] * 12}
     write(tmp_path / "a.parquet", pictures(range(12), names=None, **more))
     columns = {"numeric": ["area"], "label_column": "price", "label_kind": "number"}
-    source = image_table.scan(settings(tmp_path / "a.parquet", **columns))
+    source = image_table.scan(settings(tmp_path / "a.parquet", path_column="image", **columns))
     assert [file.numbers for file in source.files] == [(100.0 + n,) for n in range(12)]
     assert source.listed is not None
     assert source.listed.values[:, 0].tolist() == [*range(12)]
-
-
-def test_a_path_column_may_name_one_of_several_columns_of_images(tmp_path):
-    write(tmp_path / "a.parquet", pictures(range(12), mask=[b"x"] * 12))
-    found = ingest(settings(tmp_path / "a.parquet", path_column="image"), tmp_path / "manifest")
-    assert len(found.examples) == 12
 
 
 def test_a_column_without_a_value_is_of_any_type_and_folders_of_one_split_are_named(tmp_path):

@@ -54,15 +54,14 @@ def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     assert scan(path, quoting="multi_line").schema.input.columns.names[0] == "size\nin m"
 
 
-def test_rows_with_other_fields_than_the_header_are_named(tmp_path):
+def test_rows_with_other_fields_than_the_header_are_named_and_all_with_one_more_are_no_index(
+    tmp_path,
+):
     rows = measured(30)
     rows[7], rows[9] = [*rows[7], "more"], rows[9][:-1]
     said = "2 of 30 rows have other fields than the header's 3: line 9 has 4, line 11 has 2"
     with pytest.raises(UnreadableSource, match=said):
         scan(write(tmp_path, "size,color,label", rows))
-
-
-def test_every_row_with_one_field_more_is_no_index(tmp_path):
     rows = [[row, *cells] for row, cells in enumerate(measured(30))]
     with pytest.raises(UnreadableSource, match="30 of 30 rows have other fields"):
         scan(write(tmp_path, "size,color,label", rows))
@@ -288,11 +287,6 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
         assert list(table.columns) == first.strip().split(",") and len(table) == 30
 
 
-def test_lines_are_counted_in_the_file(tmp_path):
-    with pytest.raises(UnreadableSource, match="line 5 has 4"):
-        read_text(tmp_path, b"# by us\n# two\nsize,age,label\n1.5,2,a\n1.5,2,a,b\n1.5,2,a\n")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -302,6 +296,7 @@ def test_lines_are_counted_in_the_file(tmp_path):
         (f"{TABLE}note\nsecond, note\n", r"from line 32 on \('note'\)"),
         (f"{TABLE}1,2,a,b\n{ROWS}", "line 32 has 4. Quote cells that hold the delimiter"),
         ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
+        ("# by us\n# two\nsize,age\n1.5,2\n1.5,2,a\n1.5,2\n", "line 5 has 3"),
     ],
 )
 def test_titles_and_notes_that_are_no_rows_are_told_from_cells_with_delimiters(

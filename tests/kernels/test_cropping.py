@@ -97,36 +97,6 @@ def test_a_box_that_is_not_drawn_is_the_largest_one_in_the_center(op, size, box)
     assert (boxes(op, size) == box).all()
 
 
-def test_place_area_and_aspect_are_independent_of_each_other_and_of_the_neighbor():
-    op = RandomResizedCrop(height=8, width=8, scale=(0.1, 0.4))  # which nearly always fits
-    drawn, other = (_shares(boxes(op, (2000, 2000), epoch=epoch)) for epoch in (1, 2))
-    columns = np.vstack([drawn[:, 1:], drawn[:, :-1], other[:, 1:]])
-    off_diagonal = np.corrcoef(columns) - np.eye(len(columns))
-    assert abs(off_diagonal).max() < 4 / math.sqrt(len(KEYS))
-    for share in drawn[:2]:
-        counts = np.histogram(share, bins=10, range=(0, 1))[0]
-        assert counts.min() > 0.9 * len(KEYS) / 10
-
-
-def _shares(drawn: np.ndarray) -> np.ndarray:
-    """Place from top and left as shares of the room there is, area, and logarithm of the aspect."""
-    top, left, height, width = drawn.T.astype(float)
-    places = [top / (2000 - height), left / (2000 - width)]
-    return np.stack([*places, height * width, np.log(width / height)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", [CROP, CenterCrop(height=20, width=51)], ids=repr)
-def test_an_example_alone_gets_the_box_that_it_has_in_a_batch(op):
-    sizes = np.random.default_rng(0).integers(10, 300, (6, 2), np.int32)
-    together = draw_crop_windows(op, tf.constant(sizes), tf.constant(KEYS[:6]), draw()).numpy()
-    traced = tf.function(lambda size, key: draw_crop_windows(op, size, key, draw()))
-    for size, key, box in zip(sizes, KEYS[:6], together, strict=True):
-        alone = tf.constant(size), tf.constant(key)
-        np.testing.assert_array_equal(draw_crop_windows(op, *alone, draw()), box)
-        np.testing.assert_array_equal(traced(*alone), box)
-
-
 def test_the_center_is_that_of_resizing_and_then_cropping():
     assert ResizedCenterCrop(height=224, width=224, shorter=256) == EVALUATED
     wave = np.sin(np.arange(512)[:, None, None] / 40 + np.arange(640)[None, :, None] / 70)

@@ -9,10 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.small_pipelines import CONFIGS, batches, pipeline
-from throughline.data.encodings.arrays import array_feature
-from throughline.data.encodings.labels import labeled
-from throughline.kernels.autograph import without_autograph
-from throughline.kernels.elements import apply_ops, select_outputs, split_window
+from throughline.kernels.elements import apply_ops, split_window
 from throughline.kernels.sequences import pack_rows, pad_rows
 from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.ops import Op, Rescale, Standardize
@@ -72,17 +69,6 @@ def test_an_op_that_inherits_its_kernel_runs_in_a_data_set_without_a_warning(cap
     assert not caplog.records
 
 
-def test_a_model_takes_the_input_and_its_label():
-    schema = labeled(array_feature("numbers", (2,), "float32"))
-    values = {schema.input.name: [1, 2], "label": 3, "key": 4}
-    element = {name: tf.constant(value) for name, value in values.items()}
-    whole = select_outputs(element, schema, with_keys=True)
-    assert whole.keys() == element.keys()
-    assert all(whole[name] is value for name, value in element.items())
-    value, label = select_outputs(element, schema, with_keys=False)
-    assert (value.numpy().tolist(), int(label)) == ([1, 2], 3)
-
-
 @pytest.mark.parametrize(("targets", "label"), [((1,), [[30]]), ((1, 0), [[30, 3]])])
 def test_a_window_is_split_into_what_is_seen_and_what_is_to_be_predicted(targets, label):
     window = tf.constant([[time, 10 * time] for time in range(4)])
@@ -118,15 +104,6 @@ def test_an_op_of_a_user_may_say_if_and_for_about_tensors():
     found = [image.numpy().ravel().tolist() for image in in_graph]
     assert found == [[102, 2], [22, 2]]
     assert found == [darken({"image": tf.constant(one)}).numpy().ravel().tolist() for one in images]
-
-
-def test_a_function_that_is_marked_is_traced_as_written():
-    def positive(value):
-        return 1 if value > 0 else 0
-
-    assert int(tf.function(positive)(tf.constant(3))) == 1
-    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
-        tf.function(without_autograph(positive))(tf.constant(3))
 
 
 def test_what_builds_a_pipeline_is_not_rewritten(stored, tmp_path, monkeypatch):

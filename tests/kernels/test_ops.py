@@ -4,10 +4,6 @@ and draws as it says.
 
 from __future__ import annotations
 
-import importlib
-import linecache
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -142,17 +138,6 @@ def test_draws_depend_on_seed_epoch_op_and_key_alone(op):
     assert len({image.tobytes() for image in changed}) > 1, "examples differ by their keys"
 
 
-def test_random_crops_reach_every_place_and_centre_crops_replace_them_in_evaluation():
-    places = np.arange(5 * 5, dtype=np.uint8).reshape(1, 5, 5, 1).repeat(2000, 0)
-    element = {"image": tf.constant(places), "key": tf.range(2000, dtype=tf.int64)}
-    cut = compute(RandomCrop(height=3, width=3), element, draw())["image"].numpy()
-    counts = np.bincount(cut[:, 0, 0, 0], minlength=25)
-    assert sorted(np.flatnonzero(counts)) == [0, 1, 2, 5, 6, 7, 10, 11, 12]
-    assert counts[counts > 0].min() > 150
-    assert RandomCrop(height=3, width=3).in_evaluation() == CenterCrop(height=3, width=3)
-    assert Flip().in_evaluation() is None
-
-
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_cutout_is_a_square_of_its_size_unless_the_edge_cuts_it_off(size):
     images = tf.fill((COUNT, HEIGHT, WIDTH, 1), tf.constant(255, tf.uint8))
@@ -233,9 +218,11 @@ def test_finishing_on_the_device_gives_what_the_host_gives(op):
     np.testing.assert_allclose(layer(IMAGES), batched(op)["image"], rtol=1e-6, atol=2e-6)
 
 
-def test_every_op_of_the_device_is_a_layer():
+def test_every_op_of_the_device_is_a_layer_and_what_is_random_has_none_or_another_in_evaluation():
     on_device = {op for op in REGISTRY.values() if op.device}
     assert on_device == set(apply_as_layer.registry) - {object}
+    assert RandomCrop(height=3, width=3).in_evaluation() == CenterCrop(height=3, width=3)
+    assert Flip().in_evaluation() is None
 
 
 ON_DEVICE = [op for op in BOTH if not op.host_only and not isinstance(op, Rescale | Standardize)]
@@ -253,36 +240,6 @@ def test_within_the_train_step_an_op_computes_what_the_host_does(op):
     assert resident.shape == host.shape
     assert abs(resident - host).max() <= (2 if op.opencv else 0)
     assert abs(resident - host).mean() <= 0.5
-
-
-OWN = """
-from throughline.plan.ops import Op
-
-LIGHTEST = 255
-
-
-class Invert(Op):
-    name = "invert"
-
-    def compute(self, element, draw):
-        return {**element, "image": LIGHTEST - element["image"]}
-"""
-
-
-def test_an_op_of_ones_own_is_found_by_its_path_and_known_by_its_text(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    identities = []
-    for text in (OWN, OWN, OWN.replace("255", "254")):
-        (tmp_path / "own_ops.py").write_text(text)
-        sys.modules.pop("own_ops", None)
-        importlib.invalidate_caches()
-        linecache.checkcache()
-        op, problems = parse_op("own_ops:Invert", where="preprocess[1]")
-        assert not problems
-        identities.append(op.identity)
-    np.testing.assert_array_equal(batched(op)["image"], 254 - IMAGES)
-    assert identities[0] == identities[1] != identities[2]
 
 
 @pytest.mark.parametrize(

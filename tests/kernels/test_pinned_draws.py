@@ -23,7 +23,6 @@ from throughline.pipelines.order.samplers import (
     index_by_class,
     permute,
     sample_by_class,
-    window_shuffle,
 )
 from throughline.plan.augmentations import (
     Blur,
@@ -57,30 +56,10 @@ def test_global_permutations_of_a_small_and_of_a_large_split():
     assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
 
-def test_a_shuffle_within_windows():
-    rows = window_shuffle(positions(24), count=24, window=8, seed=5, epoch=tf.fill([24], epoch(3)))
-    assert rows.numpy().tolist() == [
-        *(8, 4, 3, 5, 13, 17, 10, 11),
-        *(19, 15, 7, 2, 21, 23, 9, 0),
-        *(22, 1, 14, 18, 20, 12, 6, 16),
-    ]
-
-
 def test_draws_by_class():
     index = index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
     rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
-
-
-def test_uniform_numbers_of_examples():
-    stream = RandomStream(seed=5, epoch=epoch(3))
-    drawn = stream.uniform(tf.constant([0, 1, 2**62], tf.int64))
-    assert drawn.numpy().tolist() == [0.8414360880851746, 0.4774209260940552, 0.04179924726486206]
-    several = stream.uniform_vector(tf.constant([0, 1], tf.int64), 3)
-    assert several.numpy().tolist() == [
-        [0.34871208667755127, 0.9748150706291199, 0.4948852062225342],
-        [0.44024789333343506, 0.3590603470802307, 0.23737221956253052],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,16 @@ def test_a_slurm_task_finds_itself_and_the_others():
     nodes = ["gpu09:20042", "gpu09:20043", "gpu10:20042", "gpu10:20043", "big:20042"]
     assert list_addresses(config) == nodes
     assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
-
-
-def test_nodes_are_read_as_slurm_writes_them():
-    assert expand_nodes("a1,b[2,4-5],c") == ["a1", "b2", "b4", "b5", "c"]
-    assert expand_nodes("n[099-101]") == ["n099", "n100", "n101"]
-    assert expand_nodes("") == []
+    assert expand_nodes("a1,b[2,4-5],n[099-101]") == [
+        "a1",
+        "b2",
+        "b4",
+        "b5",
+        "n099",
+        "n100",
+        "n101",
+    ]
+    assert expand_nodes("") == list_addresses({}) == []
 
 
 @pytest.mark.parametrize("text", ["rack[1-2]n1", "gpu[1-2", "a,,b"])
@@ -81,6 +85,7 @@ def test_a_task_of_an_indexed_job_is_on_one_of_the_hosts():
     config = {"TF_CONFIG": find_tf_config({"JOB_COMPLETION_INDEX": "1"}, ["a", "b:7"])}
     assert find_tf_config({**SLURM, **config}, []) == config["TF_CONFIG"], "a given one stays"
     assert list_addresses(config) == ["a:20000", "b:7"]
+    assert config["TF_CONFIG"] == make_tf_config(["a:20000", "b:7"], 1), "as of processes of a host"
     assert training_worker_from_tf_config(config) == TrainingWorker(index=1, count=2)
 
 
@@ -165,14 +170,6 @@ def test_what_cannot_be_shared_is_refused(examples, batch, worker, lanes, said):
         worker.check(examples, batch, **lanes)
 
 
-def test_one_multiple_leaves_out_the_same_examples_whatever_the_count():
-    for examples in range(4, 60):
-        shared = {
-            TrainingWorker(count=count, batch_multiple=4).shared(examples, 8) for count in (1, 2, 4)
-        }
-        assert len(shared) == 1 and shared.pop() % 4 == 0
-
-
 SECOND = given(WORKERS, type="worker", index=1)
 ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
 
@@ -196,15 +193,6 @@ def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
     environment, asked, worker
 ):
     assert find_training_worker(environment, **{**ASKED, **asked}) == worker
-
-
-def test_each_process_of_a_host_finds_itself_and_the_others():
-    addresses = ["a:1", "b:2"]
-    for index in range(2):
-        environment = {"TF_CONFIG": make_tf_config(addresses, index)}
-        assert training_worker_from_tf_config(environment) == TrainingWorker(index=index, count=2)
-        assert list_addresses(environment) == addresses
-    assert list_addresses({}) == []
 
 
 def test_processes_of_one_host_share_what_it_has():

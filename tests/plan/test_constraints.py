@@ -20,8 +20,6 @@ from throughline.plan.augmentations import (
 from throughline.plan.constraints import find_config_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
-    find_fraction_problems,
-    find_label_problems,
     find_ops_problems,
     find_variable_size_problems,
 )
@@ -76,20 +74,6 @@ def data_problems(config: dict, encoding: Encoding, *augment: Op, ops=None, **ab
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"cache": {"after": "decode"}, "shuffle": {"kind": "buffer"}},
-        {"interleave": {}, "sampling": "balanced"},
-        {**MAPPED, "snapshot_on": "device", "postprocess_on": "device", "sampling": {"a": 2}},
-        {**MAPPED, "snapshot": {"fraction": 0}, "sampling": "balanced"},
-    ],
-)
-def test_nothing_is_said_against_what_can_work(config):
-    assert problems_of(config, Flip()) == []
-
-
-@pytest.mark.parametrize(
     ("config", "fields"),
     [
         ({"cache": {"after": "flip"}, "service": {}}, ["cache.after", "cache"]),
@@ -109,14 +93,6 @@ def test_nothing_is_said_against_what_can_work(config):
 )
 def test_all_reasons_are_listed_by_their_fields(config, fields):
     assert [problem.partition(":")[0] for problem in problems_of(config, Flip())] == fields
-
-
-def test_a_part_is_stored_of_images_alone():
-    assert find_fraction_problems(0.3, IMAGES) == []
-    for encoding in (TEXT, ROWS):
-        assert find_fraction_problems(1.0, encoding) == []
-        (problem,) = find_fraction_problems(0.0, encoding)
-        assert problem.endswith(f"can be stored of images, not of {encoding.noun}; drop it")
 
 
 @pytest.mark.parametrize(
@@ -188,14 +164,6 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
     layered = OneByOne()
     object.__setattr__(layered, "device", True)
     assert len(data_problems(config, IMAGES, ops=[("postprocess", layered)])) == (on == "host")
-
-
-def test_numbers_to_predict_are_no_classes():
-    (drawn,) = data_problems({"sampling": "balanced"}, ROWS, predicts_number=True)
-    assert drawn == "sampling: a number to predict is no class to draw by; drop `sampling`"
-    ops = [("augment", Flip()), ("augment", Mixup()), ("postprocess", OneHot())]
-    found = [one.partition(" needs labels that are classes")[0] for one in find_label_problems(ops)]
-    assert found == ["augment: mixup", "postprocess: one_hot"]
 
 
 @pytest.mark.parametrize(

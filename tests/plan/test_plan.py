@@ -38,7 +38,8 @@ SPEC = {
 }
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 DECODED = {"preprocess": (Decode(),), "postprocess": ()}
-CODED = {"preprocess": (Decode(),), "augment": (), "postprocess": (OneHot(),)}
+CODED = {"preprocess": (Decode(),), "augment": (Mixup(),), "postprocess": (OneHot(),)}
+NEEDED = "needs labels that are classes"
 INDEXED = {**MAPPED, "read": "indexed_shards"}
 
 
@@ -200,7 +201,8 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
         ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),
         (
             {"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
-            r"sampling: a number .*; postprocess: one_hot needs",
+            "sampling: a number to predict is no class to draw by; drop `sampling`;.*;"
+            f" augment: mixup {NEEDED}.*; postprocess: one_hot {NEEDED}",
         ),
         (
             {"ops": {"postprocess": (Standardize(mean=(0.5,) * 2, deviation=(1.0,) * 2),)}},

@@ -15,7 +15,6 @@ from throughline.shared.code_identity import (
     code_digest,
     computation_digest,
     parse_source,
-    project_files,
 )
 from throughline.shared.errors import InvalidCode
 
@@ -66,11 +65,6 @@ def test_a_change_of_what_is_computed_by_anything_that_is_imported_changes_the_d
     before = code_digest("my_models", roots=[project])
     edit(project, name, old, new)
     assert (code_digest("my_models", roots=[project]) != before) is counts
-
-
-def test_the_files_of_a_module_are_those_it_needs(project):
-    files = project_files("my_models", roots=[project]).values()
-    assert {str(path.relative_to(project)) for path in files} == {*FILES} - {"other.py"}
 
 
 def test_installed_modules_count_with_their_file_and_unknown_ones_with_their_name(project):

@@ -79,15 +79,6 @@ def end_process(folder: Path, number: int) -> int:
     return number
 
 
-def name_variable(name: str) -> str | None:
-    return os.environ.get(name)
-
-
-def test_threads_do_it_by_default():
-    values = list(in_parallel(square, range(5), workers=2))
-    assert values == [(number * number, os.getpid()) for number in range(5)]
-
-
 @pytest.mark.slow
 @pytest.mark.integration
 def test_workers_give_the_results_in_the_order_of_the_items(two_workers):
@@ -130,12 +121,6 @@ def test_what_a_function_raises_arrives_as_it_is(two_workers):
     assert caught.value.problems == ("no 3", "and no other")
 
 
-@pytest.mark.integration
-def test_workers_leave_the_other_cores_to_each_other(two_workers):
-    (threads,) = in_parallel(name_variable, ["TF_NUM_INTRAOP_THREADS"], workers=1)
-    assert threads == "1"
-
-
 @pytest.mark.slow
 def test_an_item_that_ends_its_workers_is_named_after_three(two_workers, tmp_path):
     with pytest.raises(EngineFailed, match="engine: 1 has ended 3 workers"):
@@ -163,6 +148,7 @@ def test_a_worker_with_another_program_refuses(tmp_path):
     same = describe_program(MODULES)
     value, _ = run_task(stage(tmp_path, modules=MODULES, program=same), SQUARE, TWO)
     assert value == 4
+    assert os.environ["TF_NUM_INTRAOP_THREADS"] == "1", "other cores are for other workers"
 
 
 def refuse_to_read(number: int) -> None:

@@ -51,16 +51,13 @@ def test_the_endpoint_of_s3_alone_comes_first_as_for_dvc(bucket_url, monkeypatch
     assert store.read("there") == b"1"
 
 
-def test_an_object_that_is_missing_or_too_short_is_named(bucket_url):
+def test_an_object_that_is_missing_or_too_short_and_a_missing_bucket_are_named(bucket_url):
     opened = open_store(bucket_url)
     opened.write("short", b"12345")
     with pytest.raises(ObjectStoreFailed, match=f"{bucket_url}/none: there is no such object"):
         opened.read("none")
     with pytest.raises(ObjectStoreFailed, match="short ends after 5 bytes, 12 are needed"):
         opened.read_range("short", start=2, length=10)
-
-
-def test_a_bucket_that_is_missing_is_named(object_store):
     with pytest.raises(ObjectStoreFailed, match="s3://other/x/a: there is no such"):
         open_store("s3://other/x").read("a")
     with pytest.raises(ObjectStoreFailed, match="there is no such bucket; create it"):

@@ -13,11 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from flows import COMMANDS
 from tests.support.lanes import slow_but_first
 from tests.support.project import ROOT, run_python
 from throughline.shared.errors import WrongVersion
-from throughline.shared.fork_client import HEAVY_STAGES
 from throughline.shared.gc_pause import USUAL_THRESHOLDS
 from throughline.shared.libraries import LIBRARIES, check_versions, installed_versions
 
@@ -91,13 +89,6 @@ def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_librarie
         " print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)"
     )
     assert run_python(code, *command).stdout.split() == ["True", str(threshold), "True", "True"]
-
-
-def test_commands_that_import_without_a_search_for_garbage_search_again_afterwards():
-    for name in HEAVY_STAGES:
-        assert "stage_cli(" in (ROOT / "tasks" / f"{name}.py").read_text()
-    for name in COMMANDS:
-        assert "run_command(" in (ROOT / "flows" / f"{name}.py").read_text()
 
 
 KEPT_AFTER_FREE = """
