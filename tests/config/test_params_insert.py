@@ -23,7 +23,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_only_the_new_lines_are_added(tmp_path, text):
+def test_only_the_new_lines_are_added_and_only_once(tmp_path, text):
     path = tmp_path / "params.yaml"
     path.write_bytes(text.encode())
     assert insert_pipeline(path, "tuned", FOUND)
@@ -34,6 +34,7 @@ def test_only_the_new_lines_are_added(tmp_path, text):
     document = parse_yaml(text, "params.yaml")
     document["pipelines"]["tuned"] = FOUND
     assert parse_yaml(after.decode(), "params.yaml") == document
+    assert not insert_pipeline(path, "tuned", FOUND) and path.read_bytes() == after
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o444])
@@ -45,15 +46,6 @@ def test_a_link_stays_a_link_and_who_may_read_and_write_its_file_stays(tmp_path,
     assert insert_pipeline(path, "tuned", FOUND)
     assert path.is_symlink() and "tuned" in (tmp_path / "shared.yaml").read_text()
     assert path.stat().st_mode & 0o777 == mode
-
-
-def test_the_same_configuration_is_not_added_twice(tmp_path):
-    path = tmp_path / "params.yaml"
-    path.write_text(TEXTS["a comment after it"])
-    assert insert_pipeline(path, "tuned", FOUND)
-    once = path.read_bytes()
-    assert not insert_pipeline(path, "tuned", FOUND)
-    assert path.read_bytes() == once
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 
 from flows.run.changed_params import NamedChanges
 from throughline.config.params import check
-from throughline.config.params_file import parse_yaml
 from throughline.config.source_guess import guess_source
 from throughline.shared.errors import InvalidParams
 
@@ -56,34 +55,23 @@ def test_the_kind_of_input_follows_from_names_and_keys_or_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("overlay", "ops"),
+    ("data", "more", "ops"),
     [
-        ({"source": "table"}, (["decode"], [], ["standardize", "categories"])),
-        ({"source": "time_series"}, (["decode"], [], ["standardize"])),
-        ({"source": "text_folder"}, (["decode", "tokenize", "truncate"], [], [])),
-        ({"source": "image_folder"}, (["decode"], [], ["rescale"])),
-        ({"path": "other"}, (["decode"], ["flip"], ["rescale"])),
+        ({"source": "table"}, {}, (["decode"], [], ["standardize", "categories"])),
+        ({"source": "time_series"}, {}, (["decode"], [], ["standardize"])),
+        ({"source": "text_folder"}, {}, (["decode", "tokenize", "truncate"], [], [])),
+        ({"source": "text_folder"}, {"window": {"tokens": 64}}, (["decode", "tokenize"], [], [])),
+        ({"source": "image_folder"}, {}, (["decode"], [], ["rescale"])),
+        ({"source": "image_folder"}, {"augment": ["flip"]}, (["decode"], ["flip"], ["rescale"])),
+        ({"path": "other"}, {}, (["decode"], ["flip"], ["rescale"])),
     ],
 )
-def test_ops_are_those_of_other_data_where_an_overlay_brings_some(overlay, ops):
-    named = NamedChanges(overlays={"it": {"data": {"path": "x.csv", **overlay}}}, overrides=[])
-    params = check(parse_yaml(OWN, "params.yaml") if not overlay else dict(named.apply(OWN)))
-    found = (params.preprocess, params.augment, params.postprocess)
-    assert tuple([op.name for op in each] for each in found) == ops
-
-
-def test_ops_that_an_overlay_names_stay_and_auto_is_what_the_data_need():
-    overlay = {"data": {"source": "image_folder", "path": "x"}, "augment": ["flip"]}
-    named = NamedChanges(overlays={"it": overlay}, overrides=["postprocess=auto"])
-    params = check(dict(named.apply(OWN)))
-    assert [op.name for op in params.augment] == ["flip"]
-    assert [op.name for op in params.postprocess] == ["rescale"]
-
-
-def test_all_of_a_text_is_in_its_windows():
-    overlay = {"data": {"source": "text_folder", "path": "x"}, "window": {"tokens": 64}}
-    params = check(dict(NamedChanges(overlays={"it": overlay}, overrides=[]).apply(OWN)))
-    assert [op.name for op in params.preprocess] == ["decode", "tokenize"]
+def test_ops_are_those_of_other_data_where_an_overlay_brings_some_and_names_none(data, more, ops):
+    overlays = {"it": {"data": {"path": "x.csv", **data}, **more}}
+    for overrides in ([], ["postprocess=auto"]):
+        params = check(dict(NamedChanges(overlays=overlays, overrides=overrides).apply(OWN)))
+        found = (params.preprocess, params.augment, params.postprocess)
+        assert tuple([op.name for op in each] for each in found) == ops
 
 
 @pytest.mark.parametrize(

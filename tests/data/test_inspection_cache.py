@@ -73,13 +73,6 @@ def opened(tmp_path):
         yield one
 
 
-def test_what_was_found_in_a_file_that_has_not_changed_is_found_again(opened):
-    assert opened.find() is None
-    opened.keep(note="content is PNG")
-    assert opened.find() == FileInfo(path=opened.path, **FOUND, note="content is PNG")
-    assert opened.open("one").find([opened.file]) == [opened.find()]
-
-
 def let_file_times_pass(path: Path) -> None:
     """Touch another file until its times, whose granularity is coarse, are later than a file's."""
     other = path.with_name("touched")
@@ -113,9 +106,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_file_that_has_changed_is_read_again(opened, change):
-    opened.keep()
-    assert opened.find()
+def test_what_was_found_in_a_file_is_found_again_until_it_changes(opened, change):
+    assert opened.find() is None
+    opened.keep(note="content is PNG")
+    assert opened.find() == FileInfo(path=opened.path, **FOUND, note="content is PNG")
+    assert opened.open("one").find([opened.file]) == [opened.find()]
     let_file_times_pass(opened.path)
     change(opened.path)
     assert opened.find() is None

@@ -26,19 +26,16 @@ def change(name: str, image: np.ndarray = IMAGE, *, magnitude=30, reverse=0) -> 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_change_keeps_size_and_type_and_changes_something(name, channels):
+def test_every_change_keeps_size_and_type_and_changes_something_above_magnitude_zero(
+    name, channels
+):
     image = np.ascontiguousarray(IMAGE[..., :channels])
     changed = change(name, image, reverse=1)
     assert changed.shape == image.shape and changed.dtype == np.uint8
     unchanged = name == "identity" or (name, channels) == ("color", 1)
     assert np.array_equal(changed, image) == unchanged
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("autocontrast", "equalize")]
-)
-def test_nothing_changes_at_magnitude_zero(name):
-    np.testing.assert_array_equal(change(name, magnitude=0), IMAGE)
+    if name not in ("autocontrast", "equalize"):
+        np.testing.assert_array_equal(change(name, image, magnitude=0), image)
 
 
 def test_strengths_are_those_of_torchvision():

@@ -60,12 +60,6 @@ def test_a_slurm_task_finds_itself_and_the_others():
     assert expand_nodes("") == list_addresses({}) == []
 
 
-@pytest.mark.parametrize("text", ["rack[1-2]n1", "gpu[1-2", "a,,b"])
-def test_nodes_that_are_shortened_in_another_way_are_refused(text):
-    with pytest.raises(ImpossiblePlan, match="set TF_CONFIG instead"):
-        expand_nodes(text)
-
-
 @pytest.mark.parametrize(
     ("environment", "hosts", "said"),
     [
@@ -73,8 +67,11 @@ def test_nodes_that_are_shortened_in_another_way_are_refused(text):
         ({**SLURM, "SLURMD_NODENAME": "gpu09"}, [], "--distribution=block"),
         ({"JOB_COMPLETION_INDEX": "1"}, ["a"], "task 1 of a cluster, and 1 hosts are named"),
         ({}, ["a"], "srun"),
+        *[
+            ({**SLURM, "SLURM_JOB_NODELIST": nodes}, [], "set TF_CONFIG instead")
+            for nodes in ("rack[1-2]n1", "gpu[1-2", "a,,b")
+        ],
     ],
-    ids=["a node is missing", "not node by node", "a host is missing", "no cluster"],
 )
 def test_a_task_that_cannot_find_itself_is_refused(environment, hosts, said):
     with pytest.raises(ImpossiblePlan, match=said):
