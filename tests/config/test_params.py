@@ -161,10 +161,6 @@ def test_all_problems_are_told_together():
             {**PARTLY, "shard__compression": "gzip", "snapshot__fraction": 1},
             "pipelines.part.snapshot.fraction: what is not read of the snapshot is decoded from",
         ),
-        (
-            {**PARTLY, "snapshot__fraction": -1},
-            "snapshot.fraction: input should be greater than or equal",
-        ),
         ({**TEXT, "preprocess": "[]"}, "preprocess: text needs one `tokenize`"),
         (
             {**TEXT, "preprocess": "[{truncate: {tokens: 9}}, tokenize]"},
@@ -175,7 +171,6 @@ def test_all_problems_are_told_together():
             "tokenize.model: no/file does not exist",
         ),
         ({**TEXT, "preprocess": "[{tokenize: {kind: bytes, model: x}}]"}, "bytes need no file"),
-        ({**TEXT, "augment": "[flip]"}, "augment: flip works on images, not on text"),
         ({**TEXT, "pipelines__naive__service": "{}"}, "workers' batches differ in length"),
         (
             {**TEXT, **naive("{read: snapshot, shuffle: {kind: global}, snapshot_on: device}")},

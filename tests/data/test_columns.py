@@ -68,7 +68,11 @@ def test_values_that_a_column_would_cut_are_refused(written):
             write_rows(written, "train", COLUMNS, start=0, values={**VALUES, "label": label})
 
 
-def test_a_flipped_bit_is_found_and_placed_and_a_short_or_missing_column_on_opening(written):
+def test_another_key_a_flipped_bit_and_a_short_or_missing_column_are_found_and_named(written):
+    with pytest.raises(StaleSnapshot, match="dvc repro snapshot"):
+        read_index(written, key="other")
+    with pytest.raises(MissingInput):
+        read_index(written / "nowhere")
     flip_bit(column_path(written, "train", "image"), 40)
     with pytest.raises(CorruptColumn, match=r"image.bin: chunk of rows 5 to 9 does not match"):
         verify(written, read_index(written))
@@ -79,13 +83,6 @@ def test_a_flipped_bit_is_found_and_placed_and_a_short_or_missing_column_on_open
     path.unlink()
     with pytest.raises(CorruptColumn, match="is missing"):
         read_index(written)
-
-
-def test_another_key_is_stale_and_no_index_is_incomplete(written, tmp_path_factory):
-    with pytest.raises(StaleSnapshot, match="dvc repro snapshot"):
-        read_index(written, key="other")
-    with pytest.raises(MissingInput):
-        read_index(tmp_path_factory.mktemp("empty"))
 
 
 @pytest.mark.parametrize(

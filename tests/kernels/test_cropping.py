@@ -108,9 +108,9 @@ def test_the_center_is_that_of_resizing_and_then_cropping():
     assert abs(crop.astype(int) - expected).max() <= 2
 
 
-def test_pixels_are_copied_averaged_or_interpolated_and_mirrored():
+def test_pixels_are_copied_averaged_or_interpolated_and_mirrored_into_aligned_memory():
     image = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    out = np.empty((1, 2, 2, 3), np.uint8)
+    out = pixels.empty_images((1, 2, 2, 3))
     pixels.crop([image], np.asarray([[1, 2, 2, 2, 0]]), out)
     np.testing.assert_array_equal(out[0], image[1:3, 2:4])
     pixels.crop([image], np.asarray([[1, 2, 2, 2, 1]]), out)
@@ -124,13 +124,10 @@ def test_pixels_are_copied_averaged_or_interpolated_and_mirrored():
     wide = np.empty((1, 31, 2, 1), np.uint8)
     pixels.crop([flat], np.asarray([[1, 1, 3, 5, 0]]), wide)
     assert (wide == 93).all()
-
-
-def test_memory_for_results_is_such_that_tensorflow_takes_it_as_it_is():
     for shape in ((3, 5, 7, 3), (1, 1, 1, 1), (64, 224, 224, 3)):
         images = pixels.empty_images(shape)
-        assert images.shape == shape and images.ctypes.data % pixels.ALIGNMENT == 0
-        assert images.flags.c_contiguous
+        assert images.shape == shape and images.flags.c_contiguous
+        assert images.ctypes.data % pixels.ALIGNMENT == 0, "TensorFlow takes it as it is"
 
 
 def test_rows_of_a_snapshot_are_cut_as_they_are_stored(stored):

@@ -58,14 +58,10 @@ def test_places_move_to_either_side_by_shares_of_its_length_and_what_comes_in_is
     turned = change("rotate")
     assert not turned[0, 0].any() and np.array_equal(turned[15, 15], IMAGE[15, 15])
     np.testing.assert_array_equal(change("shear_x")[15, 1:-1], IMAGE[15, 1:-1])
-
-
-def test_changes_are_made_one_after_another():
-    out = np.empty_like(IMAGE)[None]
-    both = [NAMES.index(name) for name in ("solarize", "move_x")]
+    both, out = [NAMES.index(name) for name in ("solarize", "move_x")], np.empty_like(IMAGE)[None]
     randaugment.augment(IMAGE[None], np.asarray([[both, [0, 1]]]), out, magnitude=30)
     expected = change("move_x", change("solarize"), reverse=1)
-    np.testing.assert_array_equal(out[0], expected)
+    np.testing.assert_array_equal(out[0], expected, "one after another")
 
 
 def test_every_channel_has_its_own_levels():

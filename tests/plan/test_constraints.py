@@ -156,7 +156,7 @@ def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(
 
 
 @pytest.mark.parametrize("on", ["host", "device"])
-def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
+def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_is_stored_none(on):
     config, ops = {**MAPPED, "postprocess_on": on}, [("postprocess", OneByOne())]
     (problem,) = data_problems(config, IMAGES, ops=ops)
     assert problem.startswith("postprocess: one_by_one takes one example at a time")
@@ -164,6 +164,9 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot(on):
     layered = OneByOne()
     object.__setattr__(layered, "device", True)
     assert len(data_problems(config, IMAGES, ops=[("postprocess", layered)])) == (on == "host")
+    ops = {"preprocess": (Decode(), Mixup()), "augment": (), "postprocess": ()}
+    (problem,) = find_config_problems(PipelineConfig(), **ops)
+    assert problem.startswith("preprocess: mixup takes whole batches")
 
 
 @pytest.mark.parametrize(
@@ -228,13 +231,6 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
     on_host, whole = problems_of({**MAPPED, "snapshot_on": "device"}, *augment)
     assert on_host.startswith("snapshot_on: randaugment runs on the host alone")
     assert whole.startswith("snapshot_on: one_by_one takes one example at a time")
-
-
-def test_what_is_stored_is_made_of_single_examples():
-    (problem,) = find_config_problems(
-        PipelineConfig(), preprocess=(Decode(), Mixup()), augment=(), postprocess=()
-    )
-    assert problem.startswith("preprocess: mixup takes whole batches")
 
 
 SETTINGS = WindowSettings(length=10, horizon=2, targets=["wind"])

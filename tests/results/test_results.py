@@ -9,7 +9,6 @@ import math
 import pytest
 
 from tests.support.made_up import KINDS, folder_of, made_up, write_made_up
-from tests.support.project import run_python
 from throughline.results.profiling import Breakdown
 from throughline.results.race import COMPARED, Raced, compared_metrics, race_metrics
 from throughline.results.train import (
@@ -62,14 +61,6 @@ def test_values_that_are_no_numbers_survive_also_as_an_earlier_program_wrote_the
     assert "NaN," not in TrainResult.path(tmp_path).read_text(), "which JSON does not have"
     TrainResult.path(tmp_path).write_text(json.dumps(dataclasses.asdict(value)))
     assert repr(TrainResult.read(tmp_path)) == repr(value)
-
-
-@pytest.mark.integration
-def test_reading_results_imports_no_tensorflow():
-    imported = "results.comparison, throughline.results.race, throughline.reporting.table"
-    code = f"import sys, throughline.{imported}\n"
-    done = run_python(code + "print({'tensorflow', 'mlflow', 'pandas'} & {*sys.modules})")
-    assert done.stdout.strip() == "set()"
 
 
 def test_the_history_of_a_training_is_read_as_numbers_and_refused_without_any(tmp_path):
