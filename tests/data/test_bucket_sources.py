@@ -176,7 +176,7 @@ def test_an_object_that_has_gone_or_changed_since_ingest_or_cannot_be_read_is_na
     store, manifest = open_store(bucket_url), read_manifest(tmp_path / "manifest")
     proxy.fault = lambda verb, path: "403" if path.endswith("05.jpg") else None
     with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
-        shard(manifest, tmp_path / "shards", settings=SHARDS)
+        shard(manifest, tmp_path / "refused", settings=SHARDS)
     proxy.fault = lambda verb, path: None
     content = store.read("cat/02.jpg")
     store.write("cat/02.jpg", content[:9] + content[:-9])
