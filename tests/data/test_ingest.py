@@ -84,6 +84,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
             },
         ),
         ("size,kind,split", ["1,a,dev", "2,a,x: y"], {f"split is not one of {ALL_SPLITS}": 2}),
+        ("size,kind", ["1e99,a"], {"size exceeds the range of float32": 1}),
     ],
 )
 def test_rejects_are_counted_by_cause_and_too_many_leave_the_earlier_manifest(
