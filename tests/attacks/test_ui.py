@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import ipaddress
@@ -214,6 +215,12 @@ def test_another_user_of_the_machine_does_nothing(stack, training):
     }
     assert set(answers.values()) <= {"401", "403"}, answers
     assert count(stack) == before
+    wrong = base64.b64encode(b"throughline:wrong").decode()
+    url = f"{stack.server}/api/admin/version"
+    for authorization in (f"Basic {wrong}", "Bearer x"):
+        headers = {"Authorization": authorization}
+        assert requests.get(url, headers=headers, timeout=30).status_code == 401
+    assert requests.get(url, auth=stack.user, timeout=30).ok
 
 
 def test_another_user_of_the_machine_reads_no_password_and_no_database(stack):

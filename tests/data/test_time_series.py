@@ -62,6 +62,15 @@ def test_dates_have_to_increase_in_each_way_that_they_can_be_read(cells, problem
     assert find_problem(cells) == problem
 
 
+def test_a_series_has_the_numeric_columns_in_the_order_of_time(tmp_path):
+    rows = [["2026-01-01", "x", 1, 0.5], ["2026-01-02", "y", 2, 0.25]]
+    series = scan(write(tmp_path, "day,place,heat,rain", rows), time_column="day")
+    assert series.schema.input.columns.names == ("heat", "rain")
+    assert series.values.tolist() == [[1, 0.5], [2, 0.25]]
+    np.save(tmp_path / "series.npy", np.arange(4))
+    assert scan(tmp_path / "series.npy").values.tolist() == [[0], [1], [2], [3]]
+
+
 def test_a_row_that_a_series_lacks_is_warned_of(tmp_path):
     days = [f"2026-01-{day:02d}" for day in range(1, 32) if day not in (9, 20, 21)]
     for times in (days, [day[-2:].lstrip("0") for day in days]):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import mlflow
+
 SERVER = """
 import json, os, sys
 from pathlib import Path
@@ -50,3 +52,9 @@ def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def points(run_id: str, name: str = "train/loss") -> list[tuple[int, float]]:
+    """The history of a metric: pairs of step and value."""
+    history = mlflow.MlflowClient().get_metric_history(run_id, name)
+    return sorted((point.step, point.value) for point in history)
