@@ -1,4 +1,4 @@
-"""What the project declares is what the program imports."""
+"""What holds for the whole repository, its promises and its planted faults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.mutations.faults import read_faults
+from tests.mutations.matrix import find_file, plant, read_sources
 from tests.support.project import ROOT, run_python
 from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
@@ -101,3 +104,58 @@ for command in {[*QUICK, "predict", "export", "tune"]}:
         raise AssertionError(command)
 """
     run_python(code)
+
+
+PROMISES = [
+    (number, line)
+    for number, line in enumerate((ROOT / "docs" / "guarantees.md").read_text().splitlines(), 1)
+    if line.startswith("| ") and not line.startswith("| promise ")
+]
+
+
+def named_tests(row: str) -> list[str]:
+    """Ids of the tests in a row; `::name` alone is in the file that was named before it."""
+    ids, file = [], ""
+    for path, name in re.findall(r"(tests/[\w/]+\.py)?::(\w+)", row):
+        file = path or file
+        ids.append(f"{file}::{name}")
+    return ids
+
+
+@pytest.mark.parametrize("row", [row for _, row in PROMISES], ids=[str(n) for n, _ in PROMISES])
+def test_a_promise_names_tests_that_exist(row):
+    tests = named_tests(row.rpartition(" | ")[2])
+    assert tests
+    for test in tests:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), test
+
+
+FAULTS = read_faults()
+
+
+def is_test(path, name):
+    """Whether there is such a file and, where a name follows it, such a function in it."""
+    return (ROOT / path).is_file() and (
+        not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
+    )
+
+
+@pytest.mark.integration
+def test_every_fault_has_its_place_and_leaves_python():
+    sources = read_sources(ROOT)
+    files = {fault: find_file(sources, fault) for fault in FAULTS}
+    assert not [fault for fault, path in files.items() if path is None], (
+        "their snippets occur nowhere, or more than once"
+    )
+    for fault, path in files.items():
+        ast.parse(plant(sources[path], fault), fault.name)
+
+
+def test_names_are_unique_and_the_tests_are_there():
+    assert not [
+        name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1
+    ]
+    assert not [
+        test for fault in FAULTS for test in fault.tests if not is_test(*test.partition("::")[::2])
+    ]

@@ -1,17 +1,28 @@
-"""The stack as containers: pinned, healthy, without secrets, and on loopback alone."""
+"""The image, the stack and the object store of a machine."""
 
 from __future__ import annotations
 
+import json
 import re
+import socket
+import subprocess
+import sys
 
+import psutil
 import pytest
 import typer
 from docker.utils.build import exclude_paths
 from ruamel.yaml import YAML
 
 from infra import store
-from tests.support.project import ROOT
+from infra.local import clusters
+from infra.local.__main__ import stores
+from infra.local.clusters import dask_cluster, input_service
+from infra.local.stack_config import load_stack
+from tests.support.project import ROOT, environment, make_project, run
+from tests.support.stack import wait_for
 from tests.support.worktrees import git
+from throughline.shared.errors import ServiceFailed
 from throughline.tracking.comparison_run import UI_URL
 
 INFRA = ROOT / "infra"
@@ -134,3 +145,59 @@ def test_a_store_without_a_key_does_not_start(tmp_path, monkeypatch, empty):
     with pytest.raises(typer.BadParameter, match=f"^{empty} is empty or not set"):
         store.command(tmp_path / "objects")
     assert not (tmp_path / "objects").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "above"), [("postgres-port", 0), ("s3-port", 0), ("s3-port", 10_003)]
+)
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option, above):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {option.replace("-", "_"): taken.getsockname()[1] - above}
+        refused = pytest.raises(ServiceFailed, match=f"is taken, .* another with --{option}")
+        with refused, stores(load_stack(tmp_path / "stack", **ports)):
+            pytest.fail("the stores were started")
+
+
+@pytest.mark.parametrize("start", [input_service, dask_cluster])
+def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch, start):
+    opened = load_stack(tmp_path / "stack")
+    before = psutil.Process().children()
+    with start(opened, 0):
+        assert psutil.Process().children() == before
+    monkeypatch.setattr(clusters, "find_spec", lambda name: None)
+    if start is dask_cluster:
+        with pytest.raises(ServiceFailed, match="Dask is not installed"), start(opened, 1):
+            pytest.fail("a cluster was started")
+
+
+STORE = (sys.executable, "-m", "infra.local", "store", "--")
+UP = (sys.executable, "-m", "infra.local", "up", "--home", ".throughline/store")
+READ = """
+from throughline.shared.object_store import open_store
+print(open_store("s3://data/raw").read("data.npz") == open("source/data.npz", "rb").read())
+"""
+
+
+@pytest.mark.slow
+def test_a_command_finds_in_the_store_what_the_one_before_has_put_there(array_file, tmp_path):
+    folder = make_project(tmp_path / "project", array_file)
+    assert "there is no program dcv" in run(folder, *STORE, "dcv", "status", code=2)
+    script = '"$0" -m tasks.upload source s3://data/raw; echo at $AWS_ENDPOINT_URL; exit 3'
+    said = run(folder, *STORE, "sh", "-c", script, sys.executable, code=3)
+    # It has ended as its command did, and its secret is in nothing that it prints.
+    assert re.search(r"^at http://127\.0\.0\.1:\d+$", said, re.MULTILINE)
+    settings = folder / ".throughline" / "store" / "settings.json"
+    assert json.loads(settings.read_text())["s3_secret"] not in said
+
+    script = '"$0" -c "$1" > same; umask > mask; sleep 600 & echo $! > pid; wait'
+    command = [*STORE, "sh", "-c", script, sys.executable, READ]
+    process = subprocess.Popen(command, cwd=folder, env=environment(folder), umask=0o022)
+    wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
+    before = settings.read_text()
+    assert "is running; stop it first" in run(folder, *UP, "--s3-port", "9000", code=2)
+    assert settings.read_text() == before, "what is refused changes no port"
+    process.terminate()
+    process.wait(60)
+    assert (folder / "same").read_text() == "True\n"
+    assert int((folder / "mask").read_text(), 8) == 0o022
+    wait_for(lambda: not psutil.pid_exists(int((folder / "pid").read_text())))

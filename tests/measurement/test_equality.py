@@ -1,16 +1,25 @@
-"""What the digest of examples tells apart, and what each split is compared with."""
+"""Proofs that examples and draws are equal, and what an evaluation finds."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import numpy as np
 import pytest
 
-from tests.support.prepared import link_data
+from tests.support.prepared import link_data, take_snapshot
 from tests.support.project import SMALL, run_stages, write_params
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.config.params import check
 from throughline.data.columns.index import column_path
+from throughline.measurement import draws
+from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_example
+from throughline.measurement.evaluation import _describe_row, _keep_worst, count_confusions
+from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.plan.schema import TableColumns
+from throughline.shared.errors import UnequalConfigurations
 
 pytestmark = pytest.mark.integration
 
@@ -42,3 +51,124 @@ def test_a_configuration_with_a_wrong_label_in_validation_is_not_built(layout, t
         run_stages(tmp_path, "build@optimized")
     said = capsys.readouterr().err
     assert f"1 of {len(labels)} examples are delivered with another label" in said
+
+
+GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
+BUFFER = {"kind": "buffer", "size": 32}
+STREAM = {"read": "shards", "shuffle": BUFFER}
+UNIFORM = {
+    "naive": {"read": "shards", "shuffle": {"kind": "none"}},
+    "unordered": {
+        **{**STREAM, "deterministic": False, "map": {"parallel": 4}},
+        "interleave": {"cycle_length": 3, "parallel": "auto"},
+    },
+    "vectorized": {**STREAM, "vectorize": True},
+    "cached_on_disk": {**STREAM, "cache": {"where": "disk"}},
+    "arrays": {"read": "arrays", "shuffle": BUFFER},
+    "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 16}},
+    "device": {**GLOBAL, "snapshot_on": "device"},
+}
+LANE = ("naive", "unordered", "window")  # a stream, one of several threads, and a snapshot
+
+
+def params_of(config, preprocess=()):
+    data = {"source": "arrays", "path": "unused.npz"}
+    steps = {"preprocess": ["decode", *preprocess], "augment": ["flip"], "batch_size": 32}
+    return check({"data": data, **steps, "pipelines": {"p": config}})
+
+
+def pipeline_of(layout, config, *preprocess):
+    params = params_of(config, preprocess)
+    data = open_inputs(params, layout)
+    return open_input_pipeline(params, "p", data, split="train", purpose="train")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=() if name in LANE else pytest.mark.slow)
+        for name, config in UNIFORM.items()
+    ],
+)
+def test_an_epoch_draws_every_example_once(layout, config):
+    pipeline = pipeline_of(layout, config)
+    found, rows = check_epoch(pipeline)
+    assert found.examples == found.distinct == pipeline.examples and found.most_often == 1
+    assert sorted(rows) == list(range(pipeline.examples))
+
+
+@pytest.mark.slow
+def test_keys_have_no_size_in_a_cache_after_several_ops(layout, tmp_path):
+    resize = {"resize": {"height": 6, "width": 6}}
+    resized = link_data(layout.root / "data", tmp_path, snapshot=False)
+    take_snapshot(params_of(STREAM, [resize]), resized)
+    found, _ = check_epoch(pipeline_of(resized, UNIFORM["cached_on_disk"], resize))
+    assert found.examples == found.distinct
+
+
+def test_the_rows_are_those_that_training_gets_in_its_order(layout):
+    pipeline = pipeline_of(layout, STREAM)
+    keyed = dataclasses.replace(pipeline, with_keys=True)
+    delivered = np.concatenate([batch["key"] for batch in keyed.dataset().as_numpy_iterator()])
+    _, rows = check_epoch(pipeline)
+    np.testing.assert_array_equal(np.asarray(pipeline.data.memmap("train", "key"))[rows], delivered)
+
+
+@pytest.mark.parametrize("read", [GLOBAL, STREAM], ids=["snapshot", "stream"])
+def test_classes_come_as_often_as_their_weights_say(layout, read):
+    pipeline = pipeline_of(layout, {**read, "sampling": {"0": 3.0}})
+    _, rows = check_epoch(pipeline)
+    labels = np.bincount(np.asarray(pipeline.data.memmap("train", "label"))[rows], minlength=4)
+    assert labels[0] > 1.5 * labels[1:].mean()
+
+
+@pytest.mark.parametrize(
+    ("rows_at", "more", "said"),
+    [
+        (lambda _, positions, epochs: positions // 2, {}, "never come and .* come more than once"),
+        (lambda _, positions, epochs: positions, {"sampling": {"0": 30.0}}, "class 0 is drawn"),
+    ],
+    ids=["forgets examples", "ignores the weights"],
+)
+def test_a_sampler_that_draws_otherwise_is_caught(layout, monkeypatch, rows_at, more, said):
+    monkeypatch.setattr(EpochOrder, "rows_at", rows_at)
+    with pytest.raises(UnequalConfigurations, match=said):
+        check_epoch(pipeline_of(layout, GLOBAL | more))
+
+
+def test_examples_of_another_split_are_caught(layout, monkeypatch):
+    pipeline = pipeline_of(layout, STREAM)
+    own = np.asarray(pipeline.data.memmap("train", "key"))
+    monkeypatch.setattr(type(pipeline.data), "memmap", lambda self, split, name: own[5:])
+    with pytest.raises(UnequalConfigurations, match="are not of the train split"):
+        draws._streamed_rows(pipeline)
+
+
+def test_every_example_is_counted_in_the_row_of_its_class_of_many_the_most_confused_are_kept():
+    truths, predictions = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 0, 2])
+    confusion = count_confusions(truths, predictions, ["a", "b", "c"])
+    assert confusion.counts == ((1, 1, 0), (0, 1, 0), (1, 0, 1))
+    assert (confusion.classes, confusion.left_out) == (("a", "b", "c"), 0)
+    # Of many classes the most confused are kept, in their order.
+    truths = np.array([7, 7, 7, 3, 5, 5])
+    predictions = np.array([3, 3, 7, 3, 5, 5])
+    names = [str(number) for number in range(1000)]
+    confusion = count_confusions(truths, predictions, names, most=2)
+    assert confusion.classes == ("3", "7")
+    assert confusion.counts == ((1, 0), (2, 1))
+    assert confusion.left_out == 998
+
+
+def test_a_loss_that_is_no_number_is_among_the_worst():
+    losses = np.array([0.5, np.nan, 2.0, *np.zeros(50)])
+    worst = _keep_worst(None, {"losses": losses, "keys": np.arange(len(losses))})
+    assert worst["keys"][:3].tolist() == [1, 2, 0]
+
+
+def test_an_array_of_several_dimensions_is_described_by_its_range():
+    columns = TableColumns(names=("x[0]", "x[1]"))
+    assert _describe_row(np.array([0.5, 2.0]), columns) == "x[0]: 0.5, x[1]: 2"
+    colored = TableColumns(names=("size", "color"), categories=(("blue", "red"),))
+    assert _describe_row(np.array([0.5, 1.0]), colored) == "size: 0.5, color: red"
+    described = _describe_row(np.arange(6.0).reshape(3, 2), columns)
+    assert described == "3×2 values from 0 to 5"

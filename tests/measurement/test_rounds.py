@@ -1,4 +1,4 @@
-"""Who is ahead, by how much, and who leaves: pure functions of rounds."""
+"""Rounds of a race as numbers, the verdict on a stall, and the baseline of a metric."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.support.races import race, rounds
+from tests.support.races import exactly, race, rounds
+from throughline.measurement.baseline import standard_error_in_time, standard_error_of_mean
 from throughline.measurement.rounds import Race
+from throughline.measurement.verdict import OtherFigures, Stall, judge
+from throughline.results.base import Estimate
 from throughline.results.race import Cost, Round, Turn
 
 DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]
@@ -93,3 +96,101 @@ def test_95_of_100_intervals_hold_the_truth_however_few_rounds_there_are():
             ratio = race({"a": [*(100 * noise[0])], "b": [*(50 * noise[1])]}).ratio("a", "b")
             held[rounds_each] += ratio.low <= 0.5 <= ratio.high
     assert all(0.92 <= count / 300 <= 0.985 for count in held.values()), held
+
+
+def stall(low: float, high: float) -> Stall:
+    return Stall(pct=(low + high) / 2, low_pct=low, high_pct=high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "on_shared_cores", "on_accelerator"),
+    [
+        (0, 4, "compute-bound", "compute-bound"),
+        (6, 12, "compute-bound", "slightly input-bound"),
+        (0, 11, "compute-bound", "slightly input-bound"),
+        (16, 19, "slightly input-bound", "slightly input-bound"),
+        (9, 21, "undecided", "slightly input-bound"),
+        (14, 26, "undecided", "undecided"),
+        (16, 24, "input-bound", "input-bound"),
+        (40, 90, "input-bound", "input-bound"),
+    ],
+)
+def test_the_verdict_of_an_interval(low, high, on_shared_cores, on_accelerator):
+    given = stall(low, high)
+    assert judge(given, "", on_accelerator=False).name == on_shared_cores
+    assert judge(given, "", on_accelerator=True).name == on_accelerator
+
+
+def test_what_is_undecided_says_why_and_what_to_do():
+    open_one = judge(stall(8, 30), "", on_accelerator=False)
+    assert open_one.cause == "the stall lies anywhere from 8 to 30 %, on both sides of 15 %"
+    assert "measure.seconds" in open_one.fix
+    odd = judge(stall(60, 62), "the race trained 9, its epochs 3", on_accelerator=False)
+    assert (odd.name, odd.cause) == ("undecided", "the race trained 9, its epochs 3")
+
+
+def test_a_stall_is_what_training_loses_against_its_model_alone():
+    lost = Stall.of(Estimate(value=0.25, low=0.2, high=0.3, rounds=9))
+    assert (lost.low_pct, lost.pct, lost.high_pct) == pytest.approx((70, 75, 80))
+    faster = Stall.of(Estimate(value=1.01, low=0.97, high=1.05, rounds=9))
+    assert (faster.low_pct, faster.pct, faster.high_pct) == pytest.approx((0, 0, 3))
+
+
+FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "epoch_s": 30.0,
+           "warm_steps": 200,
+           "drift": 1.0, "disturbed": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({}, ""),
+        ({"input": None, "epochs": None}, ""),
+        ({"gain": exactly(1.03)}, ""),
+        ({"gain": exactly(1.06)}, "trained 100 examples/s, its model alone 94"),
+        ({"input": exactly(90.0)}, ""),
+        ({"input": exactly(80.0)}, "trained 100 examples/s, its input alone made 80"),
+        ({"epochs": 90.0}, ""),
+        ({"epochs": 85.0}, "trained 100 examples/s, its epochs 85"),
+        ({"epochs": 85.0, "warm_steps": 19}, ""),
+        ({"epochs": 85.0, "epoch_s": 3.0}, ""),
+        ({"epochs": 75.0, "epoch_s": 3.0}, "trained 100 examples/s, its epochs 75"),
+        ({"epochs": 85.0, "drift": 1.1}, ""),
+        ({"epochs": 120.0}, "trained 100 examples/s, its epochs 120"),
+        ({"epochs": 120.0, "disturbed": True}, ""),
+    ],
+)
+def test_other_figures_contradict_a_rate_beyond_noise_and_drift(figures, said):
+    contradiction = OtherFigures(**{**FIGURES, **figures}).contradict(exactly(100.0))
+    assert contradiction == (said and f"the race {said}")
+
+
+STEPS, SERIES = 4000, 200
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.98])
+def test_the_error_of_a_series_is_the_spread_of_means_over_many_such_series(memory):
+    """Each value is `memory` of the one before and noise; with independent values the error would
+    be said ten times too small at 0.98.
+    """
+    draw = np.random.default_rng(0)
+    values = np.zeros((SERIES, STEPS + 500))
+    for step in range(1, STEPS + 500):
+        values[:, step] = memory * values[:, step - 1] + draw.normal(size=SERIES)
+    values = values[:, 500:]
+    said = np.median([standard_error_in_time(one) for one in values])
+    assert said == pytest.approx(values.mean(axis=1).std(), rel=0.25)
+
+
+def test_few_distances_that_agree_are_no_certainty():
+    assert standard_error_of_mean(np.array([2.0])) == 2.0
+    assert standard_error_of_mean(np.array([2.0, 2.0])) == 1.0
+    many = np.random.default_rng(0).random(10_000)
+    assert standard_error_of_mean(many) == many.std() / 100
+
+
+def test_the_error_of_what_never_varies_or_swings_is_that_of_independent_values():
+    assert standard_error_in_time(np.full(9, 2.5)) == 0
+    assert standard_error_in_time(np.zeros(1)) == 0
+    swinging = np.resize([1.0, -1.0], 100)
+    assert standard_error_in_time(swinging) == pytest.approx(0.1)

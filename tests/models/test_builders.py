@@ -1,19 +1,45 @@
-"""Models by name are built for what `postprocess` makes of the input; with mixed precision the
-network computes in bfloat16, and neither what comes before it nor its answers.
-"""
+"""Networks that are built by name, transformers, and what is kept with a model's file."""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras import layers
 
 from tests.support.lanes import slow_but_first
 from throughline.assembly.process_configuration import configure_process
 from throughline.config.model_checks import BUILT_IN_MODELS
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
 from throughline.models.builders import BUILDERS, Models, Target, build_models, text_classifier
-from throughline.plan.ops import Categories, Op, Rescale, Standardize
+from throughline.models.inference import find_last_activation, gives_probabilities
+from throughline.models.model_files import check_savable, load_model, save_model
+from throughline.models.transformers import (
+    Transformer,
+    TransformerDecoder,
+    TransformerEncoder,
+    make_packed_model,
+    transformer_decoder,
+    transformer_encoder,
+)
+from throughline.plan.op_parsing import describe_op, restore_op
+from throughline.plan.ops import (
+    Categories,
+    DecodeImage,
+    DecodeRaw,
+    Op,
+    Rescale,
+    Resize,
+    Standardize,
+)
+from throughline.plan.text_ops import Tokenize
 from throughline.settings import ModelSettings, TrainSettings
+from throughline.shared.errors import UnknownModel
+from throughline.training.compiling import compile_model
+from throughline.training.replicated_model import RANDOM_STATE
 
 pytestmark = pytest.mark.integration
 
@@ -96,3 +122,171 @@ def test_predicted_numbers_have_their_unit_in_single_precision(shape):
 def test_the_full_model_answers_in_single_precision(name):
     options = {"step_ms": 1} if name == "emulated" else {}
     assert build_images(name, (Rescale(),), **options).full_model.output.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Resize(height=3, width=4, antialias=True),
+        DecodeImage(channels=3, dct="accurate", ratio=2, crop=(4, 5)),
+        DecodeRaw(size=(None, 3), dtype="float32"),
+        Standardize(mean=(0.5, 1.0), deviation=(2.0, 3.0)),
+        Tokenize(kind="bytes"),
+    ],
+    ids=lambda op: op.name,
+)
+def test_an_op_comes_back_as_it_was(op: Op):
+    rows = labeled(array_feature("numbers", (3,), "float32"))
+    schema = rows if isinstance(op, DecodeRaw) else labeled(image_feature())
+    restored, problems = restore_op(describe_op(op), schema)
+    assert (restored, problems) == (op, [])
+    assert restored is not None and restored.identity == op.identity
+
+
+def test_a_model_that_ends_with_a_softmax_gives_probabilities():
+    inputs = keras.Input((3,))
+    logits = layers.Dense(2)(inputs)
+    inner = keras.Model(inputs, layers.Dense(2, "softmax")(inputs))
+    assert not gives_probabilities(keras.Model(inputs, logits))
+    assert not gives_probabilities(keras.Model(inputs, layers.Dense(2, "sigmoid")(inputs)))
+    assert gives_probabilities(keras.Model(inputs, layers.Softmax()(logits)))
+    assert gives_probabilities(keras.Model(inputs, layers.Activation("softmax")(logits)))
+    assert gives_probabilities(keras.Model(inputs, inner(inputs))), "within another model"
+    cast = layers.Identity(dtype="float32")(inner(inputs))
+    assert gives_probabilities(keras.Model(inputs, cast)), "before a cast"
+    linear = layers.Activation("linear", dtype="float32")(inner(inputs))
+    assert gives_probabilities(keras.Model(inputs, linear)), "before another one"
+    called = keras.ops.softmax(logits)
+    assert gives_probabilities(keras.Model(inputs, called)), "of a function"
+    mean = layers.Average()([inner(inputs), called])
+    assert gives_probabilities(keras.Model(inputs, mean)), "an ensemble"
+    mixed = layers.Average()([inner(inputs), logits])
+    assert not gives_probabilities(keras.Model(inputs, mixed))
+    assert find_last_activation(keras.Model(inputs, keras.ops.sigmoid(logits))) == "sigmoid"
+
+
+DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
+
+
+@pytest.fixture(scope="module")
+def network():
+    keras.utils.set_random_seed(3)
+    text = keras.Input((None,), dtype="int32")
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, heads=2, blocks=1)
+    return keras.Model(text, encoder(text))
+
+
+def packed_row(room):
+    """All documents in one row of `room` tokens, with a free slot after them."""
+    row = {name: np.zeros((1, room), np.int32) for name in ("text", "segment_ids", "positions")}
+    begin = 0
+    for number, document in enumerate(DOCUMENTS, 1):
+        part = (0, slice(begin, begin + len(document)))
+        row["text"][part], row["segment_ids"][part] = document, number
+        row["positions"][part] = np.arange(len(document))
+        begin += len(document)
+    return row
+
+
+def alone(network):
+    return np.concatenate([network(np.array([one], np.int32)) for one in DOCUMENTS])
+
+
+def test_a_document_gives_the_same_alone_padded_and_in_a_row_with_others(network):
+    padded = np.array([[*one, *[0] * (12 - len(one))] for one in DOCUMENTS], np.int32)
+    np.testing.assert_allclose(network(padded), alone(network), atol=1e-5)
+    outputs = make_packed_model(network, segments=4)(packed_row(12))
+    assert outputs.shape == (1, 4, 4)
+    np.testing.assert_allclose(outputs[0, :3], alone(network), atol=1e-5)
+    one, other = (network(np.array([tokens], np.int32)) for tokens in ([5, 3, 8], [8, 3, 5]))
+    assert not np.allclose(one, other, atol=1e-3), "the order of its tokens matters"
+
+
+def packed_batches():
+    """Two batches of one row of five slots, with three documents and with one; labels and weights
+    (1, 5).
+    """
+    label, three = np.array([[1, 3, 0, 0, 0]]), np.array([[1, 1, 1, 0, 0]], np.float32)
+    first = packed_row(16)["segment_ids"] == 1
+    few = {name: np.where(first, value, 0) for name, value in packed_row(16).items()}
+    return [(packed_row(16), label, three), (few, label, np.array([[1, 0, 0, 0, 0]], np.float32))]
+
+
+@pytest.mark.parametrize("step", slow_but_first(["train_step", "test_step"]))
+def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
+    text = keras.Input((None,), dtype="int32")
+    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, blocks=1, dropout=0.0)
+    network = keras.Model(text, encoder(text))
+    logits, labels = alone(network)[[0, 1, 2, 0]], np.array([1, 3, 0, 1])
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    packed = make_packed_model(network, segments=5)
+    settings = TrainSettings(optimizer="sgd", learning_rate=1e-30, schedule="constant")
+    compile_model(packed, settings, target=Target(kind="class", shape=(4,)), steps=2)
+    measured = {}
+    for batch in packed_batches():
+        measured = getattr(packed, step)(tf.nest.map_structure(tf.constant, batch))
+    assert {*measured} == {"loss", "accuracy"}
+    assert float(measured["loss"]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(measured["accuracy"]) == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
+    packed.reset_metrics()
+    assert float(packed.metrics[0].result()) == 0, "the next epoch has a loss of its own"
+
+
+def test_training_on_packed_rows_trains_the_network(network):
+    packed = make_packed_model(network, segments=3)
+    with tf.GradientTape() as tape:
+        outputs = packed(packed_row(12), training=True)
+    gradients = tape.gradient(outputs, [one.value for one in network.trainable_variables])
+    assert gradients and all(gradient is not None for gradient in gradients)
+
+
+@pytest.fixture
+def half_precision():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.parametrize("make", [transformer_encoder, transformer_decoder])
+def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(
+    half_precision, tmp_path, make
+):
+    model, tokens = make((None,), 10, vocabulary=10, width=16, blocks=1), [[5, 3, 0], [0, 0, 0]]
+    outputs = model(np.array(tokens, np.int32))
+    assert outputs.dtype == "float32" and np.isfinite(outputs).all()
+    assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
+    module, name = Transformer.__module__, type(model.layers[-1]).__name__
+    form = check_savable(model, [module])
+    assert form.objects == {name: f"{module}:{name}"} and form.safe
+    save_model(model, tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras", form.objects)
+    np.testing.assert_array_equal(loaded(np.array(tokens, np.int32)), outputs)
+
+
+@pytest.mark.parametrize("tied", slow_but_first([True, False]))
+def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
+    decoder = TransformerDecoder(vocabulary=10, width=16, tied=tied)
+    texts = ([5, 3, 8, 2, 7], [5, 3, 8, 9, 7])
+    one, other = (decoder(np.array([tokens], np.int32)).numpy() for tokens in texts)
+    assert one.shape == (1, 5, 10)
+    np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-6)
+    assert all((np.abs(one[0, at] - other[0, at]) > 1e-4).any() for at in (3, 4))
+
+
+@pytest.mark.slow
+def test_every_block_drops_by_a_seed_of_its_own_that_follows_from_the_trainings():
+    def states(seed):
+        keras.utils.set_random_seed(seed)
+        model = transformer_encoder((None,), 3, vocabulary=10, width=8, blocks=2)
+        return [one.numpy().tolist() for one in model.variables if one.name == RANDOM_STATE]
+
+    (first, second), again, other = states(1), states(1), states(2)
+    assert first != second and again == [first, second] != other
+
+
+def test_a_model_that_mixes_documents_is_refused():
+    text = keras.Input((None,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(text))
+    with pytest.raises(UnknownModel, match="use transformer_encoder, or"):
+        make_packed_model(keras.Model(text, pooled, name="bag"), segments=2)

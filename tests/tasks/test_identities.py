@@ -1,16 +1,28 @@
-"""Own code and what it reads are listed in dvc.yaml; what stages run and read is in identities."""
+"""Identities of stages, parts of stages that stand alone, and a time series through all stages."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from benchmarks.data import presets
+from tasks import build
 from tasks import identities as stage
 from tasks.identities import write_identities
+from tasks.ingest import count_splits
 from tasks.own_code import find_needs, watch_own_code
+from tasks.train import describe_stop, summarize
+from tasks.verify import find_damaged_columns
 from tests.support.lanes import slow_but_first
+from tests.support.made_up import made_up
 from tests.support.own_code import (
     EVERY_RUN,
     MEASURED,
@@ -20,9 +32,33 @@ from tests.support.own_code import (
     each,
     read_identities,
 )
+from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL, write_params
+from throughline.assembly.evaluation import write_evaluation
+from throughline.assembly.inputs import (
+    open_input_pipeline,
+    open_inputs,
+    open_stored_pipeline,
+)
+from throughline.assembly.model import build_models_for
+from throughline.config import cli
+from throughline.config.params import check
 from throughline.config.params_file import read_yaml
-from throughline.shared.errors import WorkspaceProblem, WrongVersion
+from throughline.data import examination
+from throughline.data.manifest import read_manifest
+from throughline.data.sources.table import scan as scan_table
+from throughline.results.build import Difference
+from throughline.results.evaluation import Evaluation
+from throughline.results.train import TrainResult, TrainThroughput
+from throughline.settings import DataSettings, TrainSettings
+from throughline.shared.errors import (
+    InvalidCode,
+    InvalidParams,
+    ObjectStoreFailed,
+    WorkspaceProblem,
+    WrongVersion,
+)
+from throughline.shared.layout import Layout
 
 pytestmark = pytest.mark.integration
 
@@ -159,3 +195,177 @@ def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
     (tmp_path / name).rename(tmp_path / "renamed.h5")
     with pytest.raises(WorkspaceProblem, match=r"is gone, which dvc\.yaml lists"):
         watch_own_code(tmp_path)
+
+
+def test_a_difference_counts_every_example_alike(monkeypatch):
+    of_splits = {
+        "train": Difference(mean=1.0, max=3.0, examples=30),
+        "test": Difference(mean=5.0, max=9.0, examples=10),
+    }
+    monkeypatch.setattr(build, "measure_difference", lambda split, _: of_splits[split])
+    splits = {split: split for split in of_splits}
+    assert build._measure_difference(splits, splits) == Difference(mean=2.0, max=9.0, examples=40)
+
+
+def test_the_classes_of_an_epoch_are_those_of_its_rows():
+    labels, classes = np.array([1, 0, 2, 1]), ("a", "b", "c")
+    data = SimpleNamespace(shards=SimpleNamespace(classes=classes), memmap=lambda *_: labels)
+    pipeline = SimpleNamespace(data=data, split="train")
+    found = build.class_frequencies(pipeline, np.array([0, 3, 1, 0]))
+    assert found == {"a": 0.25, "b": 0.75, "c": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ({"accuracy": 0.5, "loss": 2.0}, "test accuracy 0.5000"),
+        ({"accuracy": 0.5, "perplexity": 9.0}, "test accuracy 0.5000, test perplexity 9.0000"),
+        ({}, "validation accuracy 0.7500"),
+    ],
+)
+def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, said):
+    last = {"accuracy": 0.9, "val_accuracy": 0.75}
+    result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test)
+    assert summarize(replace(result, throughput=None)) == f"no epoch timed, {said}"
+    for warm, where in ((9.0, ""), (4.0, " in its one epoch, which includes the start")):
+        rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4.0)
+        summary = summarize(replace(result, throughput=rates))
+        assert summary == f"{warm:.0f} examples/s{where}, {said}"
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, "within its last epoch"), (2, "after 2 of 3")])
+def test_where_a_training_was_stopped_is_said(rows, said):
+    stopped = SimpleNamespace(ended_by="train.callbacks", rows=[{}] * rows)
+    assert said in describe_stop(stopped, TrainSettings(epochs=3))
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ()])
+def test_a_store_that_is_away_is_said_once_also_of_what_was_fetched(splits):
+    def fail(*_):
+        raise ObjectStoreFailed("it is away")
+
+    snapshot = SimpleNamespace(splits=splits, columns=(SimpleNamespace(name="image"),))
+    fetched = SimpleNamespace(verify_regions=fail)
+    stored = SimpleNamespace(snapshot=snapshot, memmap=fail, fetched=fetched)
+    assert [str(one) for one in find_damaged_columns(stored)] == ["it is away"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(0, InvalidCode), (None, InvalidCode), (3, SystemExit)]
+)
+def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code, error):
+    with pytest.raises(error) as ended, cli.refuse_early_exit():
+        sys.exit(code)
+    said = str(ended.value)
+    assert said == "3" or re.search(r"test_stage_parts\.py, line \d+: sys\.exit\(code\) ends", said)
+
+
+STEPS, COLUMNS = 1000, 3
+
+
+def opened(folder, params):
+    """Run the data stages in `folder` and open what they wrote."""
+    layout = prepare(params, Layout(folder), min_shards=3)
+    return layout, open_inputs(params, layout)
+
+
+def series_document(path, **window):
+    return SMALL | {
+        "data": {**SMALL["data"], "source": "time_series", "path": str(path)},
+        "augment": [],
+        "postprocess": ["standardize"],
+        "window": {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"], **window},
+        "pipelines": presets("time_series"),
+    }
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """A series whose every value says when it was and which column it is."""
+    folder = tmp_path_factory.mktemp("series")
+    values = np.arange(STEPS, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
+    np.save(folder / "series.npy", values)
+    params = check(series_document(folder / "series.npy"))
+    return params, *opened(folder, params)
+
+
+@pytest.mark.parametrize("name", ["naive", "windowed"])
+def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
+    params, _, stored = series
+    bounds = {"train": (0, 600), "validation": (600, 800), "test": (800, 1000)}
+    for split, (begin, end) in bounds.items():
+        pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
+        batches = list(pipe.dataset().as_numpy_iterator())
+        features, label, key = (
+            np.concatenate([batch[part] for batch in batches])
+            for part in ("features", "label", "key")
+        )
+        assert features.shape == (pipe.examples, 8, 3) and label.shape == (pipe.examples, 2, 1)
+        np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
+        np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
+        np.testing.assert_array_equal(label[:, :, 0], key[:, None] + 8.25 + np.arange(2))
+        assert key.max() + 10 <= end
+
+
+def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
+    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
+    params = check(series_document(tmp_path / "series.npy"))
+    layout, stored = opened(tmp_path, params)
+    manifest = read_manifest(layout.manifest)
+    assert count_splits(manifest) == "600 train, 200 validation, 200 test time steps"
+    assert len(stored.shards.for_split("train")) > 1
+    np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
+    np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
+    standardize = stored.bind_to_data(params.postprocess)[0]
+    np.testing.assert_allclose(standardize.mean, [np.arange(600).mean()] * COLUMNS, rtol=1e-6)
+    np.testing.assert_allclose(standardize.deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
+
+
+def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
+    _, layout, stored = series
+    params = check(series_document(layout.root / "series.npy", targets=["column_0", "column_2"]))
+    models = build_models_for(params, stored)
+    evaluation = write_evaluation(models, params, stored, layout, tmp_path / "evaluation")
+    pipe = open_stored_pipeline(params, stored, split="test")
+    errors = np.concatenate(
+        [np.abs(models.full_model(each["features"]) - each["label"]) for each in pipe.dataset()]
+    )
+    expected = errors.mean(axis=(0, 1), dtype=np.float64)
+    names = ("column_0", "column_2")
+    errors = dict(zip(names, expected, strict=True))
+    assert evaluation.mae_by_target == pytest.approx(errors)
+    assert evaluation.metrics == pytest.approx({f"test/mae/{name}": errors[name] for name in names})
+    assert Evaluation.read(tmp_path) == evaluation
+
+
+def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
+    _, layout, stored = series
+    for window, said in (
+        ({"length": 500}, "the validation split has 200 time steps, fewer"),
+        ({"targets": ["load"]}, "load is not a column"),
+    ):
+        params = check(series_document(layout.root / "series.npy", **window))
+        with pytest.raises(InvalidParams, match=said):
+            open_input_pipeline(params, "naive", stored, split="train", purpose="train")
+
+
+@pytest.mark.parametrize(
+    ("labels", "setting", "kind", "classes"),
+    [
+        ([0, 1, 2] * 10, "auto", "class", ["0", "1", "2"]),
+        (range(1000, 1030), "class", "class", [str(year) for year in range(1000, 1030)]),
+        (range(1000, 1030), "number", "number", []),
+        ([0.0, 1.0, None] * 10, "auto", "class", ["0", "1"]),
+        ([151.0 + row for row in range(30)], "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "class", "class", ["0.5", "1", "1.5"]),
+        ([True, False, True] * 10, "auto", "class", ["False", "True"]),
+    ],
+)
+def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"size": np.arange(30.0) / 2, "y": list(labels)}).to_parquet(path)
+    settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
+    scanned = scan_table(settings)
+    assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)
