@@ -1,5 +1,5 @@
-"""Every configuration delivers the same examples, augmented alike; test_epochs.py has the order of
-epochs and steps.
+"""Every configuration delivers the same examples, augmented alike; test_samplers.py has the order
+of epochs and steps.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code
     with pytest.raises(error) as ended, cli.refuse_early_exit():
         sys.exit(code)
     said = str(ended.value)
-    assert said == "3" or re.search(r"test_stage_parts\.py, line \d+: sys\.exit\(code\) ends", said)
+    assert said == "3" or re.search(r"test_identities\.py, line \d+: sys\.exit\(code\) ends", said)
 
 
 STEPS, COLUMNS = 1000, 3
