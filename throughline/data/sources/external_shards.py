@@ -94,7 +94,7 @@ class LabelFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleLayout:
-    """Which features of the records are input and label; `features` describes all of them."""
+    """The features of records that are input and label; `features` describes all of them."""
 
     input: InputFeature
     label: LabelFeature

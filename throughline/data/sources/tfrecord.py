@@ -60,7 +60,7 @@ _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSummary:
-    """What the first records hold under one name.
+    """The values that the first records hold under one name.
 
     Attributes:
       lengths: numbers of values in a record or, for a single bytes value, of its bytes.

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the first lines of a file show; `skipped` lines stand above its header."""
+    """The notation that the first lines of a file show; `skipped` lines stand above its header."""
 
     delimiter: str
     encoding: str

@@ -31,7 +31,7 @@ ENDS = ("OutOfRangeError", "StopIteration")
 
 @dataclass(frozen=True)
 class Pace:
-    """What is known of a training's pace.
+    """The pace of a training, as far as it is known.
 
     `between_ms` is the part of a step that is neither the model's nor the input's, `batches` the
     length of the input, if it was seen.
