@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_collection
+
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = (
     "tests.support.lanes",
@@ -18,3 +20,9 @@ pytest_plugins = (
 # How fast examples are drawn depends on the machine, and is no property of the program.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
+
+pause_garbage_collection()  # until all libraries are imported
+
+
+def pytest_collection_finish() -> None:
+    collect_garbage_as_usual()

@@ -97,7 +97,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.integration
+@pytest.mark.core
 def test_every_piece_of_params_yaml_is_accepted(folder, monkeypatch):
     """In a project with the modules that pages show and the files of models that they name."""
     monkeypatch.syspath_prepend(folder)

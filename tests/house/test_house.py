@@ -50,7 +50,7 @@ def normalize(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-@pytest.mark.integration
+@pytest.mark.core
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
@@ -79,7 +79,7 @@ def test_a_stage_depends_on_its_identity_and_identities_on_all_of_the_program():
     assert program <= set(stages["identities"]["deps"])
 
 
-@pytest.mark.integration
+@pytest.mark.core
 def test_the_libraries_of_a_stage_are_those_that_its_modules_import():
     for stage in LIBRARIES.keys() - {"fetch"}:
         files = project_files(*stage_modules(stage), roots=ROOTS, without=SUPPORTING).values()
@@ -90,7 +90,7 @@ def test_the_libraries_of_a_stage_are_those_that_its_modules_import():
         assert imported & DECODERS == listed & DECODERS, stage
 
 
-@pytest.mark.integration
+@pytest.mark.core
 def test_help_imports_no_tensorflow():
     code = f"""
 import runpy, sys
@@ -106,13 +106,6 @@ for command in {[*QUICK, "predict", "export", "tune"]}:
     run_python(code)
 
 
-PROMISES = [
-    (number, line)
-    for number, line in enumerate((ROOT / "docs" / "guarantees.md").read_text().splitlines(), 1)
-    if line.startswith("| ") and not line.startswith("| promise ")
-]
-
-
 def named_tests(row: str) -> list[str]:
     """Ids of the tests in a row; `::name` alone is in the file that was named before it."""
     ids, file = [], ""
@@ -122,40 +115,33 @@ def named_tests(row: str) -> list[str]:
     return ids
 
 
-@pytest.mark.parametrize("row", [row for _, row in PROMISES], ids=[str(n) for n, _ in PROMISES])
-def test_a_promise_names_tests_that_exist(row):
-    tests = named_tests(row.rpartition(" | ")[2])
-    assert tests
-    for test in tests:
-        path, _, name = test.partition("::")
-        assert f"def {name}(" in (ROOT / path).read_text(), test
-
-
-FAULTS = read_faults()
-
-
-def is_test(path, name):
+def is_test(test):
     """Whether there is such a file and, where a name follows it, such a function in it."""
+    path, _, name = test.partition("::")
     return (ROOT / path).is_file() and (
         not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
     )
 
 
-@pytest.mark.integration
-def test_every_fault_has_its_place_and_leaves_python():
+def test_every_promise_names_tests_that_exist():
+    lines = (ROOT / "docs" / "guarantees.md").read_text().splitlines()
+    promises = [line for line in lines if line.startswith("| ") and "| promise |" not in line]
+    assert promises
+    tests = {row: named_tests(row.rpartition(" | ")[2]) for row in promises}
+    assert not [row for row, names in tests.items() if not names or not all(map(is_test, names))]
+
+
+@pytest.mark.core
+def test_every_fault_has_its_place_and_its_tests_and_leaves_python():
+    faults = read_faults()
+    assert not [
+        name for name, count in Counter(fault.name for fault in faults).items() if count > 1
+    ]
+    assert not [test for fault in faults for test in fault.tests if not is_test(test)]
     sources = read_sources(ROOT)
-    files = {fault: find_file(sources, fault) for fault in FAULTS}
+    files = {fault: find_file(sources, fault) for fault in faults}
     assert not [fault for fault, path in files.items() if path is None], (
         "their snippets occur nowhere, or more than once"
     )
     for fault, path in files.items():
         ast.parse(plant(sources[path], fault), fault.name)
-
-
-def test_names_are_unique_and_the_tests_are_there():
-    assert not [
-        name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1
-    ]
-    assert not [
-        test for fault in FAULTS for test in fault.tests if not is_test(*test.partition("::")[::2])
-    ]
