@@ -15,12 +15,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.deployments import read_pool
-from flows.orchestration.schedules import (
-    KEPT,
-    keep_until_restored,
-    make_pool,
-    refuse_other_project,
-)
+from flows.orchestration.schedules import KEPT, keep_until_restored, make_pool, refuse_other_project
 from tests.support.project import ROOT
 from tests.support.shared_servers import shared_prefect
 from throughline.shared.errors import MissingInput, ServiceFailed
@@ -79,10 +74,7 @@ def test_schedules_are_known_until_they_are_restored_whatever_cuts_that(tmp_path
     assert file.stat().st_mode & 0o777 == 0o600
     lost = first.model_copy(update={"schedules": []})
     for _ in range(2):  # the second time cut again
-        with (
-            pytest.raises(ServiceFailed),
-            keep_until_restored([lost, second], tmp_path) as before,
-        ):
+        with pytest.raises(ServiceFailed), keep_until_restored([lost, second], tmp_path) as before:
             raise ServiceFailed("the server is away")
         assert before == [first, second]
     with keep_until_restored([lost, second], tmp_path) as before:

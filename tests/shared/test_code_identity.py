@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from throughline.shared import code_identity
-from throughline.shared.code_identity import (
-    code_digest,
-    computation_digest,
-    parse_source,
-)
+from throughline.shared.code_identity import code_digest, computation_digest, parse_source
 from throughline.shared.errors import InvalidCode
 
 FILES = {

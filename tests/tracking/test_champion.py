@@ -31,11 +31,7 @@ from throughline.tracking.champion import (
     read_score,
     score_from,
 )
-from throughline.tracking.comparison_run import (
-    CHAMPION,
-    close_comparison,
-    open_comparison,
-)
+from throughline.tracking.comparison_run import CHAMPION, close_comparison, open_comparison
 from throughline.tracking.experiments import (
     describe_task,
     get_experiment_id,
