@@ -19,12 +19,13 @@ from ruamel.yaml import YAML
 from infra.local.clusters import ALLOWED_FAILURES
 from tests.support.command_lines import parse
 from tests.support.project import ROOT
+from tests.support.worktrees import cheap_project, git
 from throughline.plan.clusters import FIRST_PORT
 from throughline.settings import StorageSettings
 from throughline.shared.dask_engine import ATTEMPTS
 
 pytestmark = [
-    pytest.mark.integration,  # kubectl renders
+    pytest.mark.integration,  # kubectl renders, git clones
     # MLflow warns about itself when its command line is imported.
     pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning"),
 ]
@@ -37,6 +38,7 @@ EVERY_FOLDER = pytest.mark.parametrize("folder", [BASE, *OVERLAYS])
 COMPOSE = YAML(typ="safe").load((ROOT / "infra" / "compose.yaml").read_text())
 README = (FOLDER / "README.md").read_text()
 OPERATING = (ROOT / "docs" / "operating.md").read_text()
+CLONE = (FOLDER / "clone.yaml").read_text()
 CUSTOM_SCHEMAS = json.loads((ROOT / "tests" / "infra" / "custom-resources.json").read_text())
 POSTGRES_PORT = 5432
 NOTHING_MORE = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
@@ -344,14 +346,35 @@ def test_both_kinds_of_deployment_start_the_same_programs_with_the_same_store():
 
 
 def test_the_pod_that_clones_the_project_is_like_the_worker_and_takes_image_and_address():
-    text = (FOLDER / "clone.yaml").read_text()
-    (own,) = YAML(typ="safe").load(text)["spec"]["containers"]
+    (own,) = YAML(typ="safe").load(CLONE)["spec"]["containers"]
     worker = workloads(BASE)["Deployment worker"].container
     for key in ("image", "workingDir", "securityContext"):
         assert own[key] == worker[key]
     (command,) = re.findall(r"^sed (.*) infra/kubernetes/clone.yaml", README, re.MULTILINE)
     assert re.findall(r"s\|(.*?)\|", command) == [own["image"], "URL"]
-    assert (text.count(own["image"]), text.count("URL")) == (1, 1)
+    assert (CLONE.count(own["image"]), CLONE.count("URL")) == (1, 1)
+
+
+def test_a_repository_is_cloned_into_a_volume_unless_a_project_is_there(tmp_path):
+    def clone(volume: Path) -> bool:
+        pod = volume.with_name(f"pod-{volume.name}")
+        pod.mkdir()
+        words = [origin if word == "URL" else word.replace("/tmp", str(pod)) for word in command]
+        return subprocess.run(words, cwd=volume, capture_output=True, check=False).returncode == 0
+
+    (container,) = YAML(typ="safe").load(CLONE)["spec"]["containers"]
+    command, origin = container["args"], cheap_project(tmp_path / "origin")
+    git(origin, "branch", "--move", "trunk")
+    volume, other = tmp_path / "volume", cheap_project(tmp_path / "other")
+    (volume / "lost+found").mkdir(parents=True)  # as in a new one
+    assert clone(volume)
+    assert (volume / "params.yaml").read_text() == (origin / "params.yaml").read_text()
+    assert "trunk...origin/trunk" in git(volume, "status", "--short", "--branch")
+    git(other, "commit", "--quiet", "--allow-empty", "--message=own")
+    before = git(other, "rev-parse", "HEAD")
+    assert not clone(other)
+    assert git(other, "rev-parse", "HEAD") == before
+    assert git(other, "status", "--porcelain") == ""
 
 
 def test_the_commands_of_the_pages_name_folders_and_templates_that_there_are():

@@ -59,22 +59,12 @@ class Local:
 
     def stack(self) -> Stack:
         user, _, password = self.home.clients["PREFECT_API_AUTH_STRING"].partition(":")
-        return Stack(
-            self.project,
-            f"http://127.0.0.1:{self.prefect}",
-            f"http://127.0.0.1:{self.tracking}",
-            (user, password),
-        )
+        servers = (f"http://127.0.0.1:{port}" for port in (self.prefect, self.tracking))
+        return Stack(self.project, *servers, (user, password))
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.project,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options = {"cwd": self.project, "env": self.environment, "capture_output": True}
+        done = subprocess.run(command, text=True, check=False, **options)
         assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -100,18 +90,10 @@ def running(local) -> Iterator[ExitStack]:
 @pytest.fixture(scope="module")
 def compared(local, running) -> str:
     """A comparison that it has completed, one configuration through its tf.data service."""
-    service = {
-        "read": "shards",
-        "service": {
-            "address": f"grpc://127.0.0.1:{local.home.settings.input_port}",
-            "sharding": "static",
-        },
-    }
-    overlay = {
-        "pipelines!": {"naive": {"read": "shards"}, "service": service},
-        "measure": {"rounds": 3},
-    }
-    stack = local.stack()
+    address = f"grpc://127.0.0.1:{local.home.settings.input_port}"
+    service = {"read": "shards", "service": {"address": address, "sharding": "static"}}
+    pipelines = {"naive": {"read": "shards"}, "service": service}
+    overlay, stack = {"pipelines!": pipelines, "measure": {"rounds": 3}}, local.stack()
     flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared")
     stack.completed(flow_run)
     return flow_run
@@ -119,34 +101,23 @@ def compared(local, running) -> str:
 
 def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, compared):
     results = local.project / ".throughline" / "workspaces" / "compared" / "runs"
-    digests = {
-        name: json.loads((results / name / "input.json").read_text())["examples_digests"]
-        for name in ("naive", "service")
-    }
-    assert digests["naive"] == digests["service"], (
-        "static sharding delivers every example exactly once"
-    )
+    found = [json.loads((results / it / "input.json").read_text()) for it in ("naive", "service")]
+    # Static sharding delivers every example exactly once.
+    assert found[0]["examples_digests"] == found[1]["examples_digests"]
     assert "compared" in run(local.project, "dvc", "exp", "list")
 
 
 def test_everything_with_a_password_asks_for_it_on_loopback_alone(local, compared):
-    names = ("postgres", "weed", "prefect", "mlflow")
     ours = {
         process.pid
-        for name in names
+        for name in ("postgres", "weed", "prefect", "mlflow")
         for process in [*processes_of(local.project, name), *processes_of(local.folder, name)]
     }
-    listening = [
-        found
-        for found in psutil.net_connections("tcp")
-        if found.pid in ours and found.status == psutil.CONN_LISTEN
-    ]
-    assert {found.laddr.port for found in listening} >= {
-        local.prefect,
-        local.tracking,
-        local.home.settings.s3_port,
-    }
-    assert {found.laddr.ip for found in listening} == {"127.0.0.1"}
+    found = [one for one in psutil.net_connections("tcp") if one.pid in ours]
+    listening = [one.laddr for one in found if one.status == psutil.CONN_LISTEN]
+    asked = {local.prefect, local.tracking, local.home.settings.s3_port}
+    assert asked <= {address.port for address in listening}
+    assert {address.ip for address in listening} == {"127.0.0.1"}
     stack = local.stack()
     mlflow_api = f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=1"
     for address in (f"{stack.server}/api/admin/version", mlflow_api):
@@ -159,9 +130,7 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(local, compared):
     secrets += (own.mlflow_secret, own.s3_secret)
     logs = [*local.folder.glob("logs/*.log"), *local.project.glob(".throughline/logs/*.log")]
     said = [log.read_text(errors="replace") for log in logs] + [local.stack().log(compared)]
-    said += [
-        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
-    ]
+    said += [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
     assert len(logs) > 5
     assert not [text[:200] for text in said for secret in secrets if secret in text]
     private = (local.folder / "settings.json", local.folder / "environment")
@@ -194,23 +163,17 @@ def test_stages_of_the_project_find_its_dask_cluster(local, running):
     )
     numbers, allowed, memory = local.run(sys.executable, "-c", program).splitlines()
     own, *others = numbers.split()
-    assert len(set(others)) == 1
-    assert own not in others
+    assert len(set(others)) == 1 and own not in others
     assert (allowed, memory) == ("2", "0")
 
 
 def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, compared):
     stack = local.stack()
-    found = stack.ask(
-        "artifacts/filter",
-        artifacts={"flow_run_id": {"any_": [compared]}, "key": {"any_": ["mlflow-comparison"]}},
-    )[0]
+    of_run = {"flow_run_id": {"any_": [compared]}, "key": {"any_": ["mlflow-comparison"]}}
+    (found,) = stack.ask("artifacts/filter", artifacts=of_run)
     address = re.search(r"\((http[^)]+)\)", found["data"])[1]
-    user = (
-        local.environment["MLFLOW_TRACKING_USERNAME"],
-        local.environment["MLFLOW_TRACKING_PASSWORD"],
-    )
-    with browsing(user) as page:
+    user = [local.environment[f"MLFLOW_TRACKING_{name}"] for name in ("USERNAME", "PASSWORD")]
+    with browsing((user[0], user[1])) as page:
         page.set_viewport_size({"width": 1800, "height": 800})
         page.goto(address)
         for name in ("naive", "service"):
@@ -219,9 +182,8 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         for column in (*rates, "input/stall_pct"):
             expect(page.get_by_text(column).first).to_be_attached()
         picture(page, "mlflow-comparison")
-        expect(
-            page.get_by_role("button", name="compared", exact=True)
-        ).to_be_visible()  # the name of the view in MLflow's menu of saved ones
+        view = page.get_by_role("button", name="compared", exact=True)
+        expect(view).to_be_visible()  # in MLflow's menu of saved ones
 
 
 def test_stores_that_end_are_started_again(local, capsys):
@@ -269,7 +231,5 @@ def test_what_was_backed_up_is_there_again_when_everything_is_lost(
     with local.up():
         assert local.stack().state(compared)["state_type"] == "COMPLETED"
         assert read_metrics() == before
-        parent = next(
-            run_id for run_id in before if mlflow.get_run(run_id).info.run_name == "compared"
-        )
+        (parent,) = [it for it in before if mlflow.get_run(it).info.run_name == "compared"]
         assert "<html" in mlflow.artifacts.load_text(f"runs:/{parent}/report/index.html")

@@ -24,10 +24,8 @@ test "$2" != pip || cp "$0" .venv/bin/uv
 
 def make(folder: Path, *words: str, path: str = os.environ["PATH"]) -> CompletedProcess[str]:
     """Runs `make` in a folder, without what a make around the tests hands to this one."""
-    variables = {"PATH": path}
-    return run(
-        [MAKE, *words], cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
+    options = {"cwd": folder, "env": {"PATH": path}, "capture_output": True, "text": True}
+    return run([MAKE, *words], check=False, **options)
 
 
 @pytest.mark.parametrize("installed", [["python3.11", "python3.12", "python3"], ["python3"]])
