@@ -83,11 +83,10 @@ def listening(home) -> dict[int, str]:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_no_port_answers_who_has_no_key(listening, scheme):
     for port, (method, path) in itertools.product(listening, REQUESTS):
+        address = f"{scheme}://127.0.0.1:{port}{path}"
+        asked = {"data": b"the attacker's", "verify": False, "timeout": LONGEST_S}
         try:
-            address = f"{scheme}://127.0.0.1:{port}{path}"
-            reply = requests.request(
-                method, address, data=b"the attacker's", verify=False, timeout=LONGEST_S
-            )
+            reply = requests.request(method, address, **asked)
         except requests.ConnectionError:
             continue  # it does not speak this protocol
         assert reply.status_code in (400, 403, 404, 405), (port, method, path, reply.text[:300])
@@ -96,14 +95,11 @@ def test_no_port_answers_who_has_no_key(listening, scheme):
 
 def test_no_port_takes_calls_without_a_certificate(listening):
     for port, method in itertools.product(listening, CALLS):
-        with (
-            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
-            pytest.raises(grpc.RpcError) as refused,
-        ):
+        channel, refused = grpc.insecure_channel(f"127.0.0.1:{port}"), pytest.raises(grpc.RpcError)
+        with channel, refused as said:
             channel.unary_unary(method)(b"", timeout=LONGEST_S)
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE, (
-            f"{port} {method}: {refused.value.details()}"
-        )
+        code, details = said.value.code(), said.value.details()
+        assert code == grpc.StatusCode.UNAVAILABLE, f"{port} {method}: {details}"
 
 
 ENTER = """
@@ -123,13 +119,11 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     for parent in home.folder.parents[:-2]:
         # So that only the stack's own folder is in the way.
         parent.chmod(parent.stat().st_mode | 0o011)
-    seen = subprocess.run(
-        ["find", home.folder, "-readable"], capture_output=True, text=True, check=False, **nobody
-    )
+    find = ["find", home.folder, "-readable"]
+    seen = subprocess.run(find, capture_output=True, text=True, check=False, **nobody)
     assert seen.stdout == "", "nothing of the stack's folder can be read"
-    stores = [
-        child for child in psutil.Process().children(recursive=True) if child.name() == "weed"
-    ]
+    below = psutil.Process().children(recursive=True)
+    stores = [child for child in below if child.name() == "weed"]
     # From the folder above: the path of a socket has at most 107 bytes.
     above = home.folder.parent
     sockets = [

@@ -27,6 +27,7 @@ from tests.support.stack import Stack, processes_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {"parameters": {"pipeline": "naive"}}
+OTHER_PASSWORD = {"username": "throughline", "password": "attacker-attacker"}
 # What is sent to Prefect and to MLflow by those who have no password.
 REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
     "prefect": [
@@ -45,11 +46,7 @@ REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
         ("PUT", "api/2.0/mlflow-artifacts/artifacts/0/evil.py", {"x": 1}),
         ("POST", "graphql", {"query": "{__typename}"}),
         ("POST", "api/2.0/mlflow/users/create", {"username": "attacker", "password": "attacker-x"}),
-        (
-            "PATCH",
-            "api/2.0/mlflow/users/update-password",
-            {"username": "throughline", "password": "attacker-attacker"},
-        ),
+        ("PATCH", "api/2.0/mlflow/users/update-password", OTHER_PASSWORD),
         ("POST", "v1/traces", {}),
     ],
 }
@@ -70,11 +67,8 @@ def training(stack) -> str:
 
 def count(stack: Stack) -> dict[str, int]:
     """What attacks would add or remove."""
-    mlflow = requests.get(
-        f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=99",
-        auth=stack.user,
-        timeout=30,
-    ).json()
+    experiments = f"{stack.tracking}/api/2.0/mlflow/experiments/search?max_results=99"
+    mlflow = requests.get(experiments, auth=stack.user, timeout=30).json()
     return {
         "deployments": len(stack.ask("deployments/filter")),
         "flow_runs": len(stack.ask("flow_runs/filter")),
@@ -196,10 +190,8 @@ def curl(
 ) -> str:
     """Send a request by a process of its own; returns the status, 000 where nothing answered."""
     sent = ["--data", json.dumps(body), "-H", "Content-Type: application/json"]
-    command = [
-        *(*before, "curl", "-s", "-m", "240", "-o", "/dev/null", "-w", "%{http_code}"),
-        *("-X", method, *(sent if body is not None else ()), url),
-    ]
+    command = [*before, "curl", "-s", "-m", "240", "-o", "/dev/null", "-w", "%{http_code}"]
+    command += ["-X", method, *(sent if body is not None else ()), url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, **process)
     assert done.returncode != TIMED_OUT, url
     return done.stdout
@@ -233,18 +225,11 @@ def test_another_user_of_the_machine_reads_no_password_and_no_database(stack):
     seen = subprocess.run(command, capture_output=True, text=True, check=False, **AS_NOBODY)
     readable = [Path(line) for line in seen.stdout.splitlines()]
     assert stack.project / "params.yaml" in readable
-    assert not [
-        path
-        for path in readable
-        if path.suffix in (".db", ".db-wal", ".log") or ".throughline/ui" in str(path)
-    ]
+    private = (".db", ".db-wal", ".log")
+    assert not [it for it in readable if it.suffix in private or ".throughline/ui" in str(it)]
     assert not [path for path in readable if stack.user[1].encode() in path.read_bytes()]
-    processes = [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if stack.user[1] in " ".join(one.info["cmdline"] or [])
-    ]
-    assert not processes, "no password stands on a command line"
+    commands = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
+    assert not [one for one in commands if stack.user[1] in one], "no password is on a command line"
 
 
 @contextlib.contextmanager
@@ -285,6 +270,5 @@ def test_from_another_network_namespace_nothing_answers(stack):
 
 
 def test_mlflow_runs_no_jobs(stack):
-    assert processes_of(stack.project, "uvicorn") and not processes_of(
-        stack.project, "mlflow.server.jobs"
-    )
+    assert processes_of(stack.project, "uvicorn")
+    assert not processes_of(stack.project, "mlflow.server.jobs")

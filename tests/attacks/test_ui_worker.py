@@ -53,31 +53,21 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
 ):
     """Neither the work pool's template, nor a deployment, nor a run without one."""
     evil = tmp_path / "evil.py"
-    evil.write_text(
-        f"open({str(mark)!r}, 'w')\nfrom prefect import flow\n@flow\ndef training(): pass\n"
-    )
-    command = f"touch {mark}"
-    own = stack.deployment("training")
-    pool = requests.get(
-        f"{stack.server}/api/work_pools/throughline", auth=stack.user, timeout=30
-    ).json()
+    flow = "from prefect import flow\n@flow\ndef training(): pass\n"
+    evil.write_text(f"open({str(mark)!r}, 'w')\n{flow}")
+    command, own = f"touch {mark}", stack.deployment("training")
+    address = f"{stack.server}/api/work_pools/throughline"
+    pool = requests.get(address, auth=stack.user, timeout=30).json()
     job = {"command": command, "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"}}
     command_only = {"command": {"type": "string", "default": command}}
-    open_template = {
-        "job_configuration": {**job, "working_dir": str(tmp_path)},
-        "variables": {"type": "object", "properties": command_only},
-    }
+    variables = {"type": "object", "properties": command_only}
+    job |= {"working_dir": str(tmp_path)}
+    template = {"base_job_template": {"job_configuration": job, "variables": variables}}
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
+    changed = {"entrypoint": f"{evil}:training", "pull_steps": steps, "path": str(tmp_path)}
+    changed |= {"job_variables": {"command": command}}
     try:
-        assert stack.post(
-            "work_pools/throughline", method="PATCH", base_job_template=open_template
-        ).ok
-        changed = {
-            "entrypoint": f"{evil}:training",
-            "pull_steps": steps,
-            "path": str(tmp_path),
-            "job_variables": {"command": command},
-        }
+        assert stack.post("work_pools/throughline", method="PATCH", **template).ok
         assert stack.post(f"deployments/{training}", method="PATCH", **changed).ok
         refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
         runs = [stack.start("training", pipeline="naive", changes=refused)]
@@ -88,9 +78,8 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
         runs.append(stack.ask("flow_runs/", **place, **free)["id"])
         states = [stack.ended(one) for one in runs]
     finally:
-        stack.post(
-            "work_pools/throughline", method="PATCH", base_job_template=pool["base_job_template"]
-        )
+        before = {"base_job_template": pool["base_job_template"]}
+        stack.post("work_pools/throughline", method="PATCH", **before)
         back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
         assert stack.post(f"deployments/{training}", method="PATCH", **back).ok
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]

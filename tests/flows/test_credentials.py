@@ -112,10 +112,8 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
             assert os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
             assert "MLFLOW_TRACKING_PASSWORD" not in os.environ, "it is not for elsewhere"
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
-        with (
-            temporary_settings({PREFECT_API_URL: "http://elsewhere/api"}),
-            use_running_servers(tmp_path),
-        ):
+        elsewhere = temporary_settings({PREFECT_API_URL: "http://elsewhere/api"})
+        with elsewhere, use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == "http://elsewhere/api"
             assert os.environ.pop("MLFLOW_TRACKING_URI") == RUNNING["MLFLOW_TRACKING_URI"]
         with use_running_servers(tmp_path):
@@ -131,9 +129,8 @@ def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(mo
     for value, said in (("true", True), ("false", False)):
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
         print_urls(endpoints, 1)
-        assert (
-            "usage data is collected; here that is switched off" in capsys.readouterr().out
-        ) is said
+        told = "usage data is collected; here that is switched off" in capsys.readouterr().out
+        assert told is said
 
 
 def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):

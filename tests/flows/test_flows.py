@@ -47,12 +47,10 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
     left = leave(folder, "left")
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
 
+    where = {"experiment_names": [experiment_of(folder)], "output_format": "list"}
+
     def find_parents():
-        return mlflow.search_runs(
-            experiment_names=[experiment_of(folder)],
-            filter_string="tags.pipeline = 'comparison'",
-            output_format="list",
-        )
+        return mlflow.search_runs(filter_string="tags.pipeline = 'comparison'", **where)
 
     said = []
     for options in ([], [], ["--promote"]):
@@ -60,9 +58,8 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
             mlflow.MlflowClient().delete_run(parent.info.run_id)
         said.append(run(folder, "python", "-m", "flows.comparison", *options))
     assert [len(re.findall(r"^champion: ", one, re.MULTILINE)) for one in said] == [1, 0, 1]
-    assert len(re.findall(r"^· \S.* up to date$", said[0], re.MULTILINE)) == 12, (
-        "without asking DVC stage by stage"
-    )
+    # Without asking DVC stage by stage.
+    assert len(re.findall(r"^· \S.* up to date$", said[0], re.MULTILINE)) == 12
     assert not re.search("Running stage|Traceback", "".join(said))
     compared = Comparison.read(folder / "report")
     assert to_text(comparison_table(compared)) in said[0], "it ends with the table"
@@ -88,9 +85,8 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
         said += line
         if "Running stage 'race'" in line:
             params = (folder / "params.yaml").read_text()
-            (folder / "params.yaml").write_text(
-                params.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n")
-            )
+            changed = params.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n")
+            (folder / "params.yaml").write_text(changed)
     assert flow.wait() == 2, said
     after = RaceResult.read(folder / "race")
     assert after.rounds != before.rounds
@@ -221,9 +217,8 @@ def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     assert to_text(comparison_table(compared)) in output and compared.headline in output
     assert len(output.splitlines()) < 45
     assert list(read_yaml(workspace / "params.yaml")["pipelines"]) == ["naive"]
-    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}, (
-        "what is kept is what dvc.lock says"
-    )
+    # What is kept is what dvc.lock says.
+    assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}
 
 
 READING = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from ruamel.yaml import YAML
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.run.parameters import Changes, find_numbers
 from flows.run.resolution import resolve
-from tests.support.project import SMALL, write_params
+from tests.support.project import SMALL, git, write_params
+from tests.support.worktrees import cheap_project
 from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.shared.errors import InvalidParams
 
@@ -106,8 +106,8 @@ def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, fi
     asked = str(Path(files[0]).parent) if files else path
     project.mkdir(exist_ok=True)
     write_params(project, SMALL)
-    for command in (["init", "-q"], ["add", "params.yaml", *tracked]):
-        subprocess.run(["git", *command], cwd=project, check=True)
+    git(project, "init", "-q")
+    git(project, "add", "params.yaml", *tracked)
     resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
     expected = path.format(project=project)
     assert resolved.params.data.path == expected
@@ -118,16 +118,13 @@ def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, fi
 @pytest.mark.integration
 def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path):
     """A worktree has an empty folder of it."""
-    project, other = tmp_path / "project", tmp_path / "other"
-    for folder, file in ((project, "params.yaml"), (other, "cat/1.png")):
-        (folder / file).parent.mkdir(parents=True)
-        (folder / file).touch()
-        write_params(folder, SMALL)
-        who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
-            subprocess.run(["git", *command], cwd=folder, check=True)
-    add = ["-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other)]
-    subprocess.run(["git", *add, "my/photos"], cwd=project, check=True)
+    project, other = cheap_project(tmp_path / "project"), cheap_project(tmp_path / "other")
+    (other / "cat").mkdir()
+    (other / "cat" / "1.png").touch()
+    git(other, "add", ".")
+    git(other, "commit", "-qm", "photos")
+    add = ("submodule", "--quiet", "add", str(other), "my/photos")
+    git(project, "-c", "protocol.file.allow=always", *add)
     (project / "mine").mkdir()
     for asked, expected in (
         ("my/photos/cat", str(project / "my/photos/cat")),

@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from pathlib import Path
 
-import psutil
 import pytest
 from prefect.logging import disable_run_logger
 
@@ -30,7 +29,7 @@ from flows.run.dvc_calls import dvc_environment
 from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
 from tests.support.project import Started, environment, run_python, start
-from tests.support.stack import wait_for
+from tests.support.stack import processes_of, wait_for
 from throughline.shared import fork_client, machine_lock
 from throughline.shared.errors import StageFailed
 from throughline.shared.fork_client import (
@@ -53,11 +52,7 @@ def test_an_overdue_stage_is_ended_with_its_children_told_by_what_allowed_so_lon
         _run_once("shard", command, stage_env, (), deque())
     assert not _should_retry("shard", failed.value)
     assert not (tmp_path / "ended").exists(), "it did not come to its end"
-    assert not [
-        found
-        for found in psutil.process_iter(["name", "cwd"])
-        if found.info["name"] == "sleep" and found.info["cwd"] == str(tmp_path)
-    ]
+    assert not processes_of(tmp_path, "sleep")
 
 
 @pytest.mark.integration
@@ -219,15 +214,9 @@ time.sleep(1000)
 """
 
 
-def list_processes(folder: Path) -> list[psutil.Process]:
+def count_processes(folder: Path) -> int:
     """Those of a server in a folder; two of them are the server itself, the others run stages."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "cwd", "status"])
-        if "flows.run.fork_server" in (process.info["cmdline"] or ())
-        and process.info["cwd"] == str(folder)
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    return len(processes_of(folder, "flows.run.fork_server"))
 
 
 @pytest.mark.slow
@@ -242,7 +231,7 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
     (folder / "asleep.py").write_text(SLEEPING_MODEL)
     with stage_server(folder, environment(folder)) as served:
         wait_for(Path(served[STAGE_SERVER] + READY).exists)
-        idle = len(list_processes(folder))
+        idle = count_processes(folder)
         wrong = start_stage("build", "absent", **served)
         # What TensorFlow says when it is imported comes first, where it is imported.
         assert alone.communicate()[0].endswith(wrong.communicate()[0])
@@ -257,9 +246,9 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
         for number in (signal.SIGTERM, signal.SIGKILL):
             train = start_stage("train", "naive", **served)
             wait_for((folder / "asleep").exists)
-            assert len(list_processes(folder)) > idle
+            assert count_processes(folder) > idle
             train.send_signal(number)
             assert train.wait() == (128 + number if number == signal.SIGTERM else -number)
-            wait_for(lambda: len(list_processes(folder)) == idle)
+            wait_for(lambda: count_processes(folder) == idle)
             (folder / "asleep").unlink()
-    assert not list_processes(folder)
+    assert not count_processes(folder)

@@ -101,9 +101,8 @@ def test_in_a_log_a_long_stage_shows_at_ever_longer_intervals_that_it_is_at_work
 
 def of_stage(stage, event, text):
     """A record of a stage, as its task logs it."""
-    return logging.makeLogRecord(
-        {"name": "x", "levelno": 20, "msg": text, "task_run_name": stage, event: text}
-    )
+    record = {"name": "x", "levelno": 20, "msg": text, "task_run_name": stage, event: text}
+    return logging.makeLogRecord(record)
 
 
 def test_on_a_terminal_the_running_stage_is_one_line():

@@ -51,9 +51,8 @@ def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stac
     assert compared["pipelines"]["items"]["enum"][: len(own)] == own
     for field in (*schema["properties"].values(), *compared.values(), *changes.values()):
         assert "anyOf" not in field, "nobody has to choose a type first"
-    assert not stack.deployment("comparison")["schedules"][0]["active"], (
-        "the nightly one is there, to be switched on"
-    )
+    (nightly,) = stack.deployment("comparison")["schedules"]
+    assert not nightly["active"], "it is there, to be switched on"
 
 
 @pytest.mark.core
@@ -131,39 +130,21 @@ def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
     stack, trained, monkeypatch
 ):
     name = stack.state(trained)["name"]
-    assert {
-        ("training", "table"),
-        ("training-timeline", "image"),
-        ("mlflow-run", "markdown"),
-        ("progress", "progress"),
-    } <= stack.artifacts(trained)
+    shown = {("training", "table"), ("training-timeline", "image")}
+    shown |= {("mlflow-run", "markdown"), ("progress", "progress")}
+    assert shown <= stack.artifacts(trained)
     assert name in run(stack.project, "dvc", "exp", "list")
-    stages = [
-        "fetch",
-        "ingest",
-        "shard",
-        "snapshot",
-        "build@naive",
-        "train@naive",
-        "profile@naive",
-        "race",
-    ]
-    assert {*itertools.pairwise([*stages, "report"])} <= stack.edges(trained)
+    stages = "fetch ingest shard snapshot build@naive train@naive profile@naive race report"
+    assert {*itertools.pairwise(stages.split())} <= stack.edges(trained)
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
-    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), (
-        "it cleans up after itself"
-    )
+    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), "it is removed"
     assert (stack.project / ".throughline" / "reports" / name / "index.html").exists()
     stack.use_mlflow(monkeypatch)
-    found = mlflow.search_runs(
-        search_all_experiments=True,
-        filter_string=f"tags.`prefect.flow_run_id` = '{trained}'",
-        output_format="list",
-    )
-    assert [(one.data.tags["dvc.experiment"], one.info.run_name) for one in found] == [
-        (name, f"{name}/naive")
-    ]
-    assert len(found[0].data.tags["git.commit"]) == 40
+    of_run = f"tags.`prefect.flow_run_id` = '{trained}'"
+    every = {"search_all_experiments": True, "output_format": "list"}
+    (one,) = mlflow.search_runs(filter_string=of_run, **every)
+    assert (one.data.tags["dvc.experiment"], one.info.run_name) == (name, f"{name}/naive")
+    assert len(one.data.tags["git.commit"]) == 40
 
 
 @pytest.mark.slow

@@ -42,18 +42,11 @@ from throughline.tracking.recorder import Recorder, RunKey
 
 pytestmark = pytest.mark.integration
 
-GOOD = Score(
-    metric="accuracy",
-    value=0.80,
-    split="test",
-    examples=1000,
-    constant=0.25,
-    error=standard_error(0.25, 1000),
-)
-JUDGED = HeldOut(
-    split="test", examples=1000, constant_metric=0.25, constant_stderr=standard_error(0.25, 1000)
-)
-ERRORS = Score(metric="mae", value=0.5, split="test", examples=1000, constant=1.0, error=0.02)
+OF_CHANCE = standard_error(0.25, 1000)
+ON = {"split": "test", "examples": 1000}
+GOOD = Score(metric="accuracy", value=0.80, constant=0.25, error=OF_CHANCE, **ON)
+JUDGED = HeldOut(constant_metric=0.25, constant_stderr=OF_CHANCE, **ON)
+ERRORS = Score(metric="mae", value=0.5, constant=1.0, error=0.02, **ON)
 
 
 def images(folder, numbers):
@@ -82,9 +75,8 @@ def test_a_data_set_keeps_its_experiment_when_it_grows_or_moves_and_another_one_
     assert name.startswith("throughline/photos-") and len(name) == len("throughline/photos-") + 8
     assert get_experiment_id(grown) == experiment and get_experiment_id(moved) == experiment
     assert get_experiment_id(replace(grown, pipeline="other")) == experiment
-    assert get_experiment_id(other) != experiment and mlflow.get_experiment(
-        get_experiment_id(other)
-    ).name.startswith("throughline/photos-")
+    another = mlflow.get_experiment(get_experiment_id(other))
+    assert another.experiment_id != experiment and another.name.startswith("throughline/photos-")
     assert get_experiment_id(first) == experiment
     tags = mlflow.get_experiment(experiment).tags
     assert {tag for tag in tags if "mlflow." not in tag} == {"data.task"}, "the UI hides the sketch"
@@ -121,24 +113,17 @@ def test_sketches_tell_how_much_of_one_data_set_is_in_another():
         return [f"{number:016x}" for number in np.sort(of)[:128].tolist()]
 
     draw = np.random.default_rng(1).permutation(numbers)
-    assert same_data(sketch(draw[:1000]), sketch(draw[:5000])) and same_data(
-        sketch(draw[:5000]), sketch(draw[:1000])
-    )
-    assert same_data(sketch(draw[:1000]), sketch(draw[200:1400])), "four fifths are still there"
-    assert not same_data(sketch(draw[:1000]), sketch(draw[900:5000])), "a tenth is in both"
+    few, many = sketch(draw[:1000]), sketch(draw[:5000])
+    assert same_data(few, many) and same_data(many, few)
+    assert same_data(few, sketch(draw[200:1400])), "four fifths are still there"
+    assert not same_data(few, sketch(draw[900:5000])), "a tenth is in both"
     assert not same_data(sketch(draw[:100]), sketch(draw[100:200]))
 
 
 FEW = {"examples": 20, "error": standard_error(0.25, 20)}
 BROKEN = [replace(GOOD, value=value) for value in (float("nan"), 0.5, float("nan"))]
-WINDOWS = Score(  # 40 windows of 512 tokens are as certain as their tokens make them
-    metric="accuracy",
-    value=0.12,
-    split="test",
-    examples=40,
-    constant=0.1,
-    error=standard_error(0.1, 20_000),
-)
+# 40 windows of 512 tokens are as certain as their tokens make them.
+WINDOWS = replace(GOOD, value=0.12, examples=40, constant=0.1, error=standard_error(0.1, 20_000))
 
 
 @pytest.mark.parametrize(
@@ -181,10 +166,10 @@ def test_a_score_is_that_of_the_test_split_where_there_is_one():
 
 def test_champions_do_not_become_worse_by_small_steps():
     champions = [replace(GOOD, value=0.95)]
-    while (score := replace(GOOD, value=champions[-1].value - 0.015)) and not find_rejection_reason(
-        score, [], champions
-    ):
+    score = replace(GOOD, value=0.935)
+    while not find_rejection_reason(score, [], champions):
         champions.append(score)
+        score = replace(GOOD, value=score.value - 0.015)
     assert champions[-1].value > 0.9
 
 
@@ -202,16 +187,11 @@ def compare(folder, accuracy, *, promotion="earned", data=DATA):
     with recorder:
         recorder.log_model(folder / "model.keras")
     run = {"mlflow_run_id": recorder.run_id, "held_out": JUDGED}
-    (folder / "report").mkdir(exist_ok=True)
+    found = comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run))
+    report = folder / "report"
+    report.mkdir(exist_ok=True)
     with open_comparison(data, "comparison") as parent:
-        close_comparison(
-            parent,
-            data,
-            comparison(row("fast", val_metric=0.0, test_metric=accuracy, **run)),
-            folder / "report",
-            note="n",
-            promotion=promotion,
-        )
+        close_comparison(parent, data, found, report, note="n", promotion=promotion)
     return mlflow.get_run(parent).data.tags[CHAMPION], recorder.run_id
 
 
@@ -223,6 +203,9 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     def end(*_):
         raise KeyboardInterrupt
 
+    def champion():
+        return client.get_model_version_by_alias(name, CHAMPION)
+
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(mlflow_store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
     reason, _ = compare(mlflow_store, 0.9, promotion="none")
@@ -232,32 +215,28 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     assert not client.search_registered_models()
     reason, first = compare(mlflow_store, 0.77)
     assert "version 1" in reason
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    assert champion().run_id == first
     reason, _ = compare(mlflow_store, 0.60)
     assert reason.startswith("unchanged") and "worse than the best champion's so far" in reason
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == first
+    assert champion().run_id == first
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(mlflow.MlflowClient, "set_registered_model_alias", end)
         compare(mlflow_store, 0.95)
     assert client.get_model_version(name, "2").run_id, "it is registered, and sets no bar"
     reason, later = compare(mlflow_store, 0.76)
     assert reason.startswith("version 3") and "before it test accuracy 0.7700" in reason
-    champion = client.get_model_version_by_alias(name, CHAMPION)
-    assert champion.run_id == later and score_from(champion.tags) == replace(GOOD, value=0.76)
+    assert champion().run_id == later
+    assert score_from(champion().tags) == replace(GOOD, value=0.76)
     client.set_model_version_tag(name, "3", "score.value", "none")
     reason, _ = compare(mlflow_store, 0.9)
     assert "version 3 was set by hand" in reason
     reason, asked = compare(mlflow_store, 0.78, promotion="asked for")
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == asked
+    assert champion().run_id == asked
     sketch = tuple(f"{number:016x}" for number in range(1000, 1128))
     compare(mlflow_store, 0.99, data=replace(DATA, data_digest="fedcba9876", sketch=sketch))
-    assert client.get_model_version_by_alias(name, CHAMPION).run_id == asked, (
-        "another dataset has its own"
-    )
-    assert {model.name for model in client.search_registered_models()} == {
-        name,
-        "throughline-photos-fedcba98",
-    }
+    assert champion().run_id == asked, "another dataset has its own"
+    names = {model.name for model in client.search_registered_models()}
+    assert names == {name, "throughline-photos-fedcba98"}
     shown = capsys.readouterr()
     assert shown.out.count("champion: ") == 8
     assert "Successfully registered" not in shown.err, "what MLflow says of it is said already"
@@ -277,13 +256,9 @@ def test_a_constant_prediction_is_the_most_frequent_class_or_the_median(tmp_path
     _, found = describe(tmp_path / "numbers", **table)
     assert found.constant_metric == pytest.approx(3 * np.sqrt(2 / np.pi), rel=0.2)
     assert 0 < found.constant_stderr < 0.3
-    np.savez(
-        tmp_path / "data.npz",
-        x=np.random.default_rng(1).integers(0, 256, (400, 4, 4), np.uint8),
-        y=np.arange(400) % 8 // 5,
-    )
+    pixels = np.random.default_rng(1).integers(0, 256, (400, 4, 4), np.uint8)
+    np.savez(tmp_path / "data.npz", x=pixels, y=np.arange(400) % 8 // 5)
     stored, found = describe(tmp_path, source="arrays", path=str(tmp_path / "data.npz"))
     assert found.split == "test" and found.examples == stored.shards.examples("test")
-    assert found.constant_metric == pytest.approx(
-        5 / 8, abs=0.15
-    ) and found.constant_stderr == standard_error(found.constant_metric, found.examples)
+    assert found.constant_metric == pytest.approx(5 / 8, abs=0.15)
+    assert found.constant_stderr == standard_error(found.constant_metric, found.examples)

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -31,9 +32,8 @@ def test_runs_come_back_value_by_value_the_oldest_first_and_a_damaged_one_is_nam
     runs = [unsent("naive", ["metric", "loss", 0.5, 3]), unsent("cached", ["tag", "a", "b"])]
     for run in runs:
         enqueue(tmp_path, run)
-    assert [run for _, run in list_pending(tmp_path)] == [
-        PendingRun(**{**vars(run), "calls": list(run.calls)}) for run in runs
-    ]
+    expected = [replace(run, calls=list(run.calls)) for run in runs]
+    assert [run for _, run in list_pending(tmp_path)] == expected
     file = min(tmp_path.iterdir())
     file.write_text(file.read_text()[:40])
     pending = list_pending(tmp_path)

@@ -82,17 +82,13 @@ def close(parent, report, *rows, promotion="none"):
     return close_comparison(parent, KEY, found, report, note="n", promotion=promotion)
 
 
-def find_run(tags):
-    """The one run with these tags."""
-    (found,) = mlflow.search_runs(
-        search_all_experiments=True, filter_string=tags, output_format="list"
-    )
-    return found
+def find_runs(tags):
+    every = {"search_all_experiments": True, "output_format": "list"}
+    return mlflow.search_runs(filter_string=tags, **every)
 
 
-def find_child(parent):
-    """The one run below another."""
-    return find_run(f"tags.`mlflow.parentRunId` = '{parent}'")
+def find_children(parent):
+    return find_runs(f"tags.`mlflow.parentRunId` = '{parent}'")
 
 
 def measure(run_id, stall_pct):
@@ -157,7 +153,7 @@ def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
     with open_comparison(KEY, "comparison") as parent:
         rows = row("fast", mlflow_run_id=trained), row("gone", mlflow_run_id="0" * 32)
         close(parent, report, *rows, promotion="asked for")
-    run, child = mlflow.get_run(parent), find_child(parent)
+    run, (child,) = mlflow.get_run(parent), find_children(parent)
     assert run.info.status == "FINISHED"
     assert "MLflow has no model of gone" in run.data.tags[CHAMPION]
     assert child.data.tags["reused_run_id"] == trained
@@ -232,7 +228,7 @@ def test_a_comparison_shows_the_copy_in_which_it_has_measured(trained, report, m
         copy = measure(trained, 7.0)
         close(parent, report, row("fast", mlflow_run_id=trained))
     assert "throughput/speedup_vs_naive" not in mlflow.get_run(trained).data.metrics
-    child = find_child(parent)
+    (child,) = find_children(parent)
     assert child.info.run_id == copy and child.info.status == "FINISHED"
     assert {"train/loss", "throughput/speedup_vs_naive"} <= {*child.data.metrics}
     assert child.data.metrics["input/stall_pct"] == 7
@@ -261,12 +257,13 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(
     if away:
         monkeypatch.delenv(ADDRESS)
         assert run_id is None and sync() == (1, 0)
-        run_id = find_run("tags.headline LIKE 'tuned%'").info.run_id
+        (run,) = find_runs("tags.headline LIKE 'tuned%'")
+        run_id = run.info.run_id
     tags = mlflow.get_run(run_id).data.tags
     assert (tags["headline"], tags["mlflow.note.content"]) == (SEARCH.sentence, "a table")
     kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
     assert kept == ["tune.json", "tune.png"]
-    child = find_child(run_id)
+    (child,) = find_children(run_id)
     assert child.info.run_name == "tuning/stream"
     assert child.data.params == {"read": "shards", "map.parallel": "2", "sampling._m_": "5"}
     assert child.data.metrics["tuning/examples_per_s"] == 900.0
@@ -277,16 +274,11 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(
 def test_children_that_are_there_are_not_added_again_and_one_that_is_refused_stops_no_other(
     mlflow_store, capsys
 ):
-    odd = {"params": {}, "metrics": {"no/name?": 1.0}, "tags": {}}
-    child = {"params": {}, "metrics": {"a": 1.0}, "tags": {}}
+    odd, child = ({"params": {}, "metrics": {it: 1.0}, "tags": {}} for it in ("no/name?", "a"))
     with Recorder(KEY) as recorder:
         recorder.add_children({"odd": odd, "first": child})
     assert "does not take children odd, first" in capsys.readouterr().out
     with Recorder(KEY, run_id=recorder.run_id) as again:
         again.add_children({"first": child, "second": child})
-    found = mlflow.MlflowClient().search_runs(
-        [mlflow.get_run(again.run_id).info.experiment_id],
-        f"tags.`mlflow.parentRunId` = '{again.run_id}'",
-    )
-    ended = sorted((one.info.run_name, one.info.status) for one in found)
+    ended = sorted((one.info.run_name, one.info.status) for one in find_children(again.run_id))
     assert ended == [("first", "FINISHED"), ("odd", "FAILED"), ("second", "FINISHED")]

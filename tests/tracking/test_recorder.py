@@ -20,7 +20,7 @@ import pytest
 from tasks.sync import main
 from tests.support.lanes import slow_but_first
 from tests.support.mlflow_servers import mlflow_server, points
-from tests.support.project import run_python
+from tests.support.project import git, run_python
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.lineage import read_lineage
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
@@ -28,8 +28,6 @@ from throughline.tracking.recorder import UNSENT, Recorder, RunKey
 pytestmark = pytest.mark.integration
 
 KEY = RunKey(dataset="lost", pipeline="naive", data_digest="d")
-
-
 DVC_YAML = """stages:
   a:
     deps:
@@ -47,9 +45,8 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
     for name in ("params.yaml", "dvc.lock", "code.py"):
         (tmp_path / name).write_text("committed")
     (tmp_path / "dvc.yaml").write_text(DVC_YAML)
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
-        subprocess.run(["git", *who, *command], check=True)
+    for command in ("init -q", "add -A", "commit -qm all"):
+        git(tmp_path, *command.split())
     own = DVC_YAML.replace("one.py\n", "one.py\n      - two.py\n")
     for name, text, dirty in (
         ("params.yaml", "changed", "false"),
@@ -89,8 +86,7 @@ def test_a_signal_while_mlflow_begins_a_run_that_goes_on_ends_it_as_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-# MLflow's warning about its own functions.
-@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")  # of MLflow's own functions
 def test_what_a_dead_server_missed_is_sent_when_it_is_back(
     mlflow_store, absent_server, tmp_path, monkeypatch, capsys
 ):
@@ -130,9 +126,8 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(
         assert run.info.status == "FINISHED"
         assert points(recorder.run_id) == [(0, 2.0), (1, 1.0), (2, 0.5)]
         assert [found.path for found in client.list_artifacts(recorder.run_id)] == ["train.json"]
-        model = client.search_logged_models(
-            [run.info.experiment_id], filter_string=f"source_run_id = '{recorder.run_id}'"
-        )[0]
+        of_run = f"source_run_id = '{recorder.run_id}'"
+        (model,) = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
         pixels = np.array([[0, 51, 102, 255]], np.uint8)
         found = mlflow.pyfunc.load_model(model.model_uri).predict(pixels)
         np.testing.assert_allclose(found, network(pixels).numpy(), rtol=1e-5)
