@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -16,7 +15,7 @@ from flows.orchestration import artifacts, flow_run
 from flows.run.access_policy import CONFINED, OWN_SERVICE, AccessPolicy, Limits, load_limits
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
-from tests.support.project import ROOT, write_params
+from tests.support.project import ROOT, git, write_params
 from throughline.config.params_file import apply_overrides, read_yaml
 from throughline.data.sources import table
 from throughline.settings import DataSettings
@@ -117,8 +116,8 @@ def project(tmp_path_factory) -> Path:
         (folder / name).write_text("")
     for link, target in LINKS.items():
         (folder / link).symlink_to(target)
-    for command in (["init", "-q"], ["add", *tracked]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
+    git(folder, "init", "-q")
+    git(folder, "add", *tracked)
     for name in ("untracked.py", "mlartifacts/0/1/artifacts/evil.py"):
         (folder / name).write_text("")
     for name, objects in MODEL_FILES.items():
@@ -128,11 +127,8 @@ def project(tmp_path_factory) -> Path:
 
 
 def reach(project: Path) -> AccessPolicy:
-    limits = Limits(
-        data_roots=(Path("granted"),),
-        data_buckets=("s3://granted/photos/",),
-        service_addresses=("grpc://granted:1",),
-    )
+    places = {"data_roots": (Path("granted"),), "data_buckets": ("s3://granted/photos/",)}
+    limits = Limits(service_addresses=("grpc://granted:1",), **places)
     return AccessPolicy(project=project, own=OWN, limits=limits)
 
 
@@ -184,16 +180,14 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
 
 def test_links_lead_out_of_data_only_where_params_yaml_names_it(monkeypatch, tmp_path):
     monkeypatch.setenv(CONFINED, "1")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    git(tmp_path, "init", "-q")
     document = read_yaml(ROOT / "params.yaml")
     for name in ("photos", "others"):
         (tmp_path / name).mkdir()
     data = document["data"] | {"path": "photos", "fetch": "none"}
     write_params(tmp_path, document | {"data": data})
-    photos, others = (
-        resolve(tmp_path, Changes(overrides=[f"data.path={path}", "train.epochs=7"]))
-        for path in ("photos", "others")
-    )
+    asked = [[f"data.path={path}", "train.epochs=7"] for path in ("photos", "others")]
+    photos, others = (resolve(tmp_path, Changes(overrides=one)) for one in asked)
     assert photos.params.data.follow_links and not others.params.data.follow_links
     assert "follow_links: false" in others.text
 

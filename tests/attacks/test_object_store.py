@@ -61,19 +61,19 @@ def home(tmp_path_factory) -> Iterator[StackConfig]:
         assert client.cat("mlflow/model.keras") == MODEL, "after all attacks it is what it was"
 
 
+def list_stores() -> list[psutil.Process]:
+    below = psutil.Process().children(recursive=True)
+    return [child for child in below if child.name() == "weed"]
+
+
 @pytest.fixture(scope="module")
 def listening(home) -> dict[int, str]:
     """Every port that the store's processes listen at, and its address."""
     ours = {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.name() == "weed" and f"-s3.port={home.settings.s3_port}" in child.cmdline()
+        one.pid for one in list_stores() if f"-s3.port={home.settings.s3_port}" in one.cmdline()
     }
-    found = {
-        one.laddr.port: one.laddr.ip
-        for one in psutil.net_connections("tcp")
-        if one.pid in ours and one.status == psutil.CONN_LISTEN
-    }
+    tcp = [one for one in psutil.net_connections("tcp") if one.pid in ours]
+    found = {one.laddr.port: one.laddr.ip for one in tcp if one.status == psutil.CONN_LISTEN}
     assert set(found.values()) == {"127.0.0.1"}, "everything listens on loopback"
     first = home.settings.s3_port
     assert set(found) == {port + more for port in range(first, first + 4) for more in (0, 10_000)}
@@ -122,13 +122,11 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     find = ["find", home.folder, "-readable"]
     seen = subprocess.run(find, capture_output=True, text=True, check=False, **nobody)
     assert seen.stdout == "", "nothing of the stack's folder can be read"
-    below = psutil.Process().children(recursive=True)
-    stores = [child for child in below if child.name() == "weed"]
     # From the folder above: the path of a socket has at most 107 bytes.
     above = home.folder.parent
     sockets = [
         os.path.relpath(Path(store.cwd(), one.laddr), above)
-        for store in stores
+        for store in list_stores()
         for one in store.net_connections("unix")
         if one.laddr
     ]

@@ -145,10 +145,8 @@ def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
 )
 def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
     (project / "wrong.yaml").write_text("train: {epoch: 3}\n")
-    with (
-        pytest.raises(error, match=reason),
-        resolved_changes(overrides, [Path(overlay)] if overlay else None, name, []),
-    ):
+    overlays = [Path(overlay)] if overlay else None
+    with pytest.raises(error, match=reason), resolved_changes(overrides, overlays, name, []):
         pytest.fail("the block was entered")
 
 
@@ -196,12 +194,10 @@ def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
     assert list_again(["naive"], ["naive", "optimized"]) == ["race"]
     with pytest.raises(UnknownPipeline, match="--measure-again nave"):
         list_again(["nave"], ["naive", "optimized"])
-    said = compose_measure_again(
-        "comparison", ["--set", "data.path=my data", "--measure-again", "a"], ["b", "c"]
-    )
-    assert said.endswith(
-        ": python -m flows.comparison --set 'data.path=my data' --measure-again b --measure-again c"
-    )
+    options = ["--set", "data.path=my data", "--measure-again", "a"]
+    said = compose_measure_again("comparison", options, ["b", "c"])
+    again = "--set 'data.path=my data' --measure-again b --measure-again c"
+    assert said.endswith(f": python -m flows.comparison {again}")
 
 
 def test_a_table_is_read_before_the_run_unless_ingest_has_read_it_or_it_is_large(tmp_path):
@@ -255,16 +251,12 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(phot
     (photos / "zero.png").symlink_to("/dev/zero")
     with pytest.raises(UnreadableSource) as refused:
         check_source(tmp_path, "photos")
-    for reason in (
-        "pipe.jpg is no",
-        "link.png is a link to nothing; `dvc pull`",
-        "zero.png is no regular file",
-    ):
-        assert reason in str(refused.value)
+    reasons = {"pipe.jpg": "is no", "zero.png": "is no regular file"}
+    reasons |= {"link.png": "is a link to nothing; `dvc pull`"}
+    assert all(f"{name} {reason}" in str(refused.value) for name, reason in reasons.items())
     not_utf8 = Path(os.fsdecode(os.fsencode(photos) + b"/x\xff.png"))
     not_utf8.touch()
-    names = ("pipe.jpg", "link.png", "zero.png")
-    (tmp_path / ".dvcignore").write_text("".join(f"photos/cat/{name}\n" for name in names))
+    (tmp_path / ".dvcignore").write_text("".join(f"photos/cat/{name}\n" for name in reasons))
     with pytest.raises(UnreadableSource, match=r"cannot read some: \S+xff.png has a name that is"):
         check_source(tmp_path, "photos")
     not_utf8.unlink()
@@ -315,10 +307,8 @@ def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(proj
     for given in ({"kind": "wordpiece", "model": str(file)}, {"kind": "bytes"}):
         check_named_files(project / "worktree", {"preprocess": [{"tokenize": given}]})
     weights = {"model": {"name": "mlp", "weights": "some.h5"}}
-    assert find_named_files({**relative, **weights}) == [
-        ("preprocess: tokenize.model", "vocab.txt"),
-        ("model.weights", "some.h5"),
-    ]
+    named = [("preprocess: tokenize.model", "vocab.txt"), ("model.weights", "some.h5")]
+    assert find_named_files({**relative, **weights}) == named
 
 
 def test_a_file_that_dvc_yaml_lists_and_git_does_not_know_is_refused_as_such(tmp_path):

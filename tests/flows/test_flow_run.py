@@ -120,9 +120,8 @@ def test_several_stages_share_their_imports_unless_a_server_is_named(
 def test_a_comparison_has_a_run_in_mlflow_unless_that_knows_it(
     make_run, monkeypatch, stages, stale, certain, known, opens
 ):
-    kept = SimpleNamespace(
-        has_comparison=lambda _: known, open_comparison=lambda *_: nullcontext("a run")
-    )
+    kept = SimpleNamespace(has_comparison=lambda _: known)
+    kept.open_comparison = lambda *_: nullcontext("a run")
     monkeypatch.setattr(comparison, "comparison_run", kept)
     with comparison.open_parent(make_run(stale=stale), stages, None, certain=certain) as parent:
         assert (parent is not None) is opens

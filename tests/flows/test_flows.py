@@ -142,12 +142,11 @@ def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
     runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
     parent = next(found for found in runs if found.info.run_name == "tuned")
     assert parent.data.tags["headline"]
-    children = [
-        found for found in runs if found.data.tags.get("mlflow.parentRunId") == parent.info.run_id
-    ]
-    assert {child.info.run_name for child in children} == {"tuned/naive", "tuned/optimized"}
+    below = ("mlflow.parentRunId", parent.info.run_id)
+    children = [found for found in runs if below in found.data.tags.items()]
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
     by_name = {child.info.run_name: child.data.tags for child in children}
+    assert {*by_name} == {"tuned/naive", "tuned/optimized"}
     assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
     for tag in ("dvc.experiment", "prefect.flow_run_id", "git.commit"):
         assert parent.data.tags[tag] == by_name["tuned/naive"][tag]

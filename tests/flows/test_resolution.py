@@ -126,11 +126,8 @@ def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path):
     add = ("submodule", "--quiet", "add", str(other), "my/photos")
     git(project, "-c", "protocol.file.allow=always", *add)
     (project / "mine").mkdir()
-    for asked, expected in (
-        ("my/photos/cat", str(project / "my/photos/cat")),
-        ("my", str(project / "my")),
-        ("mine", "mine"),
-    ):
+    inside = {path: str(project / path) for path in ("my/photos/cat", "my")}
+    for asked, expected in (*inside.items(), ("mine", "mine")):
         resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
         assert resolved.params.data.path == expected
 

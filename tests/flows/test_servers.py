@@ -193,21 +193,21 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     prefect_template.copy(tmp_path / "home", dict(os.environ))
     others = psutil.Process().children(recursive=True)
+
+    def list_new() -> list[psutil.Process]:
+        return [it for it in psutil.Process().children(recursive=True) if it not in others]
+
     with (
         temporary_settings({PREFECT_HOME: tmp_path / "home"}, restore_defaults={PREFECT_API_URL}),
         prefect_server(),
         get_client(sync_client=True) as client,
     ):
         client.hello()
-        (first,) = [
-            process
-            for process in psutil.Process().children(recursive=True)
-            if process not in others and process.cmdline()[1:3] == ["-m", "uvicorn"]
-        ]
+        (first,) = [it for it in list_new() if it.cmdline()[1:3] == ["-m", "uvicorn"]]
         first.kill()
         first.wait()
         client.hello()  # waits for the next one
-        below = [one for one in psutil.Process().children(recursive=True) if one not in others]
+        below = list_new()
     assert not psutil.wait_procs(below, timeout=GONE_S)[1]
     assert "restarting temporary-prefect-server" in capfd.readouterr().err
 

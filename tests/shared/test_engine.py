@@ -45,7 +45,7 @@ MODULES = ("throughline.shared.files",)
 
 
 @pytest.fixture
-def _in_a_worker(tmp_path, monkeypatch):
+def in_a_worker(tmp_path, monkeypatch):
     """What a worker changes of its process ends with the test; reading versions takes long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -141,8 +141,7 @@ def test_a_worker_that_sees_other_files_refuses(tmp_path):
             run_task(stage(tmp_path, **changes), SQUARE, TWO)
 
 
-@pytest.mark.usefixtures("_in_a_worker")
-def test_a_worker_with_another_program_refuses(tmp_path):
+def test_a_worker_with_another_program_refuses(in_a_worker, tmp_path):
     with pytest.raises(EngineFailed, match="has another program than the stage"):
         run_task(stage(tmp_path, modules=MODULES, program="old"), SQUARE, TWO)
     same = describe_program(MODULES)
@@ -155,8 +154,7 @@ def refuse_to_read(number: int) -> None:
     raise ObjectStoreFailed(f"s3://box/{number}: no permission (HTTP 403)")
 
 
-@pytest.mark.usefixtures("_in_a_worker")
-def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path):
+def test_what_a_store_says_to_a_worker_names_its_machine(in_a_worker, tmp_path):
     known = stage(tmp_path, program=describe_program(()))
     with pytest.raises(ObjectStoreFailed) as refused:
         run_task(known, pickle.dumps(refuse_to_read), TWO)
@@ -164,8 +162,7 @@ def test_what_a_store_says_to_a_worker_names_its_machine(tmp_path):
     assert str(refused.value) == said
 
 
-@pytest.mark.usefixtures("_in_a_worker")
-def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path):
+def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(in_a_worker, tmp_path):
     """Whatever the clocks of the two machines say."""
     module = tmp_path / "own_square.py"
     module.write_text("def own(number):\n    return number\n")
@@ -189,8 +186,7 @@ def test_a_worker_whose_program_has_changed_since_it_was_loaded_refuses(tmp_path
     del sys.modules["own_square"]
 
 
-@pytest.mark.usefixtures("_in_a_worker")
-def test_a_worker_that_has_anothers_module_of_a_name_refuses(tmp_path, monkeypatch):
+def test_a_worker_that_has_anothers_module_of_a_name_refuses(in_a_worker, tmp_path, monkeypatch):
     (tmp_path / "their_ops.py").write_text("VALUE = 1\n")
     importlib.import_module("their_ops")
     (tmp_path / "other").mkdir()
@@ -225,8 +221,9 @@ def test_an_address_of_which_nobody_answers_is_an_error(tmp_path, monkeypatch, c
     assert "Traceback" not in said
 
 
-@pytest.mark.usefixtures("_in_a_worker")
-def test_a_library_that_was_updated_after_a_worker_has_started_is_named(tmp_path, monkeypatch):
+def test_a_library_that_was_updated_after_a_worker_has_started_is_named(
+    in_a_worker, tmp_path, monkeypatch
+):
     known = stage(tmp_path, modules=MODULES, program=describe_program(MODULES))
     check_worker(known)
     check_worker.cache_clear()  # it is of another stage, whose environment is the same

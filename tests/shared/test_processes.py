@@ -60,11 +60,9 @@ def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
     """By Ctrl-C in the midst of a library, which a module in its place presses."""
     pressed = "import os, signal\n\nos.kill(os.getpid(), signal.SIGINT)\n"
     (tmp_path / f"{library}.py").write_text(pressed)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", command],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "text": True}
+    start = [sys.executable, "-m", command]
+    done = subprocess.run(start, capture_output=True, check=False, **options)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "stopped\n")
 
 
