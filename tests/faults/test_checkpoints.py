@@ -32,9 +32,10 @@ def variables(position=(9, 9)):
     return [tf.Variable(value) for value in values(position)]
 
 
-def write(store, position):
-    state = {"position": list(position), "run_id": "r"}
-    store.write(variables(position), state, {"callbacks.pickle": b"state"}, position=position)
+def write(store, *positions):
+    for position in positions:
+        state = {"position": list(position), "run_id": "r"}
+        store.write(variables(position), state, {"callbacks.pickle": b"state"}, position=position)
 
 
 def restored(folder, work=WORK):
@@ -66,9 +67,7 @@ class Disk:
         folders, files = {}, {}
         for path in [self.root, *self.root.rglob("*")]:
             if path.is_dir():
-                folders[path.stat().st_ino] = {
-                    entry.name: entry.stat().st_ino for entry in path.iterdir()
-                }
+                folders[path.stat().st_ino] = {it.name: it.stat().st_ino for it in path.iterdir()}
             else:
                 files[path.stat().st_ino] = path.read_bytes()
         entries = {inode: dict(names) for inode, names in self.entries.items()}
@@ -121,9 +120,8 @@ def laid_out(moment, into, root, *, entries, torn):
     only what was flushed. torn: of data that were not flushed half is there, else nothing.
     """
     folders, files, flushed = moment
-    names = (
-        folders if entries == "seen" else {**{inode: {} for inode in folders}, **flushed["entries"]}
-    )
+    empty: dict = {inode: {} for inode in folders}
+    names = folders if entries == "seen" else {**empty, **flushed["entries"]}
 
     def lay(inode, path):
         path.mkdir()
@@ -157,9 +155,7 @@ def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
         laid_out(moment, folder, root, entries=entries, torn=torn)
         complete = sum(number >= count for count in written)
         allowed = {POSITIONS[complete - 1] if complete else None, POSITIONS[complete]}
-        assert restored(folder / ".checkpoint") in allowed, (
-            f"moment {number} of {len(disk.moments)}"
-        )
+        assert restored(folder / ".checkpoint") in allowed, f"moment {number}"
         following = CheckpointStore(folder / ".checkpoint", WORK)
         assert following.restore(variables()) is None or following.run_id == "r"
         write(following, (2, 0))
@@ -191,8 +187,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys):
-    for position in POSITIONS:
-        write(CheckpointStore(tmp_path, WORK), position)
+    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
     (work,) = tmp_path.iterdir()
     assert len([*work.iterdir()]) == 2, "the newest are kept"
     DAMAGES[damage](work / "at-000001-0000000003")
@@ -220,27 +215,23 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("target", "error"),
+    ("owner", "name", "error"),
     [
-        ((checkpoint_store, "digest_file"), OSError(errno.EIO, "input/output error")),
-        (
-            (tf.train.Checkpoint, "read"),
-            tf.errors.ResourceExhaustedError(None, None, "no room on the device"),
-        ),
+        (checkpoint_store, "digest_file", OSError(errno.EIO, "input/output error")),
+        (tf.train.Checkpoint, "read", tf.errors.ResourceExhaustedError(None, None, "no room")),
     ],
     ids=["reading", "loading"],
 )
 def test_an_error_that_proves_no_damage_leaves_the_checkpoints(
-    tmp_path, monkeypatch, target, error
+    tmp_path, monkeypatch, owner, name, error
 ):
-    for position in POSITIONS:
-        write(CheckpointStore(tmp_path, WORK), position)
+    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
 
     def fail(*_, **__):
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(*target, fail)
+        patched.setattr(owner, name, fail)
         with pytest.raises(type(error)):
             restored(tmp_path)
     assert restored(tmp_path) == POSITIONS[-1]
@@ -249,8 +240,7 @@ def test_an_error_that_proves_no_damage_leaves_the_checkpoints(
 @pytest.mark.parametrize("part", WORK)
 def test_a_checkpoint_of_other_work_stays_and_what_differs_is_named(tmp_path, part, capsys):
     """A start with a mistyped parameter costs nothing: with the right one it goes on."""
-    for position in POSITIONS:
-        write(CheckpointStore(tmp_path, WORK), position)
+    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
     other = {**WORK, part: "other"}
     assert restored(tmp_path, other) is None
     assert f"not continued, its {part} differs" in capsys.readouterr().out
@@ -272,15 +262,12 @@ def test_a_checkpoint_of_a_training_whose_loss_is_no_number_is_used(tmp_path, ca
     CheckpointStore(tmp_path, WORK).write(variables(), state, {}, position=(1, 0))
     saved = CheckpointStore(tmp_path, WORK).restore(variables())
     assert saved.state["rows"] == [{"epoch": 0, "val_loss": "NaN"}]
-    np.testing.assert_array_equal(
-        np.asarray(saved.state["metrics"][0], np.float32), np.array([np.inf, 2], np.float32)
-    )
+    assert [float(value) for value in saved.state["metrics"][0]] == [float("inf"), 2]
     assert "damaged" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_whose_callbacks_cannot_be_read_is_set_aside(tmp_path, capsys):
-    for position in POSITIONS:
-        write(CheckpointStore(tmp_path, WORK), position)
+    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
 
     def check(saved):
         if saved.state["position"] == list(POSITIONS[-1]):

@@ -137,17 +137,13 @@ def take(folder, manifest, settings):
     ).index
 
 
-def test_the_example_of_a_record_that_cannot_be_decoded_is_named(undecodable):
+def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_stop_it(undecodable):
     folder, manifest, victims = undecodable
     said = r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; remove the file"
     with pytest.raises(CorruptShard, match=said) as caught:
         take(folder, manifest, SnapshotSettings())
     assert any(f"(example {victim})" in str(caught.value) for victim in victims)
     assert not (folder / "snapshot").exists()
-
-
-def test_too_many_of_them_stop_it(undecodable):
-    folder, manifest, _ = undecodable
     with pytest.raises(CorruptShard, match=r"2 of 60 examples cannot be read, 3.33%; .* 1.00%"):
         take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.01))
 

@@ -35,12 +35,8 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
     small_disk, array_settings, tmp_path, capsys
 ):
     ingest(array_settings, small_disk / "manifest")
-    draw = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "big.npz",
-        x=draw.integers(0, 256, (2000, 30, 30), np.uint8),
-        y=np.arange(2000) % 3,
-    )
+    noise = np.random.default_rng(0).integers(0, 256, (2000, 30, 30), np.uint8)
+    np.savez(tmp_path / "big.npz", x=noise, y=np.arange(2000) % 3)
     settings = data_settings(tmp_path / "big.npz", "arrays")
     said = ended_with(capsys, lambda: ingest(settings, small_disk / "manifest"))
     assert "DiskFull: no space is left" in said
@@ -70,12 +66,8 @@ def cache_on(folder):
     """Fill a cache of tf.data on a disk that is too small for it."""
     import tensorflow as tf
 
-    data = (
-        tf.data.Dataset.range(40)
-        .map(lambda _: tf.zeros((1 << 20,), tf.uint8))
-        .cache(str(folder / "cache"))
-    )
-    for _ in data:
+    data = tf.data.Dataset.range(40).map(lambda _: tf.zeros((1 << 20,), tf.uint8))
+    for _ in data.cache(str(folder / "cache")):
         pass
 
 

@@ -30,33 +30,25 @@ def listed(rows, folder, **changes):
     return ingest(settings, folder / "manifest")
 
 
-# What is listed besides, how the second mention of the example is rejected, and the split of the
-# first.
-TWICE = {
-    "for training and test": (
-        {"path": "18.png", "label": "a", "split": "train"},
-        *("listed twice, there in the test split", "test"),
-    ),
-    "for test with another label": (
-        {"path": "00.png", "label": "b", "split": "test"},
-        *("listed twice, there labeled b, there in the test split", "test"),
-    ),
-    "alike": ({"path": "00.png", "label": "a", "split": "train"}, "listed twice", "train"),
-    "dealt and for test": ({"path": "18.png", "label": "a", "split": None}, "listed twice", "test"),
-}
-
-
 @pytest.mark.parametrize("duplicates", ["reject", "keep"])
-@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize(
+    ("path", "label", "again", "reason", "split"),
+    [
+        ("18.png", "a", "train", ", there in the test split", "test"),
+        ("00.png", "b", "test", ", there labeled b, there in the test split", "test"),
+        ("00.png", "a", "train", "", "train"),
+        ("18.png", "a", None, "", "test"),  # dealt, and for test
+    ],
+)
 def test_an_image_listed_twice_is_one_example_and_stays_held_out(
-    images, tmp_path, case, duplicates
+    images, tmp_path, duplicates, path, label, again, reason, split
 ):
-    row, reason, split = TWICE[case]
+    row = {"path": path, "label": label, "split": again}
     manifest = listed([*images, row], tmp_path, duplicates=duplicates)
-    assert read_reasons(manifest) == {row["path"]: reason}
+    assert read_reasons(manifest) == {path: f"listed twice{reason}"}
     assert len(manifest.examples) == 24 and manifest.examples["key"].is_unique
     assert manifest.examples.groupby("digest")["split"].nunique().max() == 1
-    assert manifest.examples.set_index("id").loc[row["path"], "split"] == split
+    assert manifest.examples.set_index("id").loc[path, "split"] == split
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
         pass
 
 
-@pytest.mark.usefixtures("machine")
-def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directory(tmp_path):
+def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directory(
+    machine, tmp_path
+):
     said = []
     with holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         with hold_machine(noting(said, process)):
@@ -137,8 +138,7 @@ def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directo
     assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
 
 
-@pytest.mark.usefixtures("machine")
-def test_the_machines_lock_is_shared_with_other_users():
+def test_the_machines_lock_is_shared_with_other_users(machine):
     need("root")
     waits = f"waits: process {os.getpid()} of user root"
     with hold_machine(print), holder("", user=65534, first=waits):
@@ -187,8 +187,7 @@ def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rw
     assert json.loads(rwlock.read_text()) == {"write": {"a": ours}, "read": {"d": [ours]}}
 
 
-@pytest.mark.usefixtures("machine")
-def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(tmp_path):
+def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(machine, tmp_path):
     path, waits = tmp_path / "x.lock", []
     is_waiting, has_both = threading.Event(), threading.Event()
 

@@ -51,14 +51,18 @@ def encode_png() -> bytes:
     return file.getvalue()
 
 
-def put(path: Path, data: bytes) -> None:
+def put_png(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(data)
+    path.write_bytes(encode_png())
 
 
 def linked_folder_outside(path: Path) -> None:
-    put(path.parent.parent / "outside" / "x.png", encode_png())
+    put_png(path.parent.parent / "outside" / "x.png")
     path.symlink_to(path.parent.parent / "outside")
+
+
+def huge(path: Path) -> None:
+    png(path, width=10_000, height=10_000, depth=8, kind=0)
 
 
 def huge_text(path: Path) -> None:
@@ -72,10 +76,7 @@ HUGE, SPARSE, HUGE_TEXT = "a/huge.png", "a/sparse.jpg", "a/text.png"
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a/pipe.jpg": (os.mkfifo, "is no regular file"),
     "a/device.jpg": (lambda path: path.symlink_to("/dev/zero"), "leads outside the data root"),
-    "a/loose.jpg": (
-        lambda path: path.symlink_to("nothing.jpg"),
-        "link to nothing: nothing.jpg is not there",
-    ),
+    "a/loose.jpg": (lambda path: path.symlink_to("x"), "link to nothing: x is not there"),
     SPARSE: (
         lambda path: sparse(path, 200 << 30),
         "larger than an image of 50,000,000 pixels can be: 214,748,364,800 bytes",
@@ -84,20 +85,14 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: sparse(path, 50 << 20, encode_png()),
         "larger than an image of 1,200 pixels can be: 52,428,800 bytes",
     ),
-    "a/x\udcff.png": (lambda path: put(path, encode_png()), "the name is no UTF-8"),
-    "one\ntwo/x.png": (
-        lambda path: put(path, encode_png()),
-        r"the class name 'one\ntwo' has a line break",
-    ),
+    "a/x\udcff.png": (put_png, "the name is no UTF-8"),
+    "one\ntwo/x.png": (put_png, r"the class name 'one\ntwo' has a line break"),
     "outside": (linked_folder_outside, "folder is a link that leads outside the data root"),
     "linked": (
         lambda path: path.symlink_to("a"),
         "folder is a link to one that is listed itself: a",
     ),
-    HUGE: (
-        lambda path: png(path, width=10_000, height=10_000, depth=8, kind=0),
-        "more pixels than data.max_pixels: 10000×10000",
-    ),
+    HUGE: (huge, "more pixels than data.max_pixels: 10000×10000"),
     HUGE_TEXT: (huge_text, "damaged image: "),
 }
 
@@ -155,7 +150,7 @@ def test_odd_files_take_bounded_memory(root, tmp_path):
 
 
 def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
-    put(root / ".store" / "x.png", encode_png())
+    put_png(root / ".store" / "x.png")
     (root / "c").symlink_to(root / ".store")
     manifest = ingest(data_settings(root), tmp_path / "manifest")
     assert manifest.classes == ("a", "b", "c") and not read_reasons(manifest)

@@ -66,24 +66,19 @@ def test_both_complete(project, two):
     else:
         assert "".join(said).count("Running stage 'shard'") == 2
         assert sum("waits: run x (process" in one for one in said) == 1
-    assert [path.name for path in (project / ".throughline" / "workspaces").glob("*")] == (
-        ["x"] if two == "of one name" else []
-    )
+    left = [path.name for path in (project / ".throughline" / "workspaces").glob("*")]
+    assert left == ["x"] * (two == "of one name")
     assert list((project / ".throughline" / "locks").iterdir()) == []
 
 
 def test_a_run_waits_for_dvc_at_work_by_hand(project):
-    # DVC's own record of a process that works on the shards: this one's child, which looks like
-    # DVC.
+    # DVC's own record of a process that works on the shards: a child, which looks like DVC.
     (project / "dvc").write_text("import signal; print(flush=True); signal.pause()")
-    with subprocess.Popen(
-        [sys.executable, "dvc", "repro"], cwd=project, stdout=subprocess.PIPE
-    ) as dvc:
+    command = [sys.executable, "dvc", "repro"]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE) as dvc:
         dvc.stdout.readline()
-        entry = {"pid": dvc.pid, "cmd": "dvc repro"}
-        (project / ".dvc" / "tmp" / "rwlock").write_text(
-            json.dumps({"write": {str(project / "data" / "shards"): entry}})
-        )
+        write = {str(project / "data" / "shards"): {"pid": dvc.pid, "cmd": "dvc repro"}}
+        (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps({"write": write}))
         flow = start(project, *PREPARE, shared=share_servers(PREPARE))
         said = ""
         for line in flow.stdout:
@@ -126,13 +121,12 @@ def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(
         if "python -m tasks.snapshot" in line:
             break
     supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in words_of(p))
-    stages = wait_for(
-        lambda: [
-            process
-            for process in supervisor.children(recursive=True)
-            if "tasks.snapshot" in words_of(process)
-        ]
-    )
+
+    def find_stages() -> list[psutil.Process]:
+        below = supervisor.children(recursive=True)
+        return [process for process in below if "tasks.snapshot" in words_of(process)]
+
+    stages = wait_for(find_stages)
     supervisor.kill()
     for line in flow.stdout:
         if "tasks.snapshot" in line:

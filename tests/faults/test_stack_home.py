@@ -70,7 +70,6 @@ def test_a_first_start_that_was_killed_is_made_good_by_the_next():
         (opened.folder / "postgres.partial" / "base").mkdir(parents=True)
         (opened.folder / "postgres.partial" / "PG_VERSION").write_text("15\n")
         with postgres.postgres(opened):
-            names = postgres._run_checked(
-                opened, "psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database"
-            ).split()
+            asked = ("psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database")
+            names = postgres._run_checked(opened, *asked).split()
         assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}

@@ -101,12 +101,8 @@ def read_results(root: Path) -> dict[str, object]:
             {name: value for name, value in row.items() if "per_s" not in name}
             for row in csv.DictReader(file)
         ]
-    files = [
-        path
-        for name in ("shards", "snapshot")
-        for path in (root / "data" / name).rglob("*")
-        if path.is_file()
-    ]
+    found = [path for name in ("shards", "snapshot") for path in (root / "data" / name).rglob("*")]
+    files = [path for path in found if path.is_file()]
     return {str(path.relative_to(root)): digest_file(path) for path in files} | {"rows": history}
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.project import ROOT
+from tests.support.stack import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,15 +38,7 @@ signal.pause()
 
 def marked(mark: str) -> list[psutil.Process]:
     """Live processes with `mark` on their command line, by age."""
-    found = [
-        p
-        for p in psutil.process_iter(["cmdline", "status", "create_time"])
-        if mark in (p.info["cmdline"] or ())
-    ]
-    return sorted(
-        (p for p in found if p.info["status"] != psutil.STATUS_ZOMBIE),
-        key=lambda p: p.info["create_time"],
-    )
+    return sorted(processes_of(ROOT, mark), key=lambda process: process.create_time())
 
 
 @pytest.fixture
@@ -55,14 +48,9 @@ def family():
 
     def start(manner: str = "docile") -> tuple[subprocess.Popen, str]:
         own = [sys.executable, "-c", FAMILY, mark, manner]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.run.supervise", *own],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "flows.run.supervise", *own]
+        options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, text=True, start_new_session=True, **options)
         for _ in range(2 if manner == "stubborn" else 1):
             assert process.stdout.readline() == "ready\n"
         return process, mark
@@ -72,22 +60,20 @@ def family():
         process.kill()
 
 
-def kill_group_of(leader: psutil.Process) -> None:
-    os.killpg(leader.pid, signal.SIGKILL)
+def kill_group_of_inner(process: subprocess.Popen, mark: str) -> None:
+    os.killpg(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
+
+
+def kill_group_of_command(process: subprocess.Popen, mark: str) -> None:
+    os.killpg(marked(mark)[2].pid, signal.SIGKILL)
 
 
 # What happens to the family, and the exit code of its outer supervisor.
 BLOWS: dict[str, tuple[Callable[[subprocess.Popen, str], object], int]] = {
     "stdin closed": (lambda process, mark: process.stdin.close(), 128 + signal.SIGTERM),
     "outer killed": (lambda process, mark: process.kill(), -signal.SIGKILL),
-    "group of inner killed": (
-        lambda process, mark: kill_group_of(psutil.Process(process.pid).children()[0]),
-        128 + signal.SIGKILL,
-    ),
-    "group of command killed": (
-        lambda process, mark: kill_group_of(marked(mark)[2]),
-        128 + signal.SIGKILL,
-    ),
+    "group of inner killed": (kill_group_of_inner, 128 + signal.SIGKILL),
+    "group of command killed": (kill_group_of_command, 128 + signal.SIGKILL),
     "command ended": (lambda process, mark: marked(mark)[2].send_signal(signal.SIGUSR1), 0),
 }
 

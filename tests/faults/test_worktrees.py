@@ -26,6 +26,7 @@ from flows.run.workspace import (
 from tests.support.kills import kills_at_each_operation
 from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
+from tests.support.skips import need
 from tests.support.small_data import read_files
 from tests.support.worktrees import CHEAP, age, cheap_project, git, leave, opened
 from throughline.config.params_file import read_yaml
@@ -227,8 +228,8 @@ def test_a_worktree_in_use_is_not_swept_and_the_latest_reports_of_runs_without_a
     assert len(left) == KEPT_REPORTS and "earlier-0" not in left and "earlier-1" in left
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 def test_a_repository_of_another_user_is_named_with_the_command_that_helps(tmp_path, monkeypatch):
+    need("root")
     project = cheap_project(tmp_path / "project")
     monkeypatch.setenv("HOME", str(tmp_path))
     os.chown(project, 4321, -1)
