@@ -10,13 +10,11 @@ import pytest
 from tasks import report
 from tests.support.project import ROOT
 
-PICTURES = [
-    b"<svg onload='alert(1)'></svg></div><script>alert(1)</script>",
-    b'"><img src=x onerror=alert(1)>',
-]
 
-
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize(
+    "picture",
+    [b"<svg onload='alert(1)'></svg></div><script>x</script>", b'"><img src=x onerror=alert(1)>'],
+)
 def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
     (tmp_path / "steps.svg").write_bytes(picture)
     address = report._picture(tmp_path / "steps.svg")

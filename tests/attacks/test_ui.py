@@ -52,17 +52,13 @@ REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
 }
 
 
-def list_requests(stack: Stack, server: str, training: str) -> list[tuple[str, str, Any]]:
+def list_requests(stack: Stack, server: str) -> list[tuple[str, str, Any]]:
     address = f"{stack.server}/api" if server == "prefect" else stack.tracking
+    training = stack.deployment("training")["id"]
     return [
         (method, f"{address}/{path.format(training=training)}", body)
         for method, path, body in REQUESTS[server]
     ]
-
-
-@pytest.fixture(scope="module")
-def training(stack) -> str:
-    return stack.deployment("training")["id"]
 
 
 def count(stack: Stack) -> dict[str, int]:
@@ -123,9 +119,9 @@ FETCH = """async ([url, method, body, kind]) => {
 
 @pytest.mark.parametrize("kind", ["cors", "simple"])
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])
-def test_a_page_of_another_origin_does_nothing(stack, foreign, training, server, kind):
+def test_a_page_of_another_origin_does_nothing(stack, foreign, server, kind):
     before = count(stack)
-    for method, url, body in list_requests(stack, server, training):
+    for method, url, body in list_requests(stack, server):
         answer = foreign.evaluate(FETCH, [url, method, body, kind])
         assert answer["text"] == "", f"{method} {url}: nothing can be read"
         assert count(stack) == before, f"{method} {url}"
@@ -150,8 +146,8 @@ def test_a_page_of_another_origin_opens_no_web_socket(stack, foreign):
         assert foreign.evaluate(code, f"{stack.server.replace('http', 'ws')}/api/{path}") == []
 
 
-def test_a_form_of_another_origin_starts_nothing(stack, foreign, training):
-    before = count(stack)
+def test_a_form_of_another_origin_starts_nothing(stack, foreign):
+    before, training = count(stack), stack.deployment("training")["id"]
     address = f"{stack.server}/api/deployments/{training}/create_flow_run"
     html = f'''<form method=post enctype="text/plain" target=frame action="{address}">
       <input name='{{"parameters": {{"pipeline": "naive"}}, "x": "' value='"}}'></form>
@@ -197,13 +193,13 @@ def curl(
     return done.stdout
 
 
-def test_another_user_of_the_machine_does_nothing(stack, training):
+def test_another_user_of_the_machine_does_nothing(stack):
     need("root")
     before = count(stack)
     answers = {
         (method, url): curl(method, url, body, **AS_NOBODY)
         for server in REQUESTS
-        for method, url, body in list_requests(stack, server, training)
+        for method, url, body in list_requests(stack, server)
     }
     assert set(answers.values()) <= {"401", "403"}, answers
     assert count(stack) == before

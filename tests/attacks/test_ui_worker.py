@@ -21,11 +21,6 @@ JOB_VARIABLES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def training(stack) -> str:
-    return stack.deployment("training")["id"]
-
-
 @pytest.fixture
 def mark(tmp_path) -> Iterator[Path]:
     """A file that must not be there when the attack is over."""
@@ -35,21 +30,22 @@ def mark(tmp_path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("variables", JOB_VARIABLES, ids=lambda value: next(iter(value)))
-def test_job_variables_are_refused(stack, training, mark, variables):
+def test_job_variables_are_refused(stack, mark, variables):
     """Of a run when it is made; of a deployment when a run of it is made."""
+    own = stack.deployment("training")
+    place = f"deployments/{own['id']}"
     asked = json.loads(json.dumps(variables).replace("{mark}", str(mark)))
-    reply = stack.post(f"deployments/{training}/create_flow_run", **RUN, job_variables=asked)
+    reply = stack.post(f"{place}/create_flow_run", **RUN, job_variables=asked)
     assert reply.status_code == 422 and "Additional properties are not allowed" in reply.text
-    own = stack.deployment("training")["job_variables"]
     try:
-        stack.post(f"deployments/{training}", method="PATCH", job_variables=asked)
-        assert stack.post(f"deployments/{training}/create_flow_run", **RUN).status_code == 422
+        stack.post(place, method="PATCH", job_variables=asked)
+        assert stack.post(f"{place}/create_flow_run", **RUN).status_code == 422
     finally:
-        stack.post(f"deployments/{training}", method="PATCH", job_variables=own)
+        stack.post(place, method="PATCH", job_variables=own["job_variables"])
 
 
 def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(
-    stack, training, mark, tmp_path
+    stack, mark, tmp_path
 ):
     """Neither the work pool's template, nor a deployment, nor a run without one."""
     evil = tmp_path / "evil.py"
@@ -68,7 +64,7 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
     changed |= {"job_variables": {"command": command}}
     try:
         assert stack.post("work_pools/throughline", method="PATCH", **template).ok
-        assert stack.post(f"deployments/{training}", method="PATCH", **changed).ok
+        assert stack.post(f"deployments/{own['id']}", method="PATCH", **changed).ok
         refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
         runs = [stack.start("training", pipeline="naive", changes=refused)]
         place = {"flow_id": own["flow_id"], "work_pool_name": "throughline"}
@@ -81,7 +77,7 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
         before = {"base_job_template": pool["base_job_template"]}
         stack.post("work_pools/throughline", method="PATCH", **before)
         back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
-        assert stack.post(f"deployments/{training}", method="PATCH", **back).ok
+        assert stack.post(f"deployments/{own['id']}", method="PATCH", **back).ok
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
     said = states[0]["state"]["message"]
     assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"

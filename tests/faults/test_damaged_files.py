@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot, write_snapshot
 from throughline.plan.ops import Decode, Resize
-from throughline.results.base import ResultFile
 from throughline.settings import ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard, MissingInput, UserError
 from throughline.shared.files import digest_blake2b
@@ -32,10 +30,6 @@ pytestmark = pytest.mark.integration
 def shard_again(folder: Path) -> None:
     manifest = replace(read_manifest(folder / "manifest"), folder=folder / "manifest")
     shard(manifest, folder / "again", settings=ShardSettings(writers=1))
-
-
-def read_result(kind: type[ResultFile], folder: Path) -> ResultFile:
-    return kind.read(folder_of(kind, folder))
 
 
 # The file, what reads it, and the stage that makes it again.
@@ -50,7 +44,7 @@ CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     *(
         (
             kind.path(folder_of(kind, Path())).as_posix(),
-            partial(read_result, kind),
+            lambda folder, kind=kind: kind.read(folder_of(kind, folder)),
             kind.STAGE.format(name="fast"),
         )
         for kind in KINDS
@@ -103,7 +97,6 @@ def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, 
 
 
 PREPROCESS = (Decode(), Resize(height=8, width=8))
-SKIP = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +144,7 @@ def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_st
 @pytest.mark.slow
 def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(undecodable, capsys):
     folder, manifest, victims = undecodable
-    index = take(folder, manifest, SKIP)
+    index = take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1))
     said = capsys.readouterr().out
     assert all(f"(example {victim}) cannot be decoded" in said for victim in victims)
     assert "2 examples dropped" in said

@@ -63,7 +63,6 @@ def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
 
 
 def cache_on(folder):
-    """Fill a cache of tf.data on a disk that is too small for it."""
     import tensorflow as tf
 
     data = tf.data.Dataset.range(40).map(lambda _: tf.zeros((1 << 20,), tf.uint8))
@@ -72,7 +71,6 @@ def cache_on(folder):
 
 
 def keep_checkpoint_on(folder):
-    """Write a model that is too large."""
     import keras
 
     keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)]).save(folder / "model.keras")
@@ -83,7 +81,6 @@ def write_parquet_on(folder):
 
 
 def write_values_on(folder):
-    """Write JSON, as every stage does."""
     write_json(folder / "values.json", [0] * (1 << 19))
 
 

@@ -51,9 +51,7 @@ with file_lock.hold(Path(path), "run other", waits) if path else machine_lock.ho
 def holder(
     path: Path | str, *, user: int | None = None, first: str = "held\n", **options: object
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for a lock, and then holds it, once it has said what it says first; it
-    is killed at the end.
-    """
+    """A process that waits for a lock and then holds it, once it has said `first`."""
     address = machine_lock.MACHINE_ADDRESS.replace("\0", "@")
     who = str(os.getuid() if user is None else user)
     command = [sys.executable, "-c", HOLD, str(ROOT), str(path), address, who]

@@ -31,24 +31,23 @@ def project(tmp_path, array_file):
     return folder
 
 
-def survivors(folder):
-    return tuple(name for name in OWN if (folder / name).exists())
-
-
 def test_files_below_data_raw_survive_every_change_of_fetch(project):
+    def survivors() -> tuple[str, ...]:
+        return tuple(name for name in OWN if (project / name).exists())
+
     output = run(project, "dvc", "repro", "fetch", code=None)
     assert "data/raw/none holds files that fetch did not write" in output
-    assert survivors(project) == OWN
+    assert survivors() == OWN
     shutil.rmtree(project / "data" / "raw" / "none")
     run(project, "dvc", "repro", "fetch")
-    assert survivors(project) == OWN[:2]
+    assert survivors() == OWN[:2]
     write_params(project, SMALL | {"data": SMALL["data"] | {"fetch": "fashion_mnist"}})
     output = run(project, "dvc", "repro", "fetch", code=None)
     assert "UnexpectedFiles" in output or "DataNotFound" in output
     write_params(project, SMALL)
     (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
     run(project, "dvc", "repro", "--force", "fetch", code=None)
-    assert survivors(project) == OWN[:2]
+    assert survivors() == OWN[:2]
     assert (project / "data" / "raw" / "none" / "late.txt").exists()
 
 

@@ -36,7 +36,6 @@ def test_settings_are_written_only_when_they_change(tmp_path):
 
 def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
     before = (load_stack(tmp_path / "stack").folder / SETTINGS_FILE).read_text()
-
     process = os.fork()
     if process == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

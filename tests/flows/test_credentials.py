@@ -101,11 +101,8 @@ def test_a_shell_reads_what_is_published_as_it_was_meant(tmp_path):
 
 def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
     unset = {PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}
-    with (
-        temporary_settings(restore_defaults=unset),
-        exclusive(tmp_path),
-        published_environment(tmp_path, RUNNING),
-    ):
+    settings = temporary_settings(restore_defaults=unset)
+    with settings, exclusive(tmp_path), published_environment(tmp_path, RUNNING):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
         with use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]

@@ -1,6 +1,4 @@
-"""Flows with a real Prefect server (started and stopped by Prefect itself), DVC, git and MLflow; no
-orphan, no trace left.
-"""
+"""Flows with a real Prefect server, DVC, git and MLflow: no orphan, no trace left."""
 
 from __future__ import annotations
 
@@ -116,9 +114,7 @@ def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
 
 @pytest.fixture(scope="module")
 def tuned(finished, tmp_path_factory):
-    """A project after a comparison with a change of one configuration, what it had before, and what
-    the comparison has said.
-    """
+    """A project after a comparison with a change, what it had before, and what that has said."""
     folder = copy_project(finished[0], tmp_path_factory.mktemp("tuned") / "project")
     before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
     return folder, before, run(folder, "python", "-m", "flows.comparison", *CHANGE)

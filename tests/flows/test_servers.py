@@ -81,10 +81,8 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_
 
     script = "test -e died && sleep 600; touch died; exit 3"
     server = shell("mlflow", script, folder=tmp_path, healthy=healthy)
-    with (
-        keep_running(server, logs=tmp_path, clock=lambda: now) as look_after,
-        pytest.raises(ServiceFailed, match="mlflow ended with exit code 3"),
-    ):
+    ended = pytest.raises(ServiceFailed, match="mlflow ended with exit code 3")
+    with keep_running(server, logs=tmp_path, clock=lambda: now) as look_after, ended:
         wait_for(look_after)
     said = capsys.readouterr().err
     assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
@@ -146,11 +144,8 @@ def test_a_configured_server_is_used_as_it_is(server):
 def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, path, password):
     url = f"http://{HOST}:{server.server_port}{path}"
     settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
-    with (
-        temporary_settings(settings),
-        pytest.raises(ServiceFailed, match=r"does not answer as a Prefect server.*ends in /api"),
-        prefect_server(),
-    ):
+    said = r"does not answer as a Prefect server.*ends in /api"
+    with temporary_settings(settings), pytest.raises(ServiceFailed, match=said), prefect_server():
         pytest.fail("the block was entered")
 
 

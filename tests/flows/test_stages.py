@@ -59,11 +59,9 @@ def test_an_overdue_stage_is_ended_with_its_children_told_by_what_allowed_so_lon
 def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_path, monkeypatch):
     variables = dvc_environment({})
     monkeypatch.setenv(TIMEOUT_S, "600")
-    with (
-        supervised(["true"], folder=tmp_path, environment=variables) as process,
-        with_timeout(process) as timed_out,
-    ):
-        assert process.wait() == 0 and not timed_out.is_set(), "a quick one is left alone"
+    quick = supervised(["true"], folder=tmp_path, environment=variables)
+    with quick as process, with_timeout(process) as timed_out:
+        assert process.wait() == 0 and not timed_out.is_set(), "it is left alone"
     with supervised(["sleep", "100"], folder=tmp_path, environment=variables) as process:
         pass
     assert process.returncode == 128 + signal.SIGTERM

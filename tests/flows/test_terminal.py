@@ -185,19 +185,14 @@ def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_pat
     assert "training-" in said[1] and "ends here: " in said[1]
 
 
-@pytest.fixture
-def left(tmp_path, monkeypatch):
-    """Where a stage leaves its failure to the flow that runs it."""
-    monkeypatch.setenv(FAILURE_FILE, str(tmp_path / "left" / "failure.json"))
-    return tmp_path / "left" / "failure.json"
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [(DataNotFound("nothing there"), 2), (ZeroDivisionError("odd"), 1)]
 )
 def test_a_stage_leaves_its_failure_to_the_flow_or_prints_it_where_it_cannot(
-    left, capsys, error, code
+    tmp_path, monkeypatch, capsys, error, code
 ):
+    left = tmp_path / "left" / "failure.json"
+    monkeypatch.setenv(FAILURE_FILE, str(left))
     with pytest.raises(SystemExit if code == 2 else type(error)), report_user_errors():
         raise error
     assert capsys.readouterr().err == (f"DataNotFound: {error}\n" if code == 2 else "")

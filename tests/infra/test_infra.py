@@ -94,12 +94,8 @@ def test_volumes_belong_to_the_user_that_writes_them():
     owner = "--owner=throughline --group=throughline"
     command = rf"install --directory {owner} --mode=0700 ([/\w ]+?) *(?:\\\\)?$"
     (made,) = re.findall(command, DOCKERFILE, re.MULTILINE)
-    mounted = {
-        volume.split(":")[1]
-        for service in STACK["services"].values()
-        if service["image"].startswith("throughline")
-        for volume in service.get("volumes", [])
-    }
+    ours = [one for one in STACK["services"].values() if one["image"].startswith("throughline")]
+    mounted = {volume.split(":")[1] for one in ours for volume in one.get("volumes", [])}
     assert mounted and mounted <= set(made.split())
     # In a cluster the folder that the volume is mounted at may be root's; git would refuse it.
     assert "git config --system --add safe.directory /project" in DOCKERFILE
@@ -166,7 +162,6 @@ def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch, start
 
 
 STORE = (sys.executable, "-m", "infra.local", "store", "--")
-UP = (sys.executable, "-m", "infra.local", "up", "--home", ".throughline/store")
 READ = """
 from throughline.shared.object_store import open_store
 print(open_store("s3://data/raw").read("data.npz") == open("source/data.npz", "rb").read())
@@ -189,7 +184,8 @@ def test_a_command_finds_in_the_store_what_the_one_before_has_put_there(array_fi
     process = subprocess.Popen(command, cwd=folder, env=environment(folder), umask=0o022)
     wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
     before = settings.read_text()
-    assert "is running; stop it first" in run(folder, *UP, "--s3-port", "9000", code=2)
+    up = (sys.executable, "-m", "infra.local", "up", "--home", ".throughline/store")
+    assert "is running; stop it first" in run(folder, *up, "--s3-port", "9000", code=2)
     assert settings.read_text() == before, "what is refused changes no port"
     process.terminate()
     process.wait(60)

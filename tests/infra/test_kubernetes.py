@@ -105,18 +105,15 @@ def workloads(folder: str) -> dict[str, Workload]:
             found[f"{kind} {own}"] = workload(own, job, label, host)
         elif kind == "JobSet":
             label = {"jobset.sigs.k8s.io/jobset-name": own}
-            for part, job in (
-                (it["name"], it["template"]["spec"]) for it in spec["replicatedJobs"]
-            ):
-                host = f"{own}-{part}-0-{{}}.{own}"
-                found[f"{kind} {own} {part}"] = workload(own, job, label, host)
+            for part in spec["replicatedJobs"]:
+                name, job = part["name"], part["template"]["spec"]
+                host = f"{own}-{name}-0-{{}}.{own}"
+                found[f"{kind} {own} {name}"] = workload(own, job, label, host)
     return found
 
 
 def find_arrows(folder: str, direction: str) -> set[tuple[str, str, int | None]]:
-    """From which app to which and at what port (None: any), by the rules of a direction, `ingress`
-    or `egress`, between pods.
-    """
+    """From which app to which, at what port (None: any), as rules of `ingress` or `egress` say."""
     arrows = set()
     for policy in of_kind(folder, "NetworkPolicy").values():
         own = policy["spec"]["podSelector"].get("matchLabels", {}).get("app")
@@ -170,11 +167,8 @@ def test_addresses_are_of_services_that_policies_let_a_pod_reach(folder):
     there = {(name, it["port"]) for name, one in services.items() for it in one["spec"]["ports"]}
     for name, one in workloads(folder).items():
         values = {it["name"]: it["value"] for it in one.container.get("env", []) if "value" in it}
-        texts = [
-            *one.command,
-            *values.values(),
-            f"{values.get('PGHOST', 'localhost')}:{POSTGRES_PORT}",
-        ]
+        database = f"{values.get('PGHOST', 'localhost')}:{POSTGRES_PORT}"
+        texts = [*one.command, *values.values(), database]
         for host, port in {found for text in texts for found in ADDRESS.findall(text)}:
             if host != "localhost":
                 assert (host, int(port)) in there, name
@@ -314,10 +308,8 @@ def test_only_pods_that_read_columns_from_the_store_have_its_key_and_a_volume_fo
 
 
 def test_the_dispatcher_keeps_its_journal_on_a_volume_that_stays():
-    dispatcher, service = (
-        workloads(INPUT)["Deployment dispatcher"],
-        COMPOSE["services"]["dispatcher"],
-    )
+    service = COMPOSE["services"]["dispatcher"]
+    dispatcher = workloads(INPUT)["Deployment dispatcher"]
     folder = parse(dispatcher.command)["work_dir"]
     mounts = {it["mountPath"]: it["name"] for it in dispatcher.container["volumeMounts"]}
     volumes = {it["name"]: it for it in dispatcher.pod["volumes"]}

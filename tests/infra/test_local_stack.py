@@ -45,12 +45,8 @@ class Local:
             input_port=base + 5,
             dask_port=base + 8,
         )
-        self.environment = (
-            environment(project)
-            | shared_libraries.environment()
-            | self.home.clients
-            | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
-        )
+        own = self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
+        self.environment = environment(project) | shared_libraries.environment() | own
 
     def up(self, *options: str):
         ports = ["--prefect-port", str(self.prefect), "--mlflow-port", str(self.tracking)]
@@ -92,8 +88,8 @@ def compared(local, running) -> str:
     """A comparison that it has completed, one configuration through its tf.data service."""
     address = f"grpc://127.0.0.1:{local.home.settings.input_port}"
     service = {"read": "shards", "service": {"address": address, "sharding": "static"}}
-    pipelines = {"naive": {"read": "shards"}, "service": service}
-    overlay, stack = {"pipelines!": pipelines, "measure": {"rounds": 3}}, local.stack()
+    overlay = {"pipelines!": {"naive": {"read": "shards"}, "service": service}}
+    stack = local.stack()
     flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared")
     stack.completed(flow_run)
     return flow_run

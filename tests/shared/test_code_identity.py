@@ -1,6 +1,4 @@
-"""The digest of code changes with what is computed, wherever it is imported from, and with nothing
-else.
-"""
+"""The digest of code changes with what is computed, wherever that is, and with nothing else."""
 
 from __future__ import annotations
 
@@ -35,12 +33,6 @@ def project(tmp_path):
     return tmp_path
 
 
-def edit(project, name, old, new):
-    text = (project / name).read_text()
-    assert old in text or not old
-    (project / name).write_text(text.replace(old, new) if old else text + new)
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "counts"),
     [
@@ -58,8 +50,9 @@ def edit(project, name, old, new):
 def test_a_change_of_what_is_computed_by_anything_that_is_imported_changes_the_digest(
     project, name, old, new, counts
 ):
-    before = code_digest("my_models", roots=[project])
-    edit(project, name, old, new)
+    before, text = code_digest("my_models", roots=[project]), (project / name).read_text()
+    assert old in text
+    (project / name).write_text(text.replace(old, new) if old else text + new)
     assert (code_digest("my_models", roots=[project]) != before) is counts
 
 

@@ -26,9 +26,7 @@ from throughline.shared.files import (
 
 @pytest.fixture
 def flushed(monkeypatch):
-    """What has reached the disk while the test runs: the size of each file then, and folders, by
-    their inodes.
-    """
+    """What reaches the disk while the test runs: sizes of files then, and folders, by inodes."""
     sizes = {}
 
     def fsync(descriptor, *, real=os.fsync):

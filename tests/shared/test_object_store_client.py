@@ -1,6 +1,4 @@
-"""The client of an object store, against a real one: what it does, and what it says where it
-cannot.
-"""
+"""The client of an object store, against a real one: what it does, and says where it cannot."""
 
 from __future__ import annotations
 
@@ -179,9 +177,7 @@ def test_a_large_object_is_put_in_parts_as_one_and_a_file_as_its_bytes_are(
 
 
 def test_few_objects_are_on_their_way_at_a_time_whatever_the_number_of_threads(bucket_url, proxy):
-    """For all of them share the uplink, and each has the same time. An object is held back until
-    as many others as there may be are on their way, too.
-    """
+    """For all share the uplink. Each waits until as many as there may be are on their way."""
     opened, together = open_store(bucket_url), threading.Barrier(PUTS_AT_ONCE)
     lock, counts = threading.Lock(), [0, 0]
 

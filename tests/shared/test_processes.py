@@ -1,6 +1,4 @@
-"""What a process sets up for itself: how it ends, how it takes and keeps memory, which libraries it
-accepts.
-"""
+"""What a process sets up for itself: how it ends, its memory, and which libraries it accepts."""
 
 from __future__ import annotations
 

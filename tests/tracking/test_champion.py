@@ -173,12 +173,8 @@ def test_champions_do_not_become_worse_by_small_steps():
     assert champions[-1].value > 0.9
 
 
-DATA = RunKey(
-    dataset="photos",
-    pipeline="comparison",
-    data_digest="0123456789",
-    sketch=tuple(f"{number:016x}" for number in range(128)),
-)
+SKETCH = tuple(f"{number:016x}" for number in range(128))
+DATA = RunKey(dataset="photos", pipeline="comparison", data_digest="0123456789", sketch=SKETCH)
 
 
 def compare(folder, accuracy, *, promotion="earned", data=DATA):
