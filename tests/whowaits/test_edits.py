@@ -32,42 +32,22 @@ INTERLEAVE = "interleave(num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
 @pytest.mark.parametrize(
     ("edits", "changed"),
     [
-        (
-            [Edit("train.py:4", "map", PARALLEL), Edit("train.py:7", "batch", AHEAD)],
-            {
-                4: '    .map(lambda x: (x, "é"), num_parallel_calls=t.data.AUTOTUNE,',
-                7: "    .batch(8).prefetch(t.data.AUTOTUNE)",
-            },
-        ),
-        (
-            [Edit("train.py:6", "map", PARALLEL)],
-            {6: "    .map((lambda x: x), num_parallel_calls=t.data.AUTOTUNE)"},
-        ),
-        (
-            [
-                Edit("train.py:7", "batch", ".cache().shuffle(9)"),
-                Edit("train.py:7", "batch", AHEAD),
-            ],
-            {7: "    .batch(8).cache().shuffle(9).prefetch(t.data.AUTOTUNE)"},
-        ),
-        (
-            [Edit("train.py:10", "map", ".cache()", given="decode")],
-            {10: "data = data.map(decode).cache().map(crop).batch(3)"},
-        ),
-        (
-            [
-                Edit("train.py:12", "flat_map", INTERLEAVE),
-                Edit("train.py:15", "flat_map", INTERLEAVE),
-            ],
-            {
-                12: "rows = files.interleave(",
-                13: f"    g, {ORDERED},  # rows",
-                15: f'rows = files.interleave(name="é", map_func=g, {ORDERED})',
-            },
-        ),
+        ([Edit("train.py:4", "map", PARALLEL), Edit("train.py:7", "batch", AHEAD)],
+         {4: '    .map(lambda x: (x, "é"), num_parallel_calls=t.data.AUTOTUNE,',
+          7: "    .batch(8).prefetch(t.data.AUTOTUNE)"}),
+        ([Edit("train.py:6", "map", PARALLEL)],
+         {6: "    .map((lambda x: x), num_parallel_calls=t.data.AUTOTUNE)"}),
+        ([Edit("train.py:7", "batch", ".cache().shuffle(9)"), Edit("train.py:7", "batch", AHEAD)],
+         {7: "    .batch(8).cache().shuffle(9).prefetch(t.data.AUTOTUNE)"}),
+        ([Edit("train.py:10", "map", ".cache()", given="decode")],
+         {10: "data = data.map(decode).cache().map(crop).batch(3)"}),
+        ([Edit("train.py:12", "flat_map", INTERLEAVE), Edit("train.py:15", "flat_map", INTERLEAVE)],
+         {12: "rows = files.interleave(",
+          13: f"    g, {ORDERED},  # rows",
+          15: f'rows = files.interleave(name="é", map_func=g, {ORDERED})'}),
     ],
     ids=["lines", "parentheses", "one call", "given", "another method"],
-)
+)  # fmt: skip
 def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
     expected = SCRIPT.decode().splitlines()
     for number, line in changed.items():
@@ -82,32 +62,20 @@ IMPORTS = b"import tensorflow as t\n"
     ("source", "edit", "reason"),
     [
         (SCRIPT, Edit("train.py:9", "map", PARALLEL), "may have num_parallel_calls already"),
-        (
-            SCRIPT,
-            Edit("train.py:10", "map", PARALLEL),
-            "2 calls of map can be meant by train.py:10",
-        ),
+        (SCRIPT, Edit("train.py:10", "map", PARALLEL),
+         "2 calls of map can be meant by train.py:10"),
         (SCRIPT, Edit("train.py:4", "map", "", given="decode"), "no call of map can be meant"),
-        (
-            SCRIPT,
-            Edit("lib/train.py:7", "batch", AHEAD),
-            "lib/train.py:7 calls batch, and not train",
-        ),
+        (SCRIPT, Edit("lib/train.py:7", "batch", AHEAD),
+         "lib/train.py:7 calls batch, and not train"),
         (SCRIPT, Edit("", "batch", AHEAD), "a line that was not seen calls batch"),
         (IMPORTS + b"flat_map(g)", Edit("train.py:2", "flat_map", INTERLEAVE), "flat_map"),
         (IMPORTS + b'd.flat_map(g, "x")', Edit("train.py:2", "flat_map", INTERLEAVE), "flat_map"),
-        (
-            b"from tensorflow import data\nd.map(f)",
-            Edit("train.py:2", "map", PARALLEL),
-            "imports no TensorFlow by name",
-        ),
-        (
-            b"# coding: latin-1\n# \xe9\nd.map(f)",
-            Edit("train.py:3", "map", PARALLEL),
-            "is not Python in UTF-8",
-        ),
+        (b"from tensorflow import data\nd.map(f)", Edit("train.py:2", "map", PARALLEL),
+         "imports no TensorFlow by name"),
+        (b"# coding: latin-1\n# \xe9\nd.map(f)", Edit("train.py:3", "map", PARALLEL),
+         "is not Python in UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_written_is_refused_by_name(source, edit, reason):
     with pytest.raises(CannotBeWritten, match=reason):
         edit_source(source, "train.py", [edit])
