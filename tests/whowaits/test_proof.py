@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,18 +42,18 @@ class Answers:
         return getattr(self._served, f"ask_{name}")(*arguments)
 
 
-def change_of(adds=PARALLEL, meaning=SAME, number=0, **given):
+def change_of(adds=PARALLEL, meaning=SAME, number=0, gain=2):
     """A change of a map."""
-    edit = Edit("train it.py:3", "map", adds)
     return Tried(
         text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train it.py:3",
-        **{"gain": 2, "low": 2, "high": 2, **given}, edits=(edit,), kind="map", number=number,
+        gain=gain, low=2, high=2, edits=(Edit("train it.py:3", "map", adds),), kind="map",
+        number=number,
     )  # fmt: skip
 
 
-def prove_changed(before, after, *rates, change=None):
-    other = Answers(after, *(rates or [2.0]))
-    return prove_side_by_side(Answers(before), other, change=change or change_of(), step_s=0.01)
+def prove_changed(before, after, rates=(2.0,), change=None):
+    copy = Answers(after, *rates)
+    return prove_side_by_side(Answers(before), copy, change=change or change_of(), step_s=0.01)
 
 
 def numbers(seed=7):
@@ -74,12 +75,10 @@ def draw(number):
 
 def test_a_faster_copy_with_the_same_batches_is_proven_and_their_order_said():
     before, copy = numbers().map(double).batch(8), numbers().map(double, 2).batch(8)
-    other = numbers(seed=8).map(double, 2).batch(8)
     equal = "the batches of two epochs are equal (10 each)"
     assert prove_changed(before, copy) == Proof(2.0, 2.0, 2.0, 9, equal)
-    assert prove_changed(before, other).data == (
-        "the batches of two epochs hold the same, in another order"
-    )
+    found = prove_changed(before, numbers(seed=8).map(double, 2).batch(8))
+    assert found.data == "the batches of two epochs hold the same, in another order"
 
 
 def test_what_is_drawn_after_another_order_is_said():
@@ -96,27 +95,23 @@ def test_the_first_batches_of_a_long_epoch_prove_that_all_are_equal(monkeypatch)
     ticks = itertools.count()
     monkeypatch.setattr(serve, "perf_counter", lambda: float(next(ticks)))
     found = prove_changed(numbers().map(double).batch(1), numbers().map(double, 2).batch(1))
-    assert found.data == ("the first 41 batches are equal; an epoch was too long for all of them")
+    assert found.data == "the first 41 batches are equal; an epoch was too long for all of them"
 
 
 @pytest.mark.parametrize(
     ("after", "rates", "change", "reason"),
     [
-        (lambda: numbers().map(draw, 2), [2.0], {}, "its batches are others"),
-        (lambda: numbers().map(double, 2), [1.2, 1.0], {}, "the lower end must be 1.1 at least"),
-        (
-            lambda: numbers().map(lambda n: n),
-            [2.0],
-            {"adds": ".cache()", "meaning": DRAWN_ONCE},
-            "the edited call makes another transformation",
-        ),
+        (lambda: numbers().map(draw, 2), [2.0], [], "its batches are others"),
+        (lambda: numbers().map(double, 2), [1.2, 1.0], [], "the lower end must be 1.1 at least"),
+        (lambda: numbers().map(lambda n: n), [2.0], [".cache()", DRAWN_ONCE],
+         "the edited call makes another transformation"),
     ],
     ids=["drawn", "no faster", "another call"],
-)
+)  # fmt: skip
 def test_no_patch_without_proof(after, rates, change, reason):
     before = numbers().map(double).batch(8)
     with pytest.raises(NoPatch, match=reason):
-        prove_changed(before, after().batch(8), *rates, change=change_of(**change))
+        prove_changed(before, after().batch(8), rates, change_of(*change))
 
 
 SCRIPT = b"import tensorflow as tf\r\n\r\ndata = tf.data.Dataset.range(80).map(double)"
@@ -131,12 +126,7 @@ def print_patch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(report, outcome=None):
-        def prove(*_, **__):
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        monkeypatch.setattr(patch, "prove", prove)
+        monkeypatch.setattr(patch, "prove", Mock(side_effect=[outcome]))
         (tmp_path / "start.py").write_text(f"print({report!r})")
         return patch.print_patch([sys.executable, str(tmp_path / "start.py")], {})
 
@@ -144,8 +134,7 @@ def print_patch(tmp_path, monkeypatch):
 
 
 def report_with(*changes):
-    script = "my folder/train it.py"
-    return Report(script, "model.fit at train it.py:9", "input-bound", changes=changes).json
+    return Report("my folder/train it.py", "model.fit", "input-bound", changes=changes).json
 
 
 def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbinary):
@@ -202,11 +191,11 @@ def test_a_script_and_its_copy_train_in_processes_that_end(tmp_path, monkeypatch
     monkeypatch.setattr(
         proof._Copy, "__init__", lambda copy, *given: (copies.append(copy), start(copy, *given))[0]
     )
-    start_script = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]
     line = TRAINS[: TRAINS.index("data.map")].count("\n") + 1
     copy = edit_source(TRAINS.encode(), "train.py", [Edit(f"train.py:{line}", "map", PARALLEL)])
 
     def prove_copy(copy):
+        start_script = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]
         asked = {"script": str(script), "fail_if": []}
         return prove(start_script, asked, copy=copy, change=change_of(), step_s=0.01)
 
