@@ -71,8 +71,7 @@ def test_epochs_that_are_left_early_are_of_one_training(loops):
 
 
 def test_a_distributed_dataset_is_one_loop(loops):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    data = tf.data.Dataset.range(6).batch(1)
+    strategy, data = tf.distribute.MirroredStrategy(["CPU:0"]), tf.data.Dataset.range(6).batch(1)
     for _ in strategy.experimental_distribute_dataset(data):
         loops.mark()
     (training,) = loops.session.trainings
@@ -94,10 +93,8 @@ def test_a_batch_with_nothing_in_a_place_is_waited_for_within_a_graph():
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_parameter_server_is_refused_when_it_is_made(keep):
-    kinds = "ParameterServerStrategyV2", "OneDeviceStrategy"
-    module = SimpleNamespace(
-        **{each: type(each, (), {"__init__": lambda self: None}) for each in kinds}
-    )
+    kinds, own = ("ParameterServerStrategyV2", "OneDeviceStrategy"), {"__init__": lambda _: None}
+    module = SimpleNamespace(**{kind: type(kind, (), {**own}) for kind in kinds})
     hooks = make_hooks(tensorflow_hooks, keep=keep)
     hooks.patch_refused(module)
     module.OneDeviceStrategy()
@@ -131,20 +128,18 @@ class Optimizer:
 class Iterator:
     """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
 
-    _num_workers, left = 2, 99
+    _num_workers = 2
+
+    def __init__(self, batches=99):
+        self._batches = iter([[1]] * batches)
 
     def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return [1]
+        return next(self._batches)
 
 
 class Loader:
     def __iter__(self):
-        made = Iterator()
-        made.left = 3
-        return made
+        return Iterator(3)
 
 
 @pytest.fixture
@@ -171,12 +166,6 @@ def run_loop(monkeypatch):
     return run
 
 
-def test_a_loop_over_iterators_that_no_loader_has_made_is_timed(run_loop):
-    training = run_loop(make_torch(), Device("cpu"))
-    assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
-    assert not training.on_accelerator and training.synchronous
-
-
 def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
     class Schedule:
         steps = 0
@@ -196,6 +185,7 @@ def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
     devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]
     training = run_loop(make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices, Device("cuda", 1))
+    assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
     assert training.on_accelerator and not training.synchronous
     training.timing.settle()
     xpu.synchronize.assert_called_once_with(devices[1])
@@ -207,3 +197,4 @@ def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(run_l
     begin = functools.partial(iter, Loader())
     training = run_loop(make_torch(), Device("cpu"), begin=begin, steps=20)
     assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3
+    assert not training.on_accelerator and training.synchronous

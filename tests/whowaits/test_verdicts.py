@@ -48,9 +48,7 @@ def timing_of(*rounds, rested=True, passive=None):
 
 def report_of(*rounds, passive=None, **conditions):
     timing, given = timing_of(*rounds, passive=passive), Conditions(**conditions)
-    return make_report(
-        timing, given, judge(timing, given), script="train.py", training="model.fit at train.py:4"
-    )
+    return make_report(timing, given, judge(timing, given), script="train.py", training="a fit")
 
 
 def steady(wait):
@@ -80,26 +78,21 @@ def steady(wait):
 def test_a_verdict_needs_rounds_that_agree_and_a_quiet_machine_near_to_its_threshold(
     rounds, conditions, said
 ):
-    conditions = {**conditions}
-    timing = timing_of(*rounds, rested=conditions.pop("rested", True))
-    found = judge(timing, Conditions(**conditions))
+    given = {"rested": True, **conditions}
+    timing = timing_of(*rounds, rested=given.pop("rested"))
+    found = judge(timing, Conditions(**given))
     assert said == found.name or (found.name == UNDECIDED and said in found.reason)
 
 
 @pytest.mark.parametrize(
     ("wait_ms", "cores_ms", "name"),
-    [
-        (0, 48, UNDECIDED),  # nobody waited, and the input worked for half of what is missing
-        (0, 60, INPUT),
-        (20, 40, INPUT),
-        (0, math.nan, INPUT),
-    ],
+    # In the first nobody waited, and the input worked for half of what is missing.
+    [(0, 48, UNDECIDED), (0, 60, INPUT), (20, 40, INPUT), (0, math.nan, INPUT)],
 )
 def test_a_stall_that_the_input_cannot_have_caused_has_no_verdict(wait_ms, cores_ms, name):
-    training, alone = block(wait_ms, 40 - wait_ms), block(0, 20)
-    training.cores_s, alone.cores_s = 20 * cores_ms / 1e3, 20 * 40 / 1e3
-    timing = timing_of()
-    timing.rounds = [Round(training, alone, rested=True)] * 3
+    timing = timing_of(*[(wait_ms, 40 - wait_ms, 20)] * 3)
+    for each in timing.rounds:
+        each.training.cores_s, each.alone.cores_s = 20 * cores_ms / 1e3, 20 * 40 / 1e3
     found = judge(timing, Conditions())
     assert found.name == name
     assert ("the machine changed its pace" in found.reason) == (name == UNDECIDED)
@@ -188,16 +181,18 @@ def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(change
 
 
 def test_a_single_pair_is_as_uncertain_as_the_dataset_as_it_is_was():
-    dataset, change = tf.data.Dataset.range(9), InputChange("", None)
-    trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
+    trials = Trials(print, tf.data.Dataset.range(9), Pace(step_ms=1), deadline=0, beat=print)
+
+    def summarize(*gains):
+        (tried,) = trials._summarize([InputChange("", None)], [gains])
+        return tried.low, tried.high
+
     trials._paces = [100.0, 104.0, 99.0]
-    (quiet,) = trials._summarize([change], [[2.0]])
-    assert (quiet.low, quiet.high) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
+    assert summarize(2.0) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
     trials._paces = [100.0, 180.0, 90.0]
-    (noisy,) = trials._summarize([change], [[2.0]])
-    assert noisy.low < 1 < 2 < noisy.high, "by more than half from block to block"
-    (often,) = trials._summarize([change], [[2.0, 1.9, 2.2]])
-    assert (often.low, often.high) == (1.9, 2.2)
+    low, high = summarize(2.0)
+    assert low < 1 < 2 < high, "by more than half from block to block"
+    assert summarize(2.0, 1.9, 2.2) == (1.9, 2.2)
 
 
 def write_report(path, **values):
