@@ -52,8 +52,8 @@ def numbers():
     return tf.data.Dataset.range(COUNT)
 
 
-def shuffled(**once):
-    return numbers().shuffle(COUNT, **once)
+def shuffled(*, again=True):
+    return numbers().shuffle(COUNT, reshuffle_each_iteration=again)
 
 
 def caches(dataset, **options):
@@ -118,10 +118,7 @@ def test_a_cache_is_tried_on_some_steps_and_says_what_all_of_them_take():
         (lambda: shuffled().take(5).map(double).batch(BATCH), []),
         (lambda: numbers().map(double).batch(BATCH).take(2), []),  # it would never be full
         (lambda: shuffled().map(double, 2).batch(BATCH), [".cache().shuffle(24)"]),
-        (
-            lambda: shuffled(reshuffle_each_iteration=False).take(9).map(double).batch(BATCH),
-            [".cache()"],
-        ),
+        (lambda: shuffled(again=False).take(9).map(double).batch(BATCH), [".cache()"]),
     ],
     ids=["crop", "pairs", "batches", "a part", "cut", "shuffled", "shuffled once"],
 )

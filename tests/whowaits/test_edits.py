@@ -23,6 +23,7 @@ rows = files.flat_map(
 )
 rows = files.flat_map(name="\xc3\xa9", map_func=g)
 """
+IMPORTS = b"import tensorflow as t\n"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
 ORDERED = "num_parallel_calls=t.data.AUTOTUNE, deterministic=True"
@@ -53,9 +54,6 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
     for number, line in changed.items():
         expected[number - 1] = line
     assert edit_source(SCRIPT, "train.py", edits).decode().splitlines() == expected
-
-
-IMPORTS = b"import tensorflow as t\n"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import keras
 import numpy as np
@@ -19,14 +20,8 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers import epoch_iterator
 
 import whowaits
+from whowaits.hooks import sources
 from whowaits.hooks.fits import FitWatch
-from whowaits.hooks.sources import (
-    count_steps,
-    explain_loader,
-    explain_untried,
-    has_cache,
-    tried_dataset,
-)
 from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
@@ -55,15 +50,16 @@ class Batches(keras.utils.PyDataset):
     ],
 )
 def test_the_steps_of_a_fit_on_arrays_are_known(given, steps):
-    assert count_steps(given) == steps
+    assert sources.count_steps(given) == steps
 
 
 def test_what_fit_is_given_is_known_to_keep_its_first_epoch_and_tried_or_it_is_said_what_helps():
     model, numbers = keras.Sequential(), tf.data.Dataset.range(9)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         distributed = keras.Sequential()
-    assert tried_dataset(model, {"x": numbers}) is numbers
-    assert [has_cache(x) for x in (numbers.cache().batch(3), numbers.batch(3), [1])] == [1, 0, 0]
+    assert sources.tried_dataset(model, {"x": numbers}) is numbers
+    cached = [sources.has_cache(x) for x in (numbers.cache().batch(3), numbers.batch(3), [1])]
+    assert cached == [1, 0, 0]
     for of, given, said in [
         (model, {"x": numbers, "class_weight": {0: 1.0}}, "no change is tried with class_weight"),
         (model, {"x": np.zeros((4, 2))}, "`fit` was given arrays"),
@@ -72,8 +68,8 @@ def test_what_fit_is_given_is_known_to_keep_its_first_epoch_and_tried_or_it_is_s
         (model, {"x": Batches(), "workers": 8}, "a Batches with workers=8"),
         (distributed, {"x": numbers}, "under MirroredStrategy"),
     ]:
-        assert tried_dataset(of, given) is None
-        assert said in explain_untried(of, given)
+        assert sources.tried_dataset(of, given) is None
+        assert said in sources.explain_untried(of, given)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +86,8 @@ def test_what_helps_a_loader_goes_by_its_dataset(dataset, workers, persistent, h
     made = type(dataset, (), {})()
     loader = SimpleNamespace(num_workers=workers, persistent_workers=persistent, dataset=made)
     iterator = SimpleNamespace(**{f"_{name}": value for name, value in vars(loader).items()})
-    said = explain_loader(loader)
-    assert helps in said and explain_loader(iterator) == said
+    said = sources.explain_loader(loader)
+    assert helps in said and sources.explain_loader(iterator) == said
     assert ("persistent" in said) == (workers > 0 and not persistent)
 
 
@@ -242,18 +238,12 @@ def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
 
 def test_a_cell_is_run_and_said_what_it_lacks(capsys, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    magics, done = {}, []
-
-    def run_cell(cell):
-        done.append(cell)
-        return SimpleNamespace(raise_error=lambda: done.append("raised"))
-
-    def register(function, magic_kind):
-        magics[magic_kind, function.__name__] = function
-
-    register_magic(SimpleNamespace(register_magic_function=register, run_cell=run_cell))
-    magics["cell", "whowaits"]("", "1 + 1")
-    assert done == ["1 + 1", "raised"]
+    shell = Mock()
+    register_magic(shell)
+    (run,), kind = shell.register_magic_function.call_args
+    assert (run.__name__, kind) == ("whowaits", {"magic_kind": "cell"})
+    run("", "1 + 1")
+    assert shell.mock_calls[1:] == [call.run_cell("1 + 1"), call.run_cell().raise_error()]
     assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
 
 

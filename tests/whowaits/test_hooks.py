@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from dataclasses import dataclass
+from collections import namedtuple
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -105,10 +105,7 @@ def test_a_parameter_server_is_refused_when_it_is_made(keep):
     assert report.reason.startswith("a ParameterServerStrategyV2 was made")
 
 
-@dataclass(frozen=True)
-class Device:
-    type: str
-    index: int | None = None
+Device = namedtuple("Device", ["type", "index"], defaults=[None])
 
 
 def make_torch(**kinds):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,13 +24,10 @@ class Batches:
     """An iterator that can be left before its end, as those of DataLoader and tf.data can."""
 
     def __init__(self, count):
-        self.left = count
+        self._numbers = iter(reversed(range(count)))
 
     def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return [self.left]
+        return [next(self._numbers)]
 
 
 class Script:
@@ -232,10 +231,7 @@ def test_a_model_whose_batches_are_not_seen_is_said():
 
 
 def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
-    def refuse(batch):
-        raise TypeError("cannot pickle a lock")
-
-    script, seen = Script(), []
+    script, seen, refuse = Script(), [], Mock(side_effect=TypeError("cannot pickle a lock"))
     for (batch,) in script.loop(Batches(3000), copy=refuse):
         seen.append(batch)
         script.train()
@@ -245,39 +241,30 @@ def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
 
 
 def test_an_error_of_the_scripts_own_input_is_the_scripts():
+    def batches():
+        while not script.session.trainings or script.training.timing.task != "collect":
+            yield [1]
+        raise OSError("a file is gone")
+
     script = Script()
-
-    def fail_when_batches_are_kept():
-        if script.session.trainings and script.training.timing.task == "collect":
-            raise OSError("a file is gone")
-        return [1]
-
     with pytest.raises(OSError, match="a file is gone"):
-        for _ in script.loop(iter(fail_when_batches_are_kept, None)):
+        for _ in script.loop(batches()):
             script.train()
 
 
-class Sparse:
+class Sparse(SimpleNamespace):
     """As PyTorch's sparse and nested tensors: exceptions say what they have not."""
 
     dtype = None
-
-    def __init__(self, **known):
-        vars(self).update(known)
 
     def __getattr__(self, name):
         raise RuntimeError(f"{name} is not defined for sparse tensors")
 
 
 def test_batches_are_kept_up_to_a_number_and_a_time_whatever_they_say_of_their_size():
-    now = [0.0]
-
-    def take_slowly():
-        now[0] += 0.5
-        return ([1],)
-
+    each_half_second = itertools.count(step=0.5).__next__
     assert len(keep_batches(lambda: ([1],)).batches) == 64
-    assert len(keep_batches(take_slowly, clock=lambda: now[0]).batches) == 5, "more than 2 s"
+    assert len(keep_batches(lambda: ([1],), clock=each_half_second).batches) == 5, "more than 2 s"
     assert not keep_batches(lambda: None).batches
     for batch, examples in (({"texts": Sparse()}, None), ([Sparse(), Sparse(shape=(8, 2))], 8)):
         assert count_examples(batch) == examples
@@ -318,7 +305,7 @@ def test_the_stall_is_what_a_step_takes_beyond_the_model(input_s, model_s, stall
 def test_slow_steps_end_in_time_with_what_is_known(model_s):
     timing = measure(model_s, input_s=0.1)
     assert timing.elapsed_s < 40 + 10 * model_s
-    assert timing.rounds and timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
+    assert timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
 
 
 def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
@@ -333,8 +320,7 @@ def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
             gap_s = next(waits) if rounds == disturbed else pause_s or next(waits)
             disturbed = rounds
             script.now += gap_s
-            steps = lambda: epoch  # noqa: E731
-            for _ in script.loop(Batches(epoch), opening_s=gap_s, steps=steps):
+            for _ in script.loop(Batches(epoch), opening_s=gap_s, steps=lambda: epoch):
                 script.train(model_s)
     timing = script.training.timing
     return make_report(timing, Conditions(), judge(timing, Conditions()), script="", training="")

@@ -20,8 +20,7 @@ from whowaits.timing import machine
 class Clocks:
     """What the module asks of `time`: a clock, and the CPU time of this process."""
 
-    def __init__(self):
-        self.now = self.cpu = 0.0
+    now = cpu = 0.0
 
     def perf_counter(self):
         return self.now
@@ -47,7 +46,6 @@ def clocks(tmp_path, monkeypatch):
 
 def write_proc(folder, *, busy, own, ended, child=None, other=0):
     """What /proc says [ticks]: of each core, this process, a child, and another process."""
-    folder.mkdir(exist_ok=True)
     cores = sorted(os.sched_getaffinity(0))
     (folder / "stat").write_text("".join(f"cpu{core} {busy} 0 0 9 0 0 0 0\n" for core in cores))
     processes = {os.getpid(): (1, own, ended), 999_998: (1, other, 0)}
@@ -83,34 +81,29 @@ def test_an_input_that_works_on_is_not_idle(tmp_path, clocks, monkeypatch):
 
 def test_reading_of_many_processes_is_no_work_of_the_input(clocks, monkeypatch):
     """A machine of many cores has a thousand processes of its kernel alone."""
-
-    def read_many():
-        clocks.work(0.03)
-        return {}
-
-    monkeypatch.setattr(machine, "_processes", read_many)
+    monkeypatch.setattr(machine, "_processes", lambda: clocks.work(0.03) or {})
     assert machine.wait_until_idle(5.0)
 
 
-V1 = ("5:cpu,cpuacct:/a/b\n4:memory:/a/b\n", "memory")
-V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file 300")
-V2, V2_FILES = ("0::/a/b\n", ""), ("memory.max", "memory.current", "inactive_file 300")
+V1 = ("5:cpu,cpuacct:/a/b\n4:memory:/a/b\n", "memory.limit_in_bytes", "memory.usage_in_bytes")
+V2 = ("0::/a/b\n", "memory.max", "memory.current")
 
 
 @pytest.mark.parametrize(
-    ("version", "files", "group"), [(V2, V2_FILES, "a/b"), (V2, V2_FILES, "a"), (V1, V1_FILES, "a")]
+    ("version", "group", "cached"),
+    [(V2, "a/b", "inactive"), (V2, "a", "inactive"), (V1, "memory/a", "total_inactive")],
 )
 def test_memory_is_limited_by_every_control_group_but_for_cached_files(
-    tmp_path, monkeypatch, version, files, group
+    tmp_path, monkeypatch, version, group, cached
 ):
-    (listed, root), (limit, usage, statistics) = version, files
+    listed, limit, usage = version
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text(listed)
-    folder = tmp_path / "cgroup" / root / group
+    folder = tmp_path / "cgroup" / group
     folder.mkdir(parents=True)
     (folder / limit).write_text("1000")
     (folder / usage).write_text("900")
-    (folder / "memory.stat").write_text(f"anon 600\n{statistics}\n")
+    (folder / "memory.stat").write_text(f"anon 600\n{cached}_file 300\n")
     monkeypatch.setattr(machine, "PROC", tmp_path)
     monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
     assert machine.memory_left_bytes() == 400
@@ -121,7 +114,6 @@ class Trainer:
 
     def save(self, path):
         Path(path).write_text("saved by a trainer")
-        return path
 
 
 class Special(Trainer):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
+from tests.support.small_data import save_photos
 from whowaits.changes.advice import ORDER, SAME, THREADS, find_first
 from whowaits.changes.cache_files import delete_unfinished
 from whowaits.changes.edits import CannotBeWritten, edit_source
@@ -37,14 +37,8 @@ def _watch_datasets(monkeypatch) -> None:
 @pytest.fixture
 def images(tmp_path):
     """A folder of images of two classes."""
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            image = np.full((8, 8, 3), number)
-            keras.utils.save_img(tmp_path / name / f"{number}.png", image)
-    return keras.utils.image_dataset_from_directory(
-        tmp_path, batch_size=2, image_size=(8, 8), verbose=False
-    )
+    save_photos(tmp_path, 8, "a", "b")
+    return keras.utils.image_dataset_from_directory(tmp_path, batch_size=2, verbose=False)
 
 
 def test_what_keras_makes_within_a_call_is_no_call_of_the_script_and_changed_after_it(images):
@@ -91,9 +85,8 @@ def test_what_would_change_a_validation_too_is_said_and_is_no_patch():
     assert len(tried) == 3 and all("makes another dataset" in each.says for each in tried)
     source = b"import tensorflow as tf\ndef build(numbers):\n    return numbers.map(f).batch(3)"
     for each in tried:
-        change = replace(
-            each, edits=tuple(replace(edit, where="a.py:3") for edit in each.edits), meaning=SAME
-        )
+        edits = tuple(replace(edit, where="a.py:3") for edit in each.edits)
+        change = replace(each, edits=edits, meaning=SAME)
         for meaning in (ORDER, THREADS, *([SAME] if each.keeps else [])):
             with pytest.raises(CannotBeWritten, match="makes another dataset, too"):
                 _write(replace(change, meaning=meaning), source, "a.py")

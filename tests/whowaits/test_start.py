@@ -26,20 +26,12 @@ SOURCES = ROOT / "whowaits" / "src"
 
 def run(*command, python=sys.executable, **options):
     """A command of Python's, ended."""
-    return subprocess.run(
-        [python, *map(str, command)],
-        capture_output=True, text=True, check=False, timeout=120, **options,
-    )  # fmt: skip
+    given = {"capture_output": True, "text": True, "check": False, "timeout": 120, **options}
+    return subprocess.run([python, *command], **given)
 
 
 def whowaits(*arguments, **options):
     return run("-m", "whowaits", "--python", sys.executable, *arguments, **options)
-
-
-def write_files(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
 
 
 SEES = """import json, os, sys
@@ -68,7 +60,9 @@ FILES = {
     ("given", "file"), [(["own/train.py"], "own/train.py"), (["-m", "pkg"], "pkg/__main__.py")]
 )
 def test_a_script_sees_what_it_sees_without(tmp_path, given, file):
-    write_files(tmp_path, FILES)
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     options = {"cwd": tmp_path, "input": "given"}
     given = [*given, "--", "--rows", "5", "--", "-m", "x"]
     done, alone = whowaits(*given, **options), run(*given, **options)
@@ -92,7 +86,7 @@ os.system("echo a child of the shell")
 
 @pytest.mark.integration
 def test_children_end_as_they_would_and_leave_the_standard_output_to_the_json(tmp_path):
-    write_files(tmp_path, {"train.py": FORKS})
+    (tmp_path / "train.py").write_text(FORKS)
     done = whowaits("--json", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and json.loads(done.stdout)["verdict"] == "undecided"
     assert "[5, 6, 1]\na child of the shell\n" in done.stderr
@@ -101,7 +95,7 @@ def test_children_end_as_they_would_and_leave_the_standard_output_to_the_json(tm
 
 @pytest.mark.slow
 def test_every_python_from_3_9_on_that_is_here_runs_it(tmp_path):
-    write_files(tmp_path, {"train.py": "print('ran')\n"})
+    (tmp_path / "train.py").write_text("print('ran')\n")
     options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(SOURCES)}}
     found = filter(None, (shutil.which(f"python3.{minor}") for minor in range(9, 14)))
     work = [each for each in found if not subprocess.call([each, "-c", ""])]
@@ -132,8 +126,7 @@ def run_here(tmp_path, monkeypatch):
         written = []
         session = Session(Options(script=script, **options), written.append)
         open_training(session)
-        code = run_script(session, [])
-        return code, "".join(written)
+        return run_script(session, []), "".join(written)
 
     yield run
     for name in set(sys.modules) - modules:
@@ -153,7 +146,7 @@ def run_here(tmp_path, monkeypatch):
     ],
 )
 def test_a_script_ends_as_it_would(tmp_path, run_here, capsys, source, code, said):
-    write_files(tmp_path, {"train.py": source})
+    (tmp_path / "train.py").write_text(source)
     found, report = run_here("train.py")
     assert found == code and report.startswith("train.py: undecided\n")
     assert ("it was interrupted" in report) == (code == 130)
@@ -171,17 +164,17 @@ def test_a_script_that_fails_over_repeated_batches_was_measured_or_fails(
     tmp_path, run_here, rounds, code
 ):
     def open_training(session):
-        timing = session.open("fit").timing
-        blocks = Block(steps=9, work_s=1.0), Block(steps=9, work_s=1.0)
-        timing.took, timing.rounds = True, [Round(*blocks, rested=True)] * rounds
+        timing, block = session.open("fit").timing, Block(steps=9, work_s=1.0)
+        timing.took, timing.rounds = True, [Round(block, block, rested=True)] * rounds
 
-    write_files(tmp_path, {"train.py": "raise IndexError('its own')"})
+    (tmp_path / "train.py").write_text("raise IndexError('its own')")
     found, report = run_here("train.py", open_training)
     assert found == code and "IndexError('its own')" in report
 
 
 def test_a_module_is_refused_as_by_python(tmp_path, run_here, capsys):
-    write_files(tmp_path, {"pkg/__init__.py": ""})
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
     assert run_here("pkg", as_module=True) == (2, "")
     error = capsys.readouterr().err
     assert error.startswith("whowaits: ") and error.count("\n") == 1
@@ -242,32 +235,30 @@ def test_what_cannot_be_started_is_refused(capsys, arguments, reason):
     assert reason in capsys.readouterr().err
 
 
-def make_interpreter(folder):
-    path = folder / "bin" / "python"
-    path.parent.mkdir(parents=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
+    def make_interpreter(folder):
+        path = tmp_path / folder / "bin" / "python"
+        path.parent.mkdir(parents=True)
+        path.touch(0o755)
+        return str(path)
+
     monkeypatch.chdir(tmp_path)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
-    on_path = make_interpreter(tmp_path / "system")
+    on_path = make_interpreter("system")
     monkeypatch.setenv("PATH", str(Path(on_path).parent))
     monkeypatch.setattr("whowaits.cli.TRAINING_LIBRARIES", ())
     assert find_interpreter() == on_path
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "system"))  # as `uvx` makes it
     assert find_interpreter() == sys.executable
-    local = make_interpreter(tmp_path / ".venv")
+    local = make_interpreter(".venv")
     assert find_interpreter() == local
-    of_conda = make_interpreter(tmp_path / "conda")
+    of_conda = make_interpreter("conda")
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "conda"))
     for environment, interpreter in (("base", local), ("own", of_conda)):
         monkeypatch.setenv("CONDA_DEFAULT_ENV", environment)
         assert find_interpreter() == interpreter
-    active = make_interpreter(tmp_path / "active")
+    active = make_interpreter("active")
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
     assert find_interpreter() == active
     assert find_interpreter(on_path) == on_path and find_interpreter("/nowhere/python") is None

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -20,17 +20,9 @@ pytestmark = pytest.mark.integration
 EPOCHS, GAP_S = 4, 0.02
 
 
-class Counted(Waits):
-    reads = 0
-
-    def take(self) -> float:
-        self.reads += 1
-        return super().take()
-
-
 def watch(step_s, steps):
     """A training of whose steps a quarter is waiting, and as much between two of them."""
-    waits, now = Counted(), [100.0]
+    waits, now = Mock(wraps=Waits()), [100.0]
     session = Session(Options(keep=True), print, clock=lambda: now[0])
     training = session.open("fit", backend="tensorflow")
 
@@ -61,26 +53,20 @@ def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, st
     # Before an epoch's first step, and after its last, nothing lies between.
     between = passive.total_s - epochs * (GAP_S + 3 / 4 * steps * step_s)
     assert between == pytest.approx(epochs * (steps - 1) * step_s / 4)
-    together = waits.reads < EPOCHS * steps / 2
+    together = waits.take.call_count < EPOCHS * steps / 2
     assert together == (step_s < timed_function.TOGETHER_S / 2)
 
 
 def try_changes(monkeypatch, *, first_epoch=False, **facts):
-    """What the trials are given, None where there are none; and the notes."""
-    paces = []
-
-    def make_trials(function, dataset, pace, **_):
-        paces.append(pace)
-        return SimpleNamespace(run=lambda examples: iter(()))
-
-    monkeypatch.setattr(trials, "Trials", make_trials)
+    """The paces that trials are given, and the notes."""
+    monkeypatch.setattr(trials, "Trials", made := MagicMock())
     session = Session(Options(), print)
     training = session.open("fit", backend="tensorflow", **facts)
     training.dataset, training.timing.steps_per_epoch = object(), 30
     waits, works = Block(steps=20, wait_s=1.0, first_epoch=first_epoch), Block(steps=20, work_s=0.1)
     training.timing.rounds = [Round(waits, works, rested=True)] * 3
     TimedFunction(print, session, training, Waits())._try_changes()
-    return paces, training.notes
+    return [call.args[2] for call in made.call_args_list], training.notes
 
 
 @pytest.mark.parametrize(
@@ -95,4 +81,4 @@ def test_the_batches_of_an_input_are_known_where_its_end_was_seen(facts, batches
 def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch, first_epoch, tried):
     paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
     assert len(paces) == tried
-    assert any("the epoch that fills the cache" in note for note in notes) == first_epoch
+    assert ("the epoch that fills the cache" in "".join(notes)) == first_epoch
