@@ -80,17 +80,13 @@ def data_problems(config: dict, encoding: Encoding, *augment: Op, ops=None, **ab
         ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
         ({**MAPPED, "deterministic": False}, ["deterministic"]),
         ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
-        (
-            {"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
-            ["snapshot.fraction", "snapshot_on", "snapshot.fraction"],
-        ),
+        ({"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
+         ["snapshot.fraction", "snapshot_on", "snapshot.fraction"]),
         ({"read": "arrays", "service": {}, "sampling": {}}, ["sampling", "service", "service"]),
-        (
-            {"decode": {"ratio": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
-            ["shuffle.kind", "decode"],
-        ),
+        ({"decode": {"ratio": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
+         ["shuffle.kind", "decode"]),
     ],
-)
+)  # fmt: skip
 def test_all_reasons_are_listed_by_their_fields(config, fields):
     assert [problem.partition(":")[0] for problem in problems_of(config, Flip())] == fields
 
@@ -175,35 +171,23 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
         (ROWS, {"postprocess": (HALVED, Categories())}, "rescale changes the"),
         (ROWS, {"postprocess": (Categories(), HALVED)}, None),
         (ROWS, {"postprocess": (Standardize(), Categories())}, None),
-        (
-            IMAGES,
-            {"postprocess": (Rescale(), Standardize())},
-            "standardize takes mean and deviation of the stored values, which rescale has changed",
-        ),
+        (IMAGES, {"postprocess": (Rescale(), Standardize())},
+         "standardize takes mean and deviation of the stored values, which rescale has changed"),
         (IMAGES, {"postprocess": (Rescale(), GIVEN)}, None),
         (ROWS, {"postprocess": (OneHot(), Standardize())}, None),
-        (
-            ROWS,
-            {"postprocess": (Rescale(),)},
-            "postprocess: rescale divides by 255, as pixels need",
-        ),
+        (ROWS, {"postprocess": (Rescale(),)},
+         "postprocess: rescale divides by 255, as pixels need"),
         (ROWS, {"preprocess": (OneHot(),)}, "preprocess: one_hot changes labels"),
         (ROWS, {"preprocess": (Categories(),)}, "preprocess: categories makes the floats that"),
         (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
         (ROWS, {"preprocess": (GIVEN,)}, None),
-        (
-            IMAGES,
-            {"preprocess": (Rescale(), Resize(height=8, width=8))},
-            "preprocess: rescale makes the floats that a model sees, which are not what is stored",
-        ),
-        (
-            IMAGES,
-            {"postprocess": (Resize(height=8, width=8),)},
-            "postprocess: resize has no layer, and a model holds what postprocess does",
-        ),
+        (IMAGES, {"preprocess": (Rescale(), Resize(height=8, width=8))},
+         "preprocess: rescale makes the floats that a model sees, which are not what is stored"),
+        (IMAGES, {"postprocess": (Resize(height=8, width=8),)},
+         "postprocess: resize has no layer, and a model holds what postprocess does"),
         (IMAGES, {"postprocess": (Categories(),)}, "categories works on numbers, not on images"),
     ],
-)
+)  # fmt: skip
 def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
     ((section, listed),) = ops.items()
     problems = find_ops_problems(encoding, [(section, op) for op in listed])

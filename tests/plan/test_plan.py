@@ -187,39 +187,29 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
         ({**MAPPED, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
         ({**MAPPED, "service": {}}, "would be sent to every worker"),
         ({"snapshot": {"fraction": 0.3}}, "`read: shards` reads none of the snapshot"),
-        (
-            {**MAPPED, "snapshot_on": "device", "snapshot": {"fraction": 0.3}},
-            "snapshot.fraction: rows that are not stored are decoded on the host",
-        ),
+        ({**MAPPED, "snapshot_on": "device", "snapshot": {"fraction": 0.3}},
+         "snapshot.fraction: rows that are not stored are decoded on the host"),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
         ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
         ({"ops": {"augment": (Mixup(), Load(feature="image"))}}, "must come before mixup"),
-        (
-            {"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
-            "flip cannot run on the device",
-        ),
+        ({"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
+         "flip cannot run on the device"),
         ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),
-        (
-            {"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
-            "sampling: a number to predict is no class to draw by; drop `sampling`;.*;"
-            f" augment: mixup {NEEDED}.*; postprocess: one_hot {NEEDED}",
-        ),
-        (
-            {"ops": {"postprocess": (Standardize(mean=(0.5,) * 2, deviation=(1.0,) * 2),)}},
-            "has 2 means, and there are 3 channels",
-        ),
+        ({"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
+         "sampling: a number to predict is no class to draw by; drop `sampling`;.*;"
+         f" augment: mixup {NEEDED}.*; postprocess: one_hot {NEEDED}"),
+        ({"ops": {"postprocess": (Standardize(mean=(0.5,) * 2, deviation=(1.0,) * 2),)}},
+         "has 2 means, and there are 3 channels"),
         ({"batch": {"pad_to": "auto"}}, "batch: only text differs in length"),
         ({**TEXT, "batch": {}}, "batch: needs `pad_to"),
         ({**TEXT, "batch": {"pack": 512, "tokens": 8192}}, "packed rows have one length"),
         ({**TEXT, "batch": {"pack": 512}}, "`read: shards` does not know; use `read: snapshot`"),
         ({**TEXT, "batch": {"tokens": 9}, "vectorize": True}, "vectorize: lengths are known after"),
         ({**TEXT, "batch": {"tokens": 9}, "sampling": "balanced"}, "draw every example once"),
-        (
-            {**TEXT, "batch": {"tokens": 9}, "read": "snapshot", "shuffle": {"kind": "window"}},
-            "permuted as a whole; use `global`",
-        ),
+        ({**TEXT, "batch": {"tokens": 9}, "read": "snapshot", "shuffle": {"kind": "window"}},
+         "permuted as a whole; use `global`"),
     ],
-)
+)  # fmt: skip
 def test_refusals_carry_their_reason(config, reason):
     with pytest.raises(ImpossiblePlan, match=reason):
         plan_of(**config)
