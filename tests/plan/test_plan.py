@@ -58,73 +58,42 @@ UNSHUFFLED = {"shuffle": {"kind": "none"}}
     ("config", "expected"),
     [
         (UNSHUFFLED, "read:shards → map:parse+decode+resize+flip+rescale → batch[32]"),
-        (
-            {"cache": {"after": "resize"}, "prefetch": 2},
-            "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
-            " map:flip+rescale → batch[32] → prefetch[2]",
-        ),
-        (
-            {"vectorize": True},
-            "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
-            " map:flip+rescale",
-        ),
-        (
-            {**MAPPED, "postprocess_on": "device", "prefetch": "auto"},
-            "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale",
-        ),
-        (
-            {"interleave": {"cycle_length": 3, "parallel": "cores"}, **UNSHUFFLED},
-            "read:shards[3×16,cores] → map:parse+decode+resize+flip+rescale → batch[32]",
-        ),
-        pytest.param(
-            {"ops": {"augment": (Flip(), Mixup())}},
-            "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
-            " map:mixup+rescale",
-            id="mixing ops see batches without being told",
-        ),
-        pytest.param(
-            {
-                "ops": {"postprocess": (Rescale(), OneHot())},
-                "postprocess_on": "device",
-                **UNSHUFFLED,
-            },
-            "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale",
-            id="vectors of labels are made on the host",
-        ),
-        pytest.param(
-            {
-                "ops": {"preprocess": (Decode(), CenterCrop(height=8, width=8))},
-                "decode": {"crop": "fused"},
-                **UNSHUFFLED,
-            },
-            "read:shards → map:parse+decode+flip+rescale → batch[32]",
-            id="a fused crop takes the place of decode and crop",
-        ),
-        pytest.param(
-            {"sampling": "balanced"},
-            "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
-            " map:decode+resize+flip+rescale → batch[32]",
-            id="classes are drawn as soon as labels are known",
-        ),
-        pytest.param(
-            {"schema": RAW, "ops": {"preprocess": (Decode(),)}, "vectorize": True},
-            "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale",
-            id="raw pixels are decoded in whole batches",
-        ),
-        (
-            {**TEXT, "batch": {"pad_to": [64, 128]}, **UNSHUFFLED},
-            "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]",
-        ),
-        (
-            {**TEXT, "batch": {"tokens": 4096}, **UNSHUFFLED},
-            "read:shards → map:parse+tokenize → bucket_batch[4096 tokens to auto]",
-        ),
-        (
-            {**TEXT, **MAPPED, "batch": {"pack": 512}},
-            "gather:snapshot[global shuffle,32 rows of 512]",
-        ),
+        ({"cache": {"after": "resize"}, "prefetch": 2},
+         "read:shuffled shards → map:parse+decode+resize → cache:memory → shuffle[auto] →"
+         " map:flip+rescale → batch[32] → prefetch[2]"),
+        ({"vectorize": True},
+         "read:shuffled shards → shuffle[auto] → map:parse+decode+resize → batch[32] →"
+         " map:flip+rescale"),
+        ({**MAPPED, "postprocess_on": "device", "prefetch": "auto"},
+         "gather:snapshot[global shuffle,32]+flip → prefetch[auto] ⇒ device:rescale"),
+        ({"interleave": {"cycle_length": 3, "parallel": "cores"}, **UNSHUFFLED},
+         "read:shards[3×16,cores] → map:parse+decode+resize+flip+rescale → batch[32]"),
+        # Mixing ops see batches without being told.
+        ({"ops": {"augment": (Flip(), Mixup())}},
+         "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[32] →"
+         " map:mixup+rescale"),
+        # Vectors of labels are made on the host.
+        ({"ops": {"postprocess": (Rescale(), OneHot())}, "postprocess_on": "device", **UNSHUFFLED},
+         "read:shards → map:parse+decode+resize+flip+one_hot → batch[32] ⇒ device:rescale"),
+        # A fused crop takes the place of decode and crop.
+        ({"ops": {"preprocess": (Decode(), CenterCrop(height=8, width=8))},
+          "decode": {"crop": "fused"}, **UNSHUFFLED},
+         "read:shards → map:parse+decode+flip+rescale → batch[32]"),
+        # Classes are drawn as soon as labels are known.
+        ({"sampling": "balanced"},
+         "read:shuffled shards → map:parse → sample:balanced → shuffle[auto] →"
+         " map:decode+resize+flip+rescale → batch[32]"),
+        # Raw pixels are decoded in whole batches.
+        ({"schema": RAW, "ops": {"preprocess": (Decode(),)}, "vectorize": True},
+         "read:shuffled shards → shuffle[auto] → batch[32] → map:parse+decode+flip+rescale"),
+        ({**TEXT, "batch": {"pad_to": [64, 128]}, **UNSHUFFLED},
+         "read:shards → map:parse+tokenize → bucket_batch[32 to 64|128]"),
+        ({**TEXT, "batch": {"tokens": 4096}, **UNSHUFFLED},
+         "read:shards → map:parse+tokenize → bucket_batch[4096 tokens to auto]"),
+        ({**TEXT, **MAPPED, "batch": {"pack": 512}},
+         "gather:snapshot[global shuffle,32 rows of 512]"),
     ],
-)
+)  # fmt: skip
 def test_plans_print_what_they_do_in_order(config, expected):
     assert str(plan_of(**config)) == expected
 
@@ -132,20 +101,14 @@ def test_plans_print_what_they_do_in_order(config, expected):
 @pytest.mark.parametrize(
     ("preprocess", "size", "streamed"),
     [
-        (
-            (Decode(), Resize(height=256, width=256)),
-            224,
-            "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale",
-        ),
-        (
-            (Decode(), Resize(height=32, width=32)),
-            28,
-            "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale",
-        ),
+        ((Decode(), Resize(height=256, width=256)), 224,
+         "map:parse+decode+resize+random_crop → batch[32] → map:flip+rescale"),
+        ((Decode(), Resize(height=32, width=32)), 28,
+         "map:parse+decode+resize → batch[32] → map:random_crop+flip+rescale"),
         ((Decode(),), 28, "map:parse+decode+random_crop → batch[32] → map:flip+rescale"),
     ],
     ids=["large", "small", "unlike"],
-)
+)  # fmt: skip
 def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
     preprocess, size, streamed
 ):
