@@ -10,12 +10,7 @@ import psutil
 import pytest
 
 from throughline.measurement import other_processes
-from throughline.measurement.other_processes import (
-    CpuTimes,
-    OtherProcesses,
-    read_cpu_times,
-    share_of_cores,
-)
+from throughline.measurement.other_processes import CpuTimes, OtherProcesses
 from throughline.shared.limits import usable_cores
 
 CHILD, OTHER = 2**30, 1  # a number that no process has, and one that always has a name
@@ -29,12 +24,9 @@ def measure(idle_s: float, **took_s: float) -> OtherProcesses:
     before = CpuTimes(
         idle_s=50.0, busy_s=70.0, cores=usable_cores(), group_s=9.0, by_process=Counter({OTHER: 5})
     )
-    after = replace(
-        before,
-        idle_s=50.0 + idle_s,
-        busy_s=70.0 + sum(took_s.values()),
-        by_process=before.by_process + Counter({ids[name]: took_s[name] for name in took_s}),
-    )
+    took = before.by_process + Counter({ids[name]: took_s[name] for name in took_s})
+    busy_s = 70.0 + sum(took_s.values())
+    after = replace(before, idle_s=50.0 + idle_s, busy_s=busy_s, by_process=took)
     with OtherProcesses(read=iter([before, after]).__next__) as others:
         pass
     return others
@@ -49,16 +41,12 @@ def test_a_process_that_is_not_ours_is_measured_and_named():
     others = measure(idle_s=2.0, this=1.0, other=5.0)
     assert (others.cpu_pct, others.idle_pct) == pytest.approx((62.5, 25.0))
     assert others.busiest == f"{psutil.Process(OTHER).name()} (process {OTHER})"
-
-
-def test_what_this_process_and_its_children_do_is_their_own():
-    others = measure(idle_s=0.0, this=6.0, child=2.0)
-    assert (others.cpu_pct, others.idle_pct) == (0.0, 0.0)
-    assert others.busiest == other_processes.OTHER_PROGRAMS
+    own = measure(idle_s=0.0, this=6.0, child=2.0)
+    assert (own.cpu_pct, own.idle_pct, own.busiest) == (0.0, 0.0, other_processes.OTHER_PROGRAMS)
 
 
 def test_the_system_counts_every_process_and_the_cores_of_this_one():
-    found = read_cpu_times()
+    found = other_processes.read_cpu_times()
     assert found.by_process[os.getpid()] > 0 and found.busy_s > 0
     assert found.cores == len(os.sched_getaffinity(0))
 
@@ -78,7 +66,7 @@ def test_a_quota_leaves_others_the_cores_that_it_keeps_from_us(
 ):
     """Eight cores in ten seconds, of which a quota leaves two."""
     busy_s, more = others_s + own_s, {"usable": usable, "sharing_s": sharing_s}
-    assert share_of_cores(busy_s, 80.0 - busy_s, own_s, **more) == shares
+    assert other_processes.share_of_cores(busy_s, 80.0 - busy_s, own_s, **more) == shares
 
 
 @pytest.mark.parametrize(

@@ -14,27 +14,12 @@ from throughline.config.model_checks import BUILT_IN_MODELS
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
+from throughline.models import transformers
 from throughline.models.builders import BUILDERS, Models, Target, build_models, text_classifier
 from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.models.model_files import check_savable, load_model, save_model
-from throughline.models.transformers import (
-    Transformer,
-    TransformerDecoder,
-    TransformerEncoder,
-    make_packed_model,
-    transformer_decoder,
-    transformer_encoder,
-)
+from throughline.plan import ops
 from throughline.plan.op_parsing import describe_op, restore_op
-from throughline.plan.ops import (
-    Categories,
-    DecodeImage,
-    DecodeRaw,
-    Op,
-    Rescale,
-    Resize,
-    Standardize,
-)
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import UnknownModel
@@ -48,7 +33,7 @@ CLASSES = Target(kind="class", shape=(3,))
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 
 
-def build_images(name: str, postprocess: tuple[Op, ...], **options) -> Models:
+def build_images(name: str, postprocess: tuple[ops.Op, ...], **options) -> Models:
     settings, inputs = ModelSettings(name=name, options=options), {"input_shape": (32, 32, 3)}
     return build_models(settings, **inputs, dtype="uint8", target=CLASSES, postprocess=postprocess)
 
@@ -67,7 +52,7 @@ def test_the_built_in_models_are_those_that_params_yaml_knows():
 
 @pytest.mark.slow
 def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():
-    name, rescale = "MobileNetV3Small", Rescale(scale=1 / 127.5, offset=-1)
+    name, rescale = "MobileNetV3Small", ops.Rescale(scale=1 / 127.5, offset=-1)
     outside = build_images(name, (rescale,), alpha=0.35)
     within = build_images(name, (), alpha=0.35, include_preprocessing=True)
     scaling = [isinstance(one, keras.layers.Rescaling) for one in outside.network.layers]
@@ -84,7 +69,7 @@ def mixed_precision():
     keras.config.set_dtype_policy("float32")
 
 
-def build_mlp(*postprocess: Op, target: Target = CLASSES) -> Models:
+def build_mlp(*postprocess: ops.Op, target: Target = CLASSES) -> Models:
     inputs = {"input_shape": (3,), "dtype": "float32", "postprocess": postprocess}
     return build_models(ModelSettings(name="mlp"), target=target, **inputs)
 
@@ -93,9 +78,9 @@ def build_mlp(*postprocess: Op, target: Target = CLASSES) -> Models:
 @pytest.mark.parametrize(
     "op",
     [
-        Rescale(scale=0.2, offset=-402),
-        Standardize(mean=(2010.0, 0.0, 0.0), deviation=(5.0, 1.0, 1.0)),
-        Categories(sizes=(300, 2)),
+        ops.Rescale(scale=0.2, offset=-402),
+        ops.Standardize(mean=(2010.0, 0.0, 0.0), deviation=(5.0, 1.0, 1.0)),
+        ops.Categories(sizes=(300, 2)),
     ],
 )
 def test_what_comes_before_the_network_is_as_exact_as_without_it(op):
@@ -121,23 +106,23 @@ def test_predicted_numbers_have_their_unit_in_single_precision(shape):
 @pytest.mark.parametrize("name", ["emulated", *slow_but_first(["small_cnn", "MobileNetV2"])])
 def test_the_full_model_answers_in_single_precision(name):
     options = {"step_ms": 1} if name == "emulated" else {}
-    assert build_images(name, (Rescale(),), **options).full_model.output.dtype == "float32"
+    assert build_images(name, (ops.Rescale(),), **options).full_model.output.dtype == "float32"
 
 
 @pytest.mark.parametrize(
     "op",
     [
-        Resize(height=3, width=4, antialias=True),
-        DecodeImage(channels=3, dct="accurate", ratio=2, crop=(4, 5)),
-        DecodeRaw(size=(None, 3), dtype="float32"),
-        Standardize(mean=(0.5, 1.0), deviation=(2.0, 3.0)),
+        ops.Resize(height=3, width=4, antialias=True),
+        ops.DecodeImage(channels=3, dct="accurate", ratio=2, crop=(4, 5)),
+        ops.DecodeRaw(size=(None, 3), dtype="float32"),
+        ops.Standardize(mean=(0.5, 1.0), deviation=(2.0, 3.0)),
         Tokenize(kind="bytes"),
     ],
     ids=lambda op: op.name,
 )
-def test_an_op_comes_back_as_it_was(op: Op):
+def test_an_op_comes_back_as_it_was(op: ops.Op):
     rows = labeled(array_feature("numbers", (3,), "float32"))
-    schema = rows if isinstance(op, DecodeRaw) else labeled(image_feature())
+    schema = rows if isinstance(op, ops.DecodeRaw) else labeled(image_feature())
     restored, problems = restore_op(describe_op(op), schema)
     assert (restored, problems) == (op, [])
     assert restored is not None and restored.identity == op.identity
@@ -168,12 +153,16 @@ def test_a_model_that_ends_with_a_softmax_gives_probabilities():
 DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
 
 
+def make_network(**options):
+    options |= {"vocabulary": 10, "outputs": 4, "width": 16, "blocks": 1}
+    text = keras.Input((None,), dtype="int32")
+    return keras.Model(text, transformers.TransformerEncoder(**options)(text))
+
+
 @pytest.fixture(scope="module")
 def network():
     keras.utils.set_random_seed(3)
-    text = keras.Input((None,), dtype="int32")
-    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, heads=2, blocks=1)
-    return keras.Model(text, encoder(text))
+    return make_network(heads=2)
 
 
 def packed_row(room):
@@ -195,7 +184,7 @@ def alone(network):
 def test_a_document_gives_the_same_alone_padded_and_in_a_row_with_others(network):
     padded = np.array([[*one, *[0] * (12 - len(one))] for one in DOCUMENTS], np.int32)
     np.testing.assert_allclose(network(padded), alone(network), atol=1e-5)
-    outputs = make_packed_model(network, segments=4)(packed_row(12))
+    outputs = transformers.make_packed_model(network, segments=4)(packed_row(12))
     assert outputs.shape == (1, 4, 4)
     np.testing.assert_allclose(outputs[0, :3], alone(network), atol=1e-5)
     one, other = (network(np.array([tokens], np.int32)) for tokens in ([5, 3, 8], [8, 3, 5]))
@@ -214,12 +203,10 @@ def packed_batches():
 
 @pytest.mark.parametrize("step", slow_but_first(["train_step", "test_step"]))
 def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
-    text = keras.Input((None,), dtype="int32")
-    encoder = TransformerEncoder(vocabulary=10, outputs=4, width=16, blocks=1, dropout=0.0)
-    network = keras.Model(text, encoder(text))
+    network = make_network(dropout=0.0)
     logits, labels = alone(network)[[0, 1, 2, 0]], np.array([1, 3, 0, 1])
     expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
-    packed = make_packed_model(network, segments=5)
+    packed = transformers.make_packed_model(network, segments=5)
     settings = TrainSettings(optimizer="sgd", learning_rate=1e-30, schedule="constant")
     compile_model(packed, settings, target=Target(kind="class", shape=(4,)), steps=2)
     measured = {}
@@ -233,30 +220,22 @@ def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
 
 
 def test_training_on_packed_rows_trains_the_network(network):
-    packed = make_packed_model(network, segments=3)
+    packed = transformers.make_packed_model(network, segments=3)
     with tf.GradientTape() as tape:
         outputs = packed(packed_row(12), training=True)
     gradients = tape.gradient(outputs, [one.value for one in network.trainable_variables])
     assert gradients and all(gradient is not None for gradient in gradients)
 
 
-@pytest.fixture
-def half_precision():
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    yield
-    keras.config.set_dtype_policy(policy)
-
-
-@pytest.mark.parametrize("make", [transformer_encoder, transformer_decoder])
-def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(
-    half_precision, tmp_path, make
-):
-    model, tokens = make((None,), 10, vocabulary=10, width=16, blocks=1), [[5, 3, 0], [0, 0, 0]]
+@pytest.mark.usefixtures("mixed_precision")
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(tmp_path, kind):
+    make, tokens = getattr(transformers, f"transformer_{kind}"), [[5, 3, 0], [0, 0, 0]]
+    model = make((None,), 10, vocabulary=10, width=16, blocks=1)
     outputs = model(np.array(tokens, np.int32))
     assert outputs.dtype == "float32" and np.isfinite(outputs).all()
     assert model.layers[-1].blocks[0].compute_dtype == "bfloat16"
-    module, name = Transformer.__module__, type(model.layers[-1]).__name__
+    module, name = transformers.Transformer.__module__, type(model.layers[-1]).__name__
     form = check_savable(model, [module])
     assert form.objects == {name: f"{module}:{name}"} and form.safe
     save_model(model, tmp_path / "model.keras")
@@ -266,7 +245,7 @@ def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(
 
 @pytest.mark.parametrize("tied", slow_but_first([True, False]))
 def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
-    decoder = TransformerDecoder(vocabulary=10, width=16, tied=tied)
+    decoder = transformers.TransformerDecoder(vocabulary=10, width=16, tied=tied)
     texts = ([5, 3, 8, 2, 7], [5, 3, 8, 9, 7])
     one, other = (decoder(np.array([tokens], np.int32)).numpy() for tokens in texts)
     assert one.shape == (1, 5, 10)
@@ -278,7 +257,7 @@ def test_a_decoder_sees_no_later_token_and_all_earlier_ones(tied):
 def test_every_block_drops_by_a_seed_of_its_own_that_follows_from_the_trainings():
     def states(seed):
         keras.utils.set_random_seed(seed)
-        model = transformer_encoder((None,), 3, vocabulary=10, width=8, blocks=2)
+        model = transformers.transformer_encoder((None,), 3, vocabulary=10, width=8, blocks=2)
         return [one.numpy().tolist() for one in model.variables if one.name == RANDOM_STATE]
 
     (first, second), again, other = states(1), states(1), states(2)
@@ -289,4 +268,4 @@ def test_a_model_that_mixes_documents_is_refused():
     text = keras.Input((None,), dtype="int32")
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(text))
     with pytest.raises(UnknownModel, match="use transformer_encoder, or"):
-        make_packed_model(keras.Model(text, pooled, name="bag"), segments=2)
+        transformers.make_packed_model(keras.Model(text, pooled, name="bag"), segments=2)

@@ -16,12 +16,7 @@ from tests.support.trainings import params_of, train_once, validate
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.shared.errors import UnsavableModel
 from throughline.tracking.recorder import Recorder, RunKey
-from throughline.training.callbacks import (
-    dump_states,
-    load_states,
-    make_early_stopping,
-    may_replace_weights,
-)
+from throughline.training import callbacks
 from throughline.training.model_state import find_draws, find_incomplete, list_parts, list_variables
 
 pytestmark = pytest.mark.integration
@@ -237,8 +232,8 @@ class AtSteps(keras.callbacks.Callback):
     ids=lambda each: type(each).__name__,
 )
 def test_what_may_put_other_weights_in_place_is_code_of_ones_own(callback, may):
-    assert may_replace_weights([keras.callbacks.TerminateOnNaN(), callback]) is may
-    assert not may_replace_weights(make_early_stopping(params_of().train))
+    assert callbacks.may_replace_weights([keras.callbacks.TerminateOnNaN(), callback]) is may
+    assert not callbacks.may_replace_weights(callbacks.make_early_stopping(params_of().train))
 
 
 class Keeping(keras.Model):
@@ -329,8 +324,8 @@ def test_a_callback_that_holds_parts_of_the_model_holds_those_of_the_model_that_
     for callback, model in zip((before, after), models, strict=True):
         callback.set_model(model)
     before.on_train_begin()
-    stored = dump_states([before], list_parts(models[0]))
-    load_states([after], stored, list_parts(models[1]))
+    stored = callbacks.dump_states([before], list_parts(models[0]))
+    callbacks.load_states([after], stored, list_parts(models[1]))
     held = after.parts
     after.on_train_begin()
     assert all(one is other for one, other in zip(held, after.parts, strict=True))
@@ -353,4 +348,4 @@ def test_a_state_that_cannot_be_written_or_read_again_is_not_kept(held, said):
     callback = keras.callbacks.Callback()
     callback.held = held
     with pytest.raises(TypeError, match=rf"Callback\.held: {said}"):
-        dump_states([callback], [])
+        callbacks.dump_states([callback], [])

@@ -17,15 +17,11 @@ from throughline.assembly.processes import check_processes
 from throughline.plan.training_workers import TF_CONFIG, TrainingWorker, name_gpus
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessLost, UnknownModel
+from throughline.training import replicated_model
 from throughline.training.deadline import answers
 from throughline.training.gpus import describe_idle_gpus
 from throughline.training.processes import LOST_ANOTHER, run_one_of_several, run_processes
 from throughline.training.replicas import Replicas, check_port
-from throughline.training.replicated_model import (
-    check_gradients_add_up,
-    make_random_layers_differ,
-    synchronize_normalization,
-)
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +89,7 @@ def test_random_layers_of_each_process_have_a_state_of_their_own_that_follows_fr
         model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dropout(0.5, seed=3)])
         before = random_states(model)
         worker = TrainingWorker(index=index, count=3)
-        make_random_layers_differ(Replicas(worker=worker), model)
+        replicated_model.make_random_layers_differ(Replicas(worker=worker), model)
         return before, random_states(model)
 
     before, chief = states(0)
@@ -107,7 +103,7 @@ def test_random_layers_of_each_process_have_a_state_of_their_own_that_follows_fr
 def test_normalization_is_synchronized_in_models_that_are_layers():
     inner = keras.Sequential([keras.layers.BatchNormalization(name="inner")])
     model = keras.Sequential([keras.Input((4,)), inner, keras.layers.BatchNormalization()])
-    synchronize_normalization(model)
+    replicated_model.synchronize_normalization(model)
     assert inner.layers[0].synchronized and model.layers[1].synchronized
 
 
@@ -145,7 +141,7 @@ def test_what_is_computed_of_slices_where_one_process_would_of_the_batch_is_refu
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(optimizer, loss)
     with pytest.raises(UnknownModel, match=said) if said else nullcontext():
-        check_gradients_add_up(model)
+        replicated_model.check_gradients_add_up(model)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -155,7 +151,7 @@ def test_a_mask_that_reaches_the_loss_is_refused(pooled):
     model.compile("sgd", "mse")
     refused = pytest.raises(UnknownModel, match="the model's outputs have a mask")
     with nullcontext() if pooled else refused:
-        check_gradients_add_up(model)
+        replicated_model.check_gradients_add_up(model)
 
 
 def test_a_wrong_tf_config_is_left_to_the_stage_to_say(monkeypatch):

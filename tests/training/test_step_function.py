@@ -12,14 +12,8 @@ import tensorflow as tf
 from tests.support.lanes import slow_but_first
 from throughline.shared.errors import TrainingDiverged, UnknownModel
 from throughline.shared.files import dump_json, read_json
-from throughline.training.epoch_rows import (
-    describe_row,
-    make_row,
-    name_metrics,
-    read_logs,
-    read_rate,
-    read_row,
-)
+from throughline.training import epoch_rows
+from throughline.training.epoch_rows import read_rate
 from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.step_function import StepFunction
 from throughline.training.step_timer import StepTimer
@@ -29,23 +23,11 @@ pytestmark = pytest.mark.integration
 STEPS, EPOCHS = 5, 3
 
 
-class Seen(keras.callbacks.Callback):
-    """What a training that follows its train_function sees."""
-
-    def __init__(self, train_function):
-        super().__init__()
-        self.timer = train_function.timer
-        self.losses = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.losses.append(logs["loss"])
-
-
 def train(count):
-    """Train on batches that say which step they are for; returns what was seen, the steps and the
-    model.
+    """Train on batches that say which step they are for; returns the losses, the steps, their times
+    and the model.
     """
-    order = []
+    order, seen = [], keras.callbacks.History()
 
     def numbered(step):
         order.append(int(step))
@@ -64,12 +46,11 @@ def train(count):
         lambda value, label: (tf.ensure_shape(value, (4, 2)), tf.ensure_shape(label, (4, 1)))
     )
     train_function = StepFunction(model)
-    seen = Seen(train_function)
     schedule = Schedule(steps_per_epoch=STEPS, epochs=EPOCHS)
     held_out = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1))))
     evaluation = SplitEvaluation(model, held_out, 1)
     fit(train_function, batches, schedule, evaluation=evaluation, callbacks=[seen])
-    return seen, order, model
+    return seen.history["loss"], order, train_function.timer, model
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +62,16 @@ def alone():
     ("count", "sizes"), slow_but_first([(4, [4, 1]), (2, [2, 2, 1]), (8, [5])])
 )
 def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alone, count, sizes):
-    one, order, model = alone
+    losses, order, _, model = alone
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
-    several, order, other = train(count)
+    same_losses, order, timer, other = train(count)
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
     assert int(other.optimizer.iterations) == STEPS * EPOCHS
-    assert several.losses == one.losses
+    assert same_losses == losses and len(losses) == EPOCHS
     for weights, same in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(weights, same)
-    assert [epoch.steps.tolist() for epoch in several.timer.epochs] == [sizes] * EPOCHS
-    assert several.timer.step_times().count == STEPS, "steps, not executions"
+    assert [epoch.steps.tolist() for epoch in timer.epochs] == [sizes] * EPOCHS
+    assert timer.step_times().count == STEPS, "steps, not executions"
 
 
 def test_a_rate_counts_steps_and_not_executions():
@@ -111,16 +92,13 @@ def test_a_loss_that_is_no_number_ends_its_epoch_with_the_step(count):
     values = np.ones((3 * STEPS, 4, 1), np.float32)
     values[STEPS + 2] = np.nan  # the third step of the second epoch
     batches = tf.data.Dataset.from_tensor_slices((values, values))
-    evaluation = SplitEvaluation(model, batches.take(1), 1)
-    train_function = StepFunction(model)
-    seen = Seen(train_function)
+    evaluation, seen = SplitEvaluation(model, batches.take(1), 1), keras.callbacks.History()
     schedule = Schedule(steps_per_epoch=STEPS, epochs=EPOCHS)
     by = {1: 3, 2: 4}[count]  # executions of two steps are seen as one
-    with pytest.raises(
-        TrainingDiverged, match=rf"the loss is nan in epoch 2, by step {by}; .*rate"
-    ):
-        fit(train_function, batches, schedule, evaluation=evaluation, callbacks=[seen])
-    assert len(seen.losses) == 1, "no callback takes such an epoch for one, and keeps its weights"
+    said = rf"the loss is nan in epoch 2, by step {by}; .*rate"
+    with pytest.raises(TrainingDiverged, match=said):
+        fit(StepFunction(model), batches, schedule, evaluation=evaluation, callbacks=[seen])
+    assert len(seen.epoch) == 1, "no callback takes such an epoch for one, and keeps its weights"
 
 
 def test_a_cached_split_is_read_once():
@@ -148,16 +126,16 @@ LOGS = {"accuracy": 0.5, "loss": 1.0, "val_loss": float("nan"), "val_accuracy": 
 
 
 def make(logs=LOGS):
-    return make_row(2, logs, examples_per_s=10.0, learning_rate=0.1)
+    return epoch_rows.make_row(2, logs, examples_per_s=10.0, learning_rate=0.1)
 
 
 def test_training_comes_before_validation_and_the_loss_first():
-    assert [*make()] == [
-        *("epoch", "train_loss", "train_accuracy", "val_loss", "val_accuracy"),
-        *("examples_per_s", "learning_rate"),
-    ]
-    assert [*name_metrics(make())] == ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
-    assert describe_row(make()) == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
+    metrics = ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
+    assert [*epoch_rows.name_metrics(make())] == metrics
+    columns = [name.replace("/", "_") for name in metrics]
+    assert [*make()] == ["epoch", *columns, "examples_per_s", "learning_rate"]
+    said = epoch_rows.describe_row(make())
+    assert said == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
 
 
 @pytest.mark.parametrize("value", [[1, 2], "good"], ids=str)
@@ -168,10 +146,10 @@ def test_what_is_no_number_is_named(value):
 
 
 def test_a_row_is_the_same_after_a_checkpoint_and_its_logs_are_those_it_was_made_of(tmp_path):
-    np.testing.assert_equal(read_logs(make()), LOGS)
+    np.testing.assert_equal(epoch_rows.read_logs(make()), LOGS)
     assert make({**LOGS, "learning_rate": 9.0})["learning_rate"] == 0.1
     (tmp_path / "row.json").write_text(dump_json(make()))
-    row = read_row(read_json(tmp_path / "row.json"))
+    row = epoch_rows.read_row(read_json(tmp_path / "row.json"))
     np.testing.assert_equal(row, make())
     assert isinstance(row["epoch"], int)
 
