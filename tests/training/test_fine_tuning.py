@@ -84,15 +84,11 @@ def head(name, *layers):
     "tail",
     [
         [head("head", dense(5, "hidden"), dense(3, "logits"))],
-        [
-            dense(5, "hidden"),
-            keras.layers.Reshape((1, 5)),
-            keras.layers.TimeDistributed(dense(3, "logits")),
-            keras.layers.Flatten(),
-        ],
+        [dense(5, "hidden"), keras.layers.Reshape((1, 5)),
+         keras.layers.TimeDistributed(dense(3, "logits")), keras.layers.Flatten()],
     ],
     ids=["nested", "wrapped"],
-)
+)  # fmt: skip
 def test_all_but_the_last_layer_are_frozen_also_within_nested_models(tmp_path, tail):
     inputs = keras.Input((4,))
     value = keras.Sequential([dense(6, "first"), dense(6, "second")])(inputs)

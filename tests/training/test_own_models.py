@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import threading
+from subprocess import PIPE
 
 import keras
 import mlflow
@@ -31,6 +33,7 @@ SCALE = """class Scale(layers.Layer):
         return value * self.factor
 """
 BLOCK = "def block():\n    return "
+LACKING = "\n    def get_config(self):\n        return super().get_config()\n"
 SCALED = SCALE + "\n\n" + BLOCK + "Scale(3.0)"
 REGISTERED = "@keras.saving.register_keras_serializable(package='{}')\n"
 DOUBLE = "def double(value):\n    return 2 * value\n\n\n"
@@ -39,38 +42,27 @@ OWN = {
     # ""), or why it is refused.
     "plain": (SCALED, "model.keras needs Scale: load it with custom_objects="),
     "registered": (REGISTERED + SCALED, ""),
-    "activation": (
-        DOUBLE + BLOCK + "layers.Dense(4, activation=double)",
-        "model.keras needs double",
-    ),
+    "activation": (DOUBLE + BLOCK + "layers.Dense(4, activation=double)",
+                   "model.keras needs double"),
     "lambda": (BLOCK + "layers.Lambda(lambda value: 2 * value)", "cannot serve it"),
     "keras_only": (BLOCK + "layers.Dense(4)", ""),
-}
+}  # fmt: skip
 REFUSED = {
     "argument_without_config": (
         SCALE + "\n\n" + BLOCK + "Scale(factor=keras.Variable(2.0))",
-        (
-            r"cannot be saved: Object Scale(.|\n)*get_config\(\) that returns its constructor's"
-            r" arguments(.|\n)*register_keras_serializable"
-        ),
+        r"cannot be saved: Object Scale(.|\n)*get_config\(\) that returns its constructor's"
+        r" arguments(.|\n)*register_keras_serializable",
     ),
     "config_lacks_an_argument": (
-        SCALE.replace("factor=2.0", "factor")
-        + "\n    def get_config(self):\n        return super().get_config()\n\n\n"
-        + BLOCK
-        + "Scale(2.0)",
-        (
-            r"not loaded again: .*missing 1 required positional argument:"
-            r" 'factor'(.|\n)*get_config\(\) that returns its constructor's"
-        ),
+        SCALE.replace("factor=2.0", "factor") + LACKING + "\n\n" + BLOCK + "Scale(2.0)",
+        r"not loaded again: .*missing 1 required positional argument:"
+        r" 'factor'(.|\n)*get_config\(\) that returns its constructor's",
     ),
     "local_class": (
-        "def block():\n"
-        + "".join(f"    {line}\n" if line else "\n" for line in SCALE.splitlines())
-        + "    return Scale(2.0)",
+        f"def block():\n{textwrap.indent(SCALE, '    ')}    return Scale(2.0)",
         r"not loaded again: (.|\n)*top level of its module",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -139,19 +131,14 @@ def test_a_logged_model_is_served_without_the_project_and_others_do_not_end_the_
     own, mlflow_store, tmp_path
 ):
     _, (served,), model = log(own, "plain", tmp_path)
-    code = (
-        "import mlflow, numpy as np;"
-        f" print(mlflow.pyfunc.load_model({served.model_uri!r}).predict(np.ones((1, 4),"
-        " np.float32)).tolist())"
-    )
+    code = f"""import mlflow, numpy as np
+model = mlflow.pyfunc.load_model({served.model_uri!r})
+print(model.predict(np.ones((1, 4), np.float32)).tolist())"""
     (away := tmp_path / "away").mkdir()
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"
     environment = {"MLFLOW_TRACKING_URI": address, "PATH": "/usr/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=away, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, cwd=away, env=environment, stdout=PIPE, text=True, check=True)
     answer = eval(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(answer, model(np.ones((1, 4), np.float32)), rtol=1e-5)
 
@@ -177,14 +164,12 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
     assert mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
 
 
-CALLBACKS = """
-import keras
-import numpy as np
+PUTTING_BACK = """import keras
 
 
 class PuttingBack(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
-        self.model.set_weights([np.zeros_like(one) for one in self.model.get_weights()])
+        self.model.set_weights([0 * one for one in self.model.get_weights()])
 """
 
 
@@ -193,12 +178,13 @@ class PuttingBack(keras.callbacks.Callback):
     "setting",
     [
         "train.optimizer={sgd: {use_ema: true, ema_momentum: 0.9}}",
-        "train.callbacks=[own_code:PuttingBack]",
+        "train.callbacks=[putting_back:PuttingBack]",
     ],
     ids=["averages", "put in place at the end"],
 )
 @pytest.mark.usefixtures("own")
 def test_validation_is_that_of_the_weights_that_are_kept(layout, tmp_path, setting):
+    (tmp_path / "putting_back.py").write_text(PUTTING_BACK)
     params = params_of("train.epochs=2", "train.learning_rate=0.2", setting)
     trained, models = train_once(params, layout, tmp_path)
     last, (loss, accuracy) = trained.result.last_epoch, validate(models, params, layout)
@@ -293,16 +279,14 @@ GENERATOR = tf.random.Generator.from_seed(1)
         (lambda value: value + tf.random.normal([4], seed=3), {"RandomStandardNormal"}),
         (lambda value: tf.random.shuffle(value), {"RandomShuffle"}),
         (lambda value: value + GENERATOR.normal([4]), {"RngReadAndSkip"}),
-        (
-            lambda value: tf.cond(value[0] > 0, lambda: tf.random.normal([4]), lambda: value),
-            {"RandomStandardNormal"},
-        ),
+        (lambda value: tf.cond(value[0] > 0, lambda: tf.random.normal([4]), lambda: value),
+         {"RandomStandardNormal"}),
         (lambda value: value + tf.random.stateless_normal([4], [1, 2]), set()),
         (lambda value: value + keras.random.normal((4,)), {"keras.random without a seed"}),
         (keras.layers.Dropout(0.5, seed=1), set()),
         (keras.layers.GaussianNoise(0.5, seed=1), set()),
     ],
-)
+)  # fmt: skip
 def test_draws_from_a_state_that_keras_does_not_hold_are_found_wherever_they_are(function, draws):
     function = tf.function(function, autograph=False)
     graph = function.get_concrete_function(tf.TensorSpec((4,), tf.float32)).graph

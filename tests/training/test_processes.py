@@ -148,13 +148,9 @@ class Trainings:
         """Begin to train with what params.yaml says."""
         return subprocess.Popen(
             [sys.executable, "-m", "tasks.train", "--pipeline", "optimized"],
-            cwd=self.folder,
-            env={**self.environment, "FAULT": fault, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+            cwd=self.folder, env={**self.environment, "FAULT": fault, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
 
     def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
         """Train, and return what was printed."""
@@ -367,19 +363,12 @@ def test_under_dvc_both_processes_race_as_one_each_on_its_slice(trainings):
     """The host's TF_CONFIG names it alone: its processes are the stage's own."""
     model = {"name": "emulated", "options": {"step_ms": 10.0}}
     trainings.write(processes=2, model=model, callbacks=[], batch_size=32)
+    stages = [f"{stage}@optimized" for stage in ("build", "train", "profile")]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dvc", "repro", "--single-item", "identities"),
-            *(f"{stage}@optimized" for stage in ("build", "train", "profile")),
-            "race",
-        ],
-        cwd=trainings.folder,
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "identities", *stages, "race"],
+        cwd=trainings.folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         env={**trainings.environment, "TF_CONFIG": make_tf_config(["127.0.0.1:1"], 0)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     built = BuildResult.read(trainings.results)
     assert built.epoch_draws.examples == 120 == PlanSummary.read(trainings.results).examples

@@ -35,8 +35,6 @@ pytestmark = pytest.mark.integration
 
 STEPS = 5  # of an epoch: 120 examples by 25
 USUAL = ("train.epochs=2", "train.schedule=cosine")
-
-
 MEASURED = {}  # the steps that such a training has measured, by its configuration
 
 
@@ -208,17 +206,12 @@ def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_pat
         ended("Ending")
 
 
+EARLY = "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stopping", "epochs", "by"),
-    [
-        ("null", 4, ""),
-        (
-            "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}",
-            2,
-            "train.early_stopping",
-        ),
-    ],
+    ("stopping", "epochs", "by"), [("null", 4, ""), (EARLY, 2, "train.early_stopping")]
 )
 def test_a_training_that_ends_before_its_results_are_written_trains_no_step_again(
     layout, tmp_path, own, capsys, stopping, epochs, by
