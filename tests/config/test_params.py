@@ -226,12 +226,10 @@ def test_a_missing_or_broken_file_is_reported(tmp_path, text, said):
         ("measure.rounds=2", "measure.rounds is now called measure.seconds, of the race of all"),
         ("pipelines.naive.finish=device", "pipelines.naive.finish is now called postprocess_on"),
         ("pipelines.naive.decode.scale=2", "pipelines.naive.decode.scale is now called ratio"),
-        (
-            "pipelines.naive.sample={kind: balanced}",
-            "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}",
-        ),
+        ("pipelines.naive.sample={kind: balanced}",
+         "pipelines.naive.sample is now called sampling: uniform, balanced, or {class: weight}"),
     ],
-)
+)  # fmt: skip
 def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(override, now):
     changed = document()
     apply_overrides(changed, [override])

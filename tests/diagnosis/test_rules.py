@@ -42,20 +42,10 @@ TEXT = replace(
     augment=(),
     postprocess=(),
 )
-TRACED = Breakdown(
-    steps=STEPS,
-    traced_step_ms_mean=STEP_MS,
-    wait_ms_p50=0.0,
-    wait_ms_p95=0.0,
-    wait_ms_mean=0.0,
-    iterators=(),
-)
-WELL = {
-    "read": "shards",
-    "interleave": {"parallel": "cores"},
-    "map": {"parallel": "cores"},
-    "prefetch": 2,
-}
+NO_WAITS = {"wait_ms_p50": 0.0, "wait_ms_p95": 0.0, "wait_ms_mean": 0.0}
+TRACED = Breakdown(steps=STEPS, traced_step_ms_mean=STEP_MS, iterators=(), **NO_WAITS)
+CORE_EACH = {"parallel": "cores"}
+WELL = {"read": "shards", "interleave": CORE_EACH, "map": CORE_EACH, "prefetch": 2}
 
 
 def iterator(step: str, self_ms: float, **more: Any) -> IteratorTime:
@@ -73,16 +63,10 @@ def facts_of(config: dict, *, spec: InputSpec = PHOTOS, work_ms: float = 5.0, **
     plan = make_plan(checked, spec)
     iterators = tuple(iterator(step.trace_name, work_ms) for step in plan.steps)
     known: dict[str, Any] = {
-        "breakdown": replace(TRACED, iterators=iterators),
-        "cores": CORES,
-        "batch_mib": 9.0,
-        "stored_mib": 400.0,
-        "available_memory_mib": 20_000.0,
-        "shard_count": 8,
-        "shard_mib": 120.0,
-        "examples": 3200.0,
-        "examples_per_step": spec.batch_size,
-    }
+        "breakdown": replace(TRACED, iterators=iterators), "cores": CORES, "batch_mib": 9.0,
+        "stored_mib": 400.0, "available_memory_mib": 20_000.0, "shard_count": 8,
+        "shard_mib": 120.0, "examples": 3200.0, "examples_per_step": spec.batch_size,
+    }  # fmt: skip
     return Facts(config=checked, plan=plan, **{**known, **more})
 
 

@@ -48,15 +48,8 @@ def test_a_slurm_task_finds_itself_and_the_others():
     nodes = ["gpu09:20042", "gpu09:20043", "gpu10:20042", "gpu10:20043", "big:20042"]
     assert list_addresses(config) == nodes
     assert expand_tasks("4(x2),1,2(x1)") == [4, 4, 1, 2]
-    assert expand_nodes("a1,b[2,4-5],n[099-101]") == [
-        "a1",
-        "b2",
-        "b4",
-        "b5",
-        "n099",
-        "n100",
-        "n101",
-    ]
+    expanded = expand_nodes("a1,b[2,4-5],n[099-101]")
+    assert expanded == ["a1", "b2", "b4", "b5", "n099", "n100", "n101"]
     assert expand_nodes("") == list_addresses({}) == []
 
 
@@ -179,13 +172,10 @@ ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
         ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
         ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
         (SECOND, {"gpus": 8}, TrainingWorker(index=1, count=3)),
-        (
-            SECOND,
-            {"processes": 3, "batch_multiple": 6},
-            TrainingWorker(index=1, count=3, batch_multiple=6),
-        ),
+        (SECOND, {"processes": 3, "batch_multiple": 6},
+         TrainingWorker(index=1, count=3, batch_multiple=6)),
     ],
-)
+)  # fmt: skip
 def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
     environment, asked, worker
 ):

@@ -124,14 +124,9 @@ def test_texts_are_files_lines_or_rows(tmp_path):
 
 
 def params_of(data: dict, **sections) -> Params:
-    usual = {
-        "augment": [],
-        "batch_size": 8,
-        "model": {"name": "mlp", "options": {"width": 4}},
-        "pipelines": {"p": ON_DEVICE},
-    }
-    split = {"validation": 0.2, "test": 0.2}
-    return check({**usual, "data": {**data, "split": split}, **sections})
+    usual = {"augment": [], "batch_size": 8, "pipelines": {"p": ON_DEVICE}}
+    model, split = {"name": "mlp", "options": {"width": 4}}, {"validation": 0.2, "test": 0.2}
+    return check({**usual, "model": model, "data": {**data, "split": split}, **sections})
 
 
 def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
@@ -160,11 +155,8 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     other.write_text(f"price,color,more,{size}\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n")
     named, _ = predict_rows(model, other)
     said = [row["error"].partition(",")[0] for row in named]
-    assert said == [
-        "",
-        "color is a category that the training has not seen: 'pink'",
-        "price is missing",
-    ]
+    unseen = "color is a category that the training has not seen: 'pink'"
+    assert said == ["", unseen, "price is missing"]
     gap = {size: [2.0], "price": [np.nan], "color": ["blue"]}
     pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
     (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")

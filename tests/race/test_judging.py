@@ -37,14 +37,8 @@ def subject(*findings: Finding, warm: float | None = 50.0, processes: int = 1) -
         step=StepTimes(ms_p50=2000.0, ms_p95=2000.0, ms_p99=2000.0, count=100),
         processes=processes,
     )
-    return Subject(
-        name="naive",
-        findings=findings,
-        trained=trained,
-        settings=TrainSettings(),
-        examples=6400,
-        steps=100,
-    )
+    given = {"name": "naive", "settings": TrainSettings(), "examples": 6400, "steps": 100}
+    return Subject(findings=findings, trained=trained, **given)
 
 
 def measured(rate: float, *, changed: float = 0.0, fed: float = 400.0) -> Measured:
@@ -53,11 +47,8 @@ def measured(rate: float, *, changed: float = 0.0, fed: float = 400.0) -> Measur
     tried = rounds({"naive": [rate] * 5, "naive + a": [changed] * 5}, heat=CHANGES)
     slower = {MODEL: [50.0] * 3, "naive": [fed / 2] * 3}  # so was the machine in this heat
     inputs = rounds(slower, heat=INPUTS)
-    return Measured(
-        rounds=[*own, *(tried if changed else []), *inputs],
-        models={"naive": MODEL},
-        changes={("naive", "a"): "naive + a"},
-    )
+    heats = [*own, *(tried if changed else []), *inputs]
+    return Measured(rounds=heats, models={"naive": MODEL}, changes={("naive", "a"): "naive + a"})
 
 
 CAN = {"config": {"read": "shards"}}
@@ -76,17 +67,17 @@ def test_what_has_gained_is_cause_and_fix():
 
 
 @pytest.mark.parametrize(
-    ("changed", "on_accelerator", "cause", "fix"),
+    ("on_accelerator", "cause", "fix"),
     [
-        (51.0, True, "no rule explains it", "look at"),
-        (51.0, False, "input and model compete for the same cores", "no change of this config"),
+        (True, "no rule explains it", "look at"),
+        (False, "input and model compete for the same cores", "no change of this config"),
     ],
 )
 def test_where_input_costs_and_nothing_helps_nobody_is_told_to_stop_looking(
-    changed, on_accelerator, cause, fix
+    on_accelerator, cause, fix
 ):
     one = subject(finding("a", **CAN))
-    result = judge_raced(one, measured(50.0, changed=changed), on_accelerator=on_accelerator)
+    result = judge_raced(one, measured(50.0, changed=51.0), on_accelerator=on_accelerator)
     assert result.verdict == "input-bound" and result.gain is None
     assert result.cause == cause and result.fix.startswith(fix)
 

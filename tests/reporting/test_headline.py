@@ -32,87 +32,70 @@ WAITS = "Training waits for its input 75 % of the time."
 ENDS = "`optimized` ends that: 3.9× as fast (3.9 to 3.9), same examples, same accuracy"
 SENTENCES = {
     "a winner ends the waiting": ({"naive": NAIVE, "optimized": FAST}, f"{WAITS} {ENDS}."),
-    "a winner leaves some of it": (
-        {"naive": NAIVE, "optimized": raced(50.0, 30, "input-bound")},
-        f"{WAITS} `optimized` brings that to 30 %: 2.0× as fast (2.0 to 2.0), same examples, same"
-        " accuracy.",
-    ),
-    "a winner may leave some of it": (
-        {"naive": NAIVE, "optimized": raced(50.0, 20, "undecided")},
-        f"{WAITS} `optimized` is 2.0× as fast (2.0 to 2.0), same examples, same accuracy; how long"
-        " it still waits is undecided, 18 to 22 %.",
-    ),
-    "a winner waits longer": (
-        {"naive": NAIVE, "optimized": raced(80.0, 80, "input-bound")},
-        f"{WAITS} `optimized` is 3.2× as fast (3.2 to 3.2), same examples, same accuracy.",
-    ),
-    "a faster model is no better input": (
-        {"naive": raced(70.0, 5), "optimized": FAST},
-        "Training waits for its input 5 % of the time only, and still `optimized` is 1.4× as fast"
-        " (1.4 to 1.4), same examples, same accuracy.",
-    ),
-    "equals are named": (
-        {"naive": NAIVE, "optimized": FAST, "a": raced(98.0, 5)},
-        f"{WAITS} {ENDS}; `a` is as fast within the noise.",
-    ),
-    "many equals are counted": (
-        {"naive": NAIVE, "optimized": FAST, **dict.fromkeys("abcde", FAST)},
-        f"{WAITS} {ENDS}; `a`, `b` and 3 others are as fast within the noise.",
-    ),
-    "what is open is named": (
-        {"naive": NAIVE, "snapshot": raced(80.0, 5), "open": raced(30.0, 40, "undecided")},
-        f"{WAITS} `snapshot` ends that: 3.2× as fast (3.2 to 3.2), same examples, same accuracy;"
-        " whether `open` is faster than `naive` is undecided.",
-    ),
-    "what contradicts itself is not spoken of": (
-        {"naive": NAIVE, "optimized": FAST, "odd": raced(300.0, 0, "undecided", contradiction="x")},
-        f"{WAITS} {ENDS}.",
-    ),
-    "a baseline that contradicts itself": (
-        {"naive": raced(25.0, 75, "undecided", contradiction="25, its epochs 90"), "a": FAST},
-        "How the configurations compare is undecided, since the figures of `naive` contradict each"
-        " other: 25, its epochs 90.",
-    ),
-    "nothing is faster, for the model takes the time": (
-        {"naive": raced(98.0, 5), "best": raced(98.0, 4)},
-        "No configuration trains faster than `naive` beyond the noise: training waits for its input"
-        " only 5 % of the time, the model takes the rest.",
-    ),
-    "nothing is faster, and training waits": (
-        {"naive": raced(98.0, 60, "input-bound"), "best": raced(98.0, 4)},
-        "No configuration trains faster than `naive` beyond the noise: training waits for its input"
-        " 60 % of the time, and none of these configurations changes that.",
-    ),
-    "nothing is faster, and training may wait": (
-        {"naive": raced(98.0, 20, "undecided"), "best": raced(98.0, 4)},
-        "No configuration trains faster than `naive` beyond the noise: and whether training waits"
-        " for its input is undecided (18 to 22 % of the time).",
-    ),
-    "nothing is certain": (
-        {"naive": NAIVE, "open": raced(26.0, 50, "undecided")},
-        "Whether anything trains faster than `naive` is undecided: `open` is 0.6 to 4.6× as fast.",
-    ),
-    "one that waits for nothing": (
-        {"optimized": FAST},
-        "`optimized` trains 98 examples per second and waits for its input 3 % of the time: its"
-        " model takes the rest, so there is nothing to gain from the input.",
-    ),
-    "one that waits": (
-        {"naive": NAIVE},
-        "`naive` waits for its input 75 % of the time: it trains 25 examples per second of the 100"
-        " that its model could take.",
-    ),
-    "one that may wait": (
-        {"naive": raced(50.0, 20, "undecided")},
-        "`naive` trains 50 examples per second; whether it waits for its input is undecided (18 to"
-        " 22 % of the time).",
-    ),
-    "one that contradicts itself": (
-        {"naive": raced(50.0, 20, "undecided", contradiction="50, its epochs 90")},
-        "How fast `naive` trains, and whether it waits for its input, is undecided: 50, its epochs"
-        " 90.",
-    ),
-}
+    "a winner leaves some of it":
+      ({"naive": NAIVE, "optimized": raced(50.0, 30, "input-bound")},
+       f"{WAITS} `optimized` brings that to 30 %: 2.0× as fast (2.0 to 2.0), same examples, same"
+       " accuracy."),
+    "a winner may leave some of it":
+      ({"naive": NAIVE, "optimized": raced(50.0, 20, "undecided")},
+       f"{WAITS} `optimized` is 2.0× as fast (2.0 to 2.0), same examples, same accuracy; how long"
+       " it still waits is undecided, 18 to 22 %."),
+    "a winner waits longer":
+      ({"naive": NAIVE, "optimized": raced(80.0, 80, "input-bound")},
+       f"{WAITS} `optimized` is 3.2× as fast (3.2 to 3.2), same examples, same accuracy."),
+    "a faster model is no better input":
+      ({"naive": raced(70.0, 5), "optimized": FAST},
+       "Training waits for its input 5 % of the time only, and still `optimized` is 1.4× as fast"
+       " (1.4 to 1.4), same examples, same accuracy."),
+    "equals are named":
+      ({"naive": NAIVE, "optimized": FAST, "a": raced(98.0, 5)},
+       f"{WAITS} {ENDS}; `a` is as fast within the noise."),
+    "many equals are counted":
+      ({"naive": NAIVE, "optimized": FAST, **dict.fromkeys("abcde", FAST)},
+       f"{WAITS} {ENDS}; `a`, `b` and 3 others are as fast within the noise."),
+    "what is open is named":
+      ({"naive": NAIVE, "snapshot": raced(80.0, 5), "open": raced(30.0, 40, "undecided")},
+       f"{WAITS} `snapshot` ends that: 3.2× as fast (3.2 to 3.2), same examples, same accuracy;"
+       " whether `open` is faster than `naive` is undecided."),
+    "what contradicts itself is not spoken of":
+      ({"naive": NAIVE, "optimized": FAST, "odd": raced(300.0, 0, "undecided", contradiction="x")},
+       f"{WAITS} {ENDS}."),
+    "a baseline that contradicts itself":
+      ({"naive": raced(25.0, 75, "undecided", contradiction="25, its epochs 90"), "a": FAST},
+       "How the configurations compare is undecided, since the figures of `naive` contradict each"
+       " other: 25, its epochs 90."),
+    "nothing is faster, for the model takes the time":
+      ({"naive": raced(98.0, 5), "best": raced(98.0, 4)},
+       "No configuration trains faster than `naive` beyond the noise: training waits for its input"
+       " only 5 % of the time, the model takes the rest."),
+    "nothing is faster, and training waits":
+      ({"naive": raced(98.0, 60, "input-bound"), "best": raced(98.0, 4)},
+       "No configuration trains faster than `naive` beyond the noise: training waits for its input"
+       " 60 % of the time, and none of these configurations changes that."),
+    "nothing is faster, and training may wait":
+      ({"naive": raced(98.0, 20, "undecided"), "best": raced(98.0, 4)},
+       "No configuration trains faster than `naive` beyond the noise: and whether training waits"
+       " for its input is undecided (18 to 22 % of the time)."),
+    "nothing is certain":
+      ({"naive": NAIVE, "open": raced(26.0, 50, "undecided")},
+       "Whether anything trains faster than `naive` is undecided: `open` is 0.6 to 4.6× as fast."),
+    "one that waits for nothing":
+      ({"optimized": FAST},
+       "`optimized` trains 98 examples per second and waits for its input 3 % of the time: its"
+       " model takes the rest, so there is nothing to gain from the input."),
+    "one that waits":
+      ({"naive": NAIVE},
+       "`naive` waits for its input 75 % of the time: it trains 25 examples per second of the 100"
+       " that its model could take."),
+    "one that may wait":
+      ({"naive": raced(50.0, 20, "undecided")},
+       "`naive` trains 50 examples per second; whether it waits for its input is undecided (18 to"
+       " 22 % of the time)."),
+    "one that contradicts itself":
+      ({"naive": raced(50.0, 20, "undecided", contradiction="50, its epochs 90")},
+       "How fast `naive` trains, and whether it waits for its input, is undecided: 50, its epochs"
+       " 90."),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("configurations", "sentence"), SENTENCES.values(), ids=SENTENCES)

@@ -228,12 +228,8 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0, held_bytes=1.0))
     journal.drop("b", "why")
     journal.drop("b", "another reason")
-    calm = Round(
-        heat="own",
-        turns={"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)},
-        others_pct=3.0,
-        busiest="x",
-    )
+    turns = {"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)}
+    calm = Round(heat="own", turns=turns, others_pct=3.0, busiest="x")
     loud = replace(calm, others_pct=30.0)
     for one in (calm, loud, calm):
         journal.add(one)

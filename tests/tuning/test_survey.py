@@ -243,9 +243,8 @@ def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
     data = open_inputs(check(SMALL), layout)
     splits, column = data.shards.splits, data.input_column
     whole = sum(map(data.snapshot.bytes, splits))
-    part = (
-        f"{whole - 0.6 * sum(data.snapshot.splits[one].bytes(column) for one in splits) + 1:.0f}B"
-    )
+    values = sum(data.snapshot.splits[one].bytes(column) for one in splits)
+    part = f"{whole - 0.6 * values + 1:.0f}B"
     naive = {"naive": {"read": "shards"}}
 
     def refuse(disk, fraction=1.0, pipelines=naive):
