@@ -24,7 +24,6 @@ CLASSES = np.arange(12) % 3
 COLUMN = CLASSES[:, None]
 ONE_HOT = np.eye(3)[CLASSES]
 RGB = np.random.default_rng(1).integers(0, 256, (12, 4, 5, 3), np.uint8)
-SPLIT_NAMES = ("train", "validation", "test")
 
 
 def scan(path, files, *, save=np.savez, **more):
@@ -104,6 +103,7 @@ def test_arrays_that_may_be_read_in_several_ways_are_listed(tmp_path, files, sai
         scan(tmp_path, files)
 
 
+ONE, SPLITS = {"x": IMAGES, "y": CLASSES}, names("x_{}", "y_{}")
 NUMBER, CLASS = {"label_kind": "number"}, {"label_kind": "class"}
 WORDS = np.array(["owl", "cat", "owl"] * 4)
 TURNED = "one-hot label read as the number of its class"
@@ -161,33 +161,21 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
 @pytest.mark.parametrize(
     ("files", "more", "said"),
     [
+        (ONE | {"y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\), needed is \(12,\), \(12"),
+        (ONE | {"y": CLASSES / 2}, CLASS, "no whole number: 0.5; set data.label_kind: number"),
+        (ONE | {"y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
+        (ONE | {"y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
+        (ONE | {"x": RGB[..., :2]}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),
+        (ONE | {"x": IMAGES.reshape(12, 20)}, {}, r"shape \(12, 20\); needed is uint8"),
+        (ONE | {"x": IMAGES * 1.0}, {}, "dtype float64"),
+        (ONE | {"x": IMAGES[:7]}, {"features": "x"}, "one class per image"),
+        (ONE, {"features": "z"}, "no array z; known: x, y"),
         (
-            {"x": IMAGES, "y": np.ones((12, 3))},
-            {},
-            r"y has shape \(12, 3\), needed is \(12,\), \(12",
-        ),
-        (
-            {"x": IMAGES, "y": CLASSES / 2},
-            CLASS,
-            "no whole number: 0.5; set data.label_kind: number",
-        ),
-        ({"x": IMAGES, "y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
-        ({"x": IMAGES, "y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
-        ({"x": RGB[..., :2], "y": CLASSES}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),
-        ({"x": IMAGES.reshape(12, 20), "y": CLASSES}, {}, r"shape \(12, 20\); needed is uint8"),
-        ({"x": IMAGES * 1.0, "y": CLASSES}, {}, "dtype float64"),
-        ({"x": IMAGES[:7], "y": CLASSES}, {"features": "x"}, "one class per image"),
-        ({"x": IMAGES, "y": CLASSES}, {"features": "z"}, "no array z; known: x, y"),
-        (
-            {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES[:, 1:], "y_test": CLASSES},
+            SPLITS | {"x_test": IMAGES[:, 1:]},
             {},
             r"x_test and x_train hold images of different sizes, \(3, 5, 1\) and \(4, 5, 1\)",
         ),
-        (
-            {"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES, "y_test": CLASSES == 1},
-            NUMBER,
-            "y_test and y_train holds text or booleans",
-        ),
+        (SPLITS | {"y_test": CLASSES == 1}, NUMBER, "y_test and y_train holds text or booleans"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
@@ -219,21 +207,12 @@ def test_a_folder_holds_what_an_archive_does_and_each_split_its_own_examples(tmp
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_any_archive_gives_the_arrays_that_were_saved(tmp_path, save):
-    files = {
-        "c": RGB,
-        "fortran": np.asfortranarray(RGB),
-        "big": CLASSES.astype(">i4"),
-        "empty": RGB[:0],
-        "single": np.float32(3),
-    }
+def test_any_archive_gives_the_arrays_that_were_saved_and_no_pickled_ones(tmp_path, save):
+    files = {"c": RGB, "fortran": np.asfortranarray(RGB), "big": CLASSES.astype(">i4")}
+    files |= {"empty": RGB[:0], "single": np.float32(3)}
     save(tmp_path / "data.npz", **files)
     for name, array in files.items():
         np.testing.assert_array_equal(read_array(tmp_path / "data.npz", name), array)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_pickled_members_are_never_loaded(tmp_path, save):
     with pytest.raises(UnreadableSource, match=r"x cannot be read .*; pickled arrays are refused"):
         scan(tmp_path, {"x": np.array([{"a": 1}], dtype=object), "y": CLASSES}, save=save)
 

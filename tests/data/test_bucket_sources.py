@@ -29,7 +29,6 @@ from throughline.data.shards.index import ShardIndex
 from throughline.data.shards.writing import shard
 from throughline.data.sources import ExampleFile, file_folder
 from throughline.settings import DataSettings, ShardSettings
-from throughline.shared.engine import use_engine
 from throughline.shared.errors import (
     DataNotFound,
     DiskRefused,
@@ -52,11 +51,9 @@ def write_photos(root: Path) -> None:
     shutil.copy(root / "cat" / "00.jpg", root / "dog" / "copy.jpg")
     (root / "cat" / "broken.png").write_bytes(b"no image")
     (root / "cat" / "empty.png").touch()
-    (root / "cat" / "note.md").write_text("other")
-    (root / "outside.jpg").write_bytes(b"x")
-    (root / "dog" / ".hidden.jpg").write_bytes(b"x")
     (root / "none").mkdir()
-    (root / "none" / "read.me").write_text("x")
+    for name in ("cat/note.md", "outside.jpg", "dog/.hidden.jpg", "none/read.me"):
+        (root / name).write_text("x")
 
 
 def write_arrays(root: Path) -> None:
@@ -111,15 +108,6 @@ def test_a_bucket_gives_the_shards_of_a_folder(source, bucket_url, tmp_path, mon
         local.examples["uri"] = local.examples["uri"].str.replace(here, there)
     assert remote.examples.equals(local.examples)
     assert not read_files(tmp_path / "project"), "copies are gone"
-
-
-@pytest.mark.slow
-def test_dask_workers_read_a_bucket_as_threads_do(photos, bucket_url, tmp_path):
-    settings = data_settings(bucket_url)
-    manifest, index = prepare(settings, tmp_path / "threads")
-    with use_engine(workers=1):
-        other, same = prepare(settings, tmp_path / "workers")
-    assert (other.digest, same.digest) == (manifest.digest, index.digest)
 
 
 @pytest.fixture(scope="module")
@@ -255,9 +243,8 @@ def test_a_copy_that_does_not_fit_is_refused_with_both_sizes(bucket_url, monkeyp
     monkeypatch.setattr(object_folder.shutil, "disk_usage", lambda path: usage)
     large = StoredObject(name="a.csv", bytes=2 << 20, modified_at=None, tag="x")
     folder = ObjectFolder(store=open_store(bucket_url), objects=[large])
-    with pytest.raises(
-        DiskRefused, match=r"needs 2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"
-    ):
+    said = r"needs 2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"
+    with pytest.raises(DiskRefused, match=said):
         folder.copy_into(tmp_path)
 
 

@@ -45,9 +45,8 @@ def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_pat
     names = ("seg_train/seg_train/sea/1.png", "seg_test/seg_test/sea/2.png", "seg_pred/3.png")
     more = ("seg_test/seg_test/sea/new/4.png", "__MACOSX/sea/._1.png")
     files, found = scan(lay_out(tmp_path, *names, *more))
-    assert {(label, split) for _, label, split in files} == {
-        *(("sea", None), ("sea", "test"), ("sea/new", "test"))
-    }
+    read_as = {(label, split) for _, label, split in files}
+    assert read_as == {("sea", None), ("sea", "test"), ("sea/new", "test")}
     assert found.left_out == {"seg_pred is named as what has no label": 1}
     assert len(scan(tmp_path, leave_out=["new"])[0]) == 2
 

@@ -9,20 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.prepared_files import write_columns
 from tests.support.small_data import flip_bit
 from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import Moments, compute_moments, merge_moments
 from throughline.data.columns.index import (
     Column,
-    SnapshotIndex,
-    SplitColumns,
-    Statistics,
     allocate,
     column_path,
     map_column,
     read_index,
     verify,
-    write_index,
     write_rows,
 )
 from throughline.shared.errors import CorruptColumn, ImpossiblePlan, MissingInput, StaleSnapshot
@@ -36,18 +33,7 @@ VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": 
 
 @pytest.fixture
 def written(tmp_path):
-    allocate(tmp_path, "train", COLUMNS, 10)
-    chunks = []
-    for start in (5, 0):
-        values = {name: array[start : start + 5] for name, array in VALUES.items()}
-        chunks.append(write_rows(tmp_path, "train", COLUMNS, start=start, values=values))
-    index = SnapshotIndex(
-        key="k",
-        statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
-        columns=COLUMNS,
-        splits={"train": SplitColumns(count=10, chunks=tuple(chunks))},
-    )
-    write_index(tmp_path, index)
+    write_columns(tmp_path, COLUMNS, VALUES, rows=5)
     return tmp_path
 
 

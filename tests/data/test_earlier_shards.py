@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.upload import upload
-from tests.support.small_data import data_settings, flip_bit, picture, read_files
+from tests.support.small_data import data_settings, flip_bit, read_files, save_photos, write_files
 from throughline.data import inspection_cache
 from throughline.data.ingest import ingest
 from throughline.data.known_files import open_known_files
@@ -34,13 +34,11 @@ class Data:
         self.folder, self.source = folder, folder / "source"
         self.shards, self.earlier = folder / "shards", folder / "earlier"
         self.kind = kind
-        for number in range(count):
-            path = self.source / "ab"[number % 2] / str(number)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if kind == "image_folder":
-                picture(number).save(path.with_suffix(".jpg"))
-            else:
-                path.with_suffix(".txt").write_text(f"{number} " * (1 + number % 7))
+        if kind == "image_folder":
+            save_photos(self.source, count, "a", "b")
+        else:
+            texts = [f"{number} " * (1 + number % 7) for number in range(count)]
+            write_files(self.source, {f"{'ab'[n % 2]}/{n:02}.txt": t for n, t in enumerate(texts)})
 
     def ingest(self) -> Manifest:
         shutil.rmtree(self.folder / "manifest", ignore_errors=True)
@@ -84,7 +82,7 @@ def test_one_example_more_or_less_changes_one_shard(tmp_path, kind):
     assert data.write(data.ingest()) == data.names()
     data.keep()
     assert not data.write(data.ingest())
-    one = min(data.source.rglob("7.*"))
+    one = min(data.source.rglob("07.*"))
     content = one.read_bytes()
     one.unlink()
     assert len(data.write(data.ingest())) == 1
@@ -105,7 +103,7 @@ def ingest_known(data: Data, settings: DataSettings, kept: Path) -> Manifest:
 def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection_cache, "SETTLED_NS", -1_000_000_000)  # settled at once
     data, kept = Data(tmp_path, "image_folder", 12), tmp_path / "kept"
-    changed = data.source / "a" / "4.jpg"
+    changed = data.source / "a" / "04.jpg"
     os.utime(changed, (1, 1))
     settings = data_settings(data.source)
     manifest = ingest_known(data, settings, kept)
@@ -115,7 +113,7 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monk
     shutil.rmtree(data.shards)
     with (
         open_known_files(manifest, settings, kept) as is_known,
-        pytest.raises(DataNotFound, match=r"4\.jpg .* has other contents than at ingest"),
+        pytest.raises(DataNotFound, match=r"04\.jpg .* has other contents than at ingest"),
     ):
         writing.shard(
             manifest, data.shards, settings=SETTINGS, earlier=data.earlier, is_known=is_known
@@ -129,14 +127,14 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
     manifest = ingest_known(data, settings, kept)
     assert not data.write_known(manifest, settings, kept)
     store = open_store(f"{bucket_url}/photos")
-    store.write("a/4.jpg", store.read("a/4.jpg"))  # the same again, as its tag says
+    store.write("a/04.jpg", store.read("a/04.jpg"))  # the same again, as its tag says
     written = data.write_known(manifest, settings, kept)
     assert len(written) <= 1, "a store may count when it was written"
-    store.write("a/4.jpg", store.read("a/8.jpg"))
-    with pytest.raises(DataNotFound, match=r"a/4\.jpg .*(other contents|another size)"):
+    store.write("a/04.jpg", store.read("a/08.jpg"))
+    with pytest.raises(DataNotFound, match=r"a/04\.jpg .*(other contents|another size)"):
         data.write_known(manifest, settings, kept)
-    store.delete(["a/4.jpg"])
-    with pytest.raises(DataNotFound, match=r"a/4\.jpg .* is gone now"):
+    store.delete(["a/04.jpg"])
+    with pytest.raises(DataNotFound, match=r"a/04\.jpg .* is gone now"):
         data.write_known(manifest, settings, kept)
 
 

@@ -49,14 +49,8 @@ def test_each_kind_of_data_has_a_table_and_one_of_columns_with_kind_range_and_mi
 ):
     settings, heading, first, columns = KINDS[kind]
     rows = [
-        [
-            row / 8 if row % 8 else "",
-            "abc"[row % 3],
-            ("odd", "even")[row % 5 > 0],
-            f"word {row}",
-            row,
-        ]
-        for row in range(80)
+        [n / 8 if n % 8 else "", "abc"[n % 3], ("odd", "even")[n % 5 > 0], f"word {n}", n]
+        for n in range(80)
     ]
     path = write(tmp_path, "size,town,kind,note,rank", rows)
     settings = {"path": str(path), "label_column": "kind", **settings}

@@ -107,22 +107,18 @@ def test_other_contents_of_a_links_target_are_other_data(root, tmp_path):
     assert len(changed) == 2 and before.digest != after.digest
 
 
-def parent(root):
-    return root.parent
-
-
-# Where a link to a folder leads, and what is said of it.
-FOLDERS = {
-    "elsewhere": (lambda root: root.parent / "blobs", r"c is a link to the folder .*`rm .*cp -rs"),
-    "to what holds the root": (parent, r"c is a link to the folder .*, which holds it; remove it"),
-    "to the disk": (lambda root: Path("/"), r"c is a link to the folder /, which holds it"),
-}
-
-
-@pytest.mark.parametrize("case", FOLDERS)
-def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(case, root, tmp_path):
-    leads, words = FOLDERS[case]
-    (root / "c").symlink_to(leads(root))
+@pytest.mark.parametrize(
+    ("leads", "words"),
+    [
+        ("../blobs", r"c is a link to the folder .*`rm .*cp -rs"),
+        ("..", r"c is a link to the folder .*, which holds it; remove it"),
+        ("/", r"c is a link to the folder /, which holds it"),
+    ],
+)
+def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(
+    leads, words, root, tmp_path
+):
+    (root / "c").symlink_to(leads)
     with pytest.raises(UnreadableSource, match=words):
         ingest(data_settings(root), tmp_path / "manifest")
     listed = file_folder.scan(data_settings(root, follow_links=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.small_data import data_settings, save_photos
+from tests.support.small_data import data_settings, save_photos, write_files
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
 from throughline.data.local_files import list_files
@@ -16,13 +16,9 @@ from throughline.data.sources import image_table
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-RULE = "names in the list are no paths: "
-
 
 def scan(tmp_path: Path, names, files, **changes):
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    write_files(tmp_path, dict.fromkeys(files, ""))
     lines = [f'"{name}",{"ab"[number % 2]}' for number, name in enumerate(names)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]), encoding="utf-8")
     return image_table.scan(DataSettings(source="image_table", path=str(tmp_path), **changes))
@@ -105,21 +101,14 @@ def test_as_many_files_may_be_missing_as_rejects_are_allowed(tmp_path):
 @pytest.fixture
 def root(tmp_path) -> Path:
     """Class folders with three files."""
-    for name in ("cat/1.jpg", "cat/2.jpg", "bird/owl/3.jpg"):
-        path = tmp_path / "in" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return tmp_path / "in"
-
-
-def touch(path: Path) -> None:
-    os.utime(path, ns=(0, 1))
+    names = ("cat/1.jpg", "cat/2.jpg", "bird/owl/3.jpg")
+    return write_files(tmp_path / "in", {name: name for name in names})
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "added": (lambda root: (root / "bird" / "owl" / "4.jpg").touch(), "bird/owl/4.jpg"),
     "of another size": (lambda root: (root / "cat" / "1.jpg").write_text("x"), "cat/1.jpg"),
-    "of another time": (lambda root: touch(root / "cat" / "2.jpg"), "cat/2.jpg"),
+    "of another time": (lambda root: os.utime(root / "cat" / "2.jpg", ns=(0, 1)), "cat/2.jpg"),
     "removed": (lambda root: (root / "cat" / "2.jpg").unlink(), "cat/2.jpg"),
 }
 

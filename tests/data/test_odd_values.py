@@ -158,9 +158,8 @@ def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
     path = write(tmp_path, "x,y,label", rows)
     rejected = scan(path, missing_values={"x": [0]}).rejected
     assert {item.reason.split(" (")[0] for item in rejected} == {"x is missing"}
-    with pytest.raises(
-        UnreadableSource, match=r"data.missing_values: no column X; known: label, x"
-    ):
+    said = r"data.missing_values: no column X; known: label, x"
+    with pytest.raises(UnreadableSource, match=said):
         scan(path, missing_values={"X": [0]})
     with pytest.raises(UnreadableSource, match=r"data.missing_values: no column y"):
         scan(path, "text_table", text_column="x", missing_values={"y": [0]})

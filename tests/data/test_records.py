@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.external_records import example, png, write
+from tests.support.prepared_files import write_shard
 from throughline.data import found as forms
 from throughline.data.shards import example_features, record_offsets, tfrecord
 from throughline.data.shards.example_features import NotAnExample, parse_features, read_numbers
@@ -164,27 +165,14 @@ def test_what_is_no_example_is_refused_with_what_is_wrong(record, said):
         read_numbers(record, parse_features(record)["i"])
 
 
-SIZES = ((3, 0, 500), (7,), (1, 2))
-
-
 @pytest.fixture
 def shards(tmp_path) -> list[tuple[Path, Shard]]:
     """Three uncompressed shards of records of several sizes, with their indexes."""
     found = []
-    for number, sizes in enumerate(SIZES):
+    for number, sizes in enumerate(((3, 0, 500), (7,), (1, 2))):
         path = tmp_path / f"train-{number}.tfrecord"
-        path.write_bytes(b"".join(b"".join(frame(bytes([number]) * size)) for size in sizes))
-        shard = Shard(
-            name=path.name,
-            split="train",
-            records=len(sizes),
-            examples=len(sizes),
-            bytes=path.stat().st_size,
-            digest=digest_file(path),
-            compression="none",
-            offsets_digest=record_offsets.write_offsets(path),
-        )
-        found.append((path, shard))
+        shard = write_shard(path, [bytes([number]) * size for size in sizes])
+        found.append((path, replace(shard, offsets_digest=record_offsets.write_offsets(path))))
     return found
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.prepared_files import index_of, write_shard
 from tests.support.small_data import flip_bit, prepared, read_files
-from throughline.data.encodings.arrays import array_feature, pixels_feature
-from throughline.data.encodings.labels import labeled
+from throughline.data.encodings.arrays import array_feature
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import REPAIRED, ShardFiles
-from throughline.data.shards.index import Shard, ShardIndex, read_shard_index
+from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
-from throughline.data.shards.tfrecord import frame, read_records, shard_name, write_frames
+from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.plan.schema import Schema
 from throughline.settings import DataSettings, ShardSettings
@@ -164,26 +164,6 @@ RECORDS = [b"first", b"second", b"third", b"fourth"]
 SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data
 
 
-def write_shard(folder: Path, number: int = 0, compression="none") -> Shard:
-    name = shard_name("train", number, 2, compression)
-    frames = (part for record in RECORDS for part in frame(record))
-    digest = write_frames(folder / name, frames, compression=compression)
-    return Shard(
-        name=name,
-        split="train",
-        records=len(RECORDS),
-        examples=len(RECORDS),
-        bytes=(folder / name).stat().st_size,
-        digest=digest,
-        compression=compression,
-    )
-
-
-def index_of(*shards: Shard) -> ShardIndex:
-    schema = labeled(pixels_feature((5,)))
-    return ShardIndex(schema=schema, classes=("a", "b"), data_digest="d", shards=shards)
-
-
 def files_in(folder) -> ShardFiles:
     """Of shards in a folder, with what is repaired in its `out`."""
     return ShardFiles(folder=folder, snapshot_folder=folder / "out")
@@ -192,13 +172,15 @@ def files_in(folder) -> ShardFiles:
 @pytest.fixture
 def plain(tmp_path) -> Shard:
     """An uncompressed shard of four records, of which the second one's data is damaged."""
-    shard = write_shard(tmp_path)
+    shard = write_shard(tmp_path / "train-0.tfrecord", RECORDS)
     flip_bit(tmp_path / shard.name, SECOND_AT + 12)
     return shard
 
 
-def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: str) -> list[Shard]:
-    """Write the damaged shards of an index again, with what of them can be used."""
+def repair(shards, folder: Path, *, most=1.0, schema=None, **unusable: str) -> list[Shard]:
+    """Write damaged shards again, with what of them can be used."""
+    index = index_of(*shards, shape=(5,))
+    index = replace(index, schema=schema or index.schema)
     problems = find_damaged_shards(index, files_in(folder))
     problems |= {shard.name: ["no image"] for shard in index.shards if unusable}
     damage = Damage(problems=problems, unusable=unusable)
@@ -206,11 +188,11 @@ def repair(index: ShardIndex, folder: Path, *, most: float = 1.0, **unusable: st
 
 
 def test_damaged_shards_are_found_and_what_can_be_read_is_written_and_counted(tmp_path, plain):
-    whole = write_shard(tmp_path, 1)
-    problems = find_damaged_shards(index_of(plain, whole), files_in(tmp_path))
+    whole = write_shard(tmp_path / "train-1.tfrecord", RECORDS)
+    problems = find_damaged_shards(index_of(plain, whole, shape=(5,)), files_in(tmp_path))
     said = f"record 1 at byte {SECOND_AT}: the checksum of the data does not match"
     assert problems == {plain.name: [f"{tmp_path / plain.name}: {said}"]}
-    (repaired,) = repair(index_of(plain), tmp_path, most=0.25)
+    (repaired,) = repair([plain], tmp_path, most=0.25)
     path = files_in(tmp_path).path(repaired)
     assert path == tmp_path / "out" / REPAIRED / plain.name
     assert files_in(tmp_path).path(plain) == tmp_path / plain.name
@@ -219,8 +201,8 @@ def test_damaged_shards_are_found_and_what_can_be_read_is_written_and_counted(tm
 
 
 def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
-    shard = write_shard(tmp_path, compression="gzip")
-    (repaired,) = repair(index_of(shard), tmp_path, **{digest_blake3(b"second"): "no"})
+    shard = write_shard(tmp_path / "train-0.tfrecord.gz", RECORDS, compression="gzip")
+    (repaired,) = repair([shard], tmp_path, **{digest_blake3(b"second"): "no"})
     path = files_in(tmp_path).path(repaired)
     assert list(read_records(path, compression="gzip")) == [RECORDS[0], *RECORDS[2:]]
 
@@ -228,10 +210,11 @@ def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
 def test_what_must_not_be_repaired_is_refused(tmp_path, plain):
     said = r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro"
     with pytest.raises(CorruptShard, match=said):
-        repair(index_of(plain), tmp_path, most=0.24)
+        repair([plain], tmp_path, most=0.24)
     series = Schema(features=(array_feature("series", (1,), "float32"),))
     with pytest.raises(CorruptShard, match="a time series must not have gaps"):
-        repair(replace(index_of(plain), schema=series), tmp_path)
-    whole = replace(write_shard(tmp_path), digest="of another file")
+        repair([plain], tmp_path, schema=series)
+    whole = write_shard(tmp_path / "train-0.tfrecord", RECORDS)
+    whole = replace(whole, digest="of another file")
     with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
-        repair(index_of(whole), tmp_path)
+        repair([whole], tmp_path)

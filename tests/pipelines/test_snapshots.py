@@ -47,10 +47,7 @@ SHARD = Shard(
     compression="none",
 )
 INDEX = ShardIndex(
-    schema=labeled(pixels_feature((8, 8, 1))),
-    classes=("a", "b"),
-    data_digest="d",
-    shards=(SHARD,),
+    schema=labeled(pixels_feature((8, 8, 1))), classes=("a", "b"), data_digest="d", shards=(SHARD,)
 )
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 

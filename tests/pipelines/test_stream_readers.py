@@ -33,11 +33,7 @@ from throughline.data.shards.tfrecord import Compression, frame, shard_name, wri
 from throughline.data.shards.writing import shard
 from throughline.pipelines.extent_checks import check_extent
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
-from throughline.pipelines.read.stream_readers import (
-    read,
-    sample_stream_by_class,
-    windows,
-)
+from throughline.pipelines.read.stream_readers import read, sample_stream_by_class, windows
 from throughline.pipelines.sizes import estimate_record_bytes
 from throughline.plan import parallelism
 from throughline.plan.ops import Decode
@@ -229,10 +225,7 @@ def measure_growth(arrays: Path, folder: Path, rewrites: bool) -> tuple[int, int
     write_index(folder, index)
     shard = replace(small.shards.for_split("train")[0], records=ROWS, examples=ROWS)
     large = replace(
-        small,
-        snapshot=index,
-        snapshot_folder=folder,
-        shards=replace(small.shards, shards=(shard,)),
+        small, snapshot=index, snapshot_folder=folder, shards=replace(small.shards, shards=(shard,))
     )
     config = {"read": "snapshot", "shuffle": GLOBAL, "prefetch": 2, "graph_rewrites": rewrites}
     batches(pipeline({"arrays": small}, **config))  # what a first dataset brings along

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def save_photos(root: Path, count: int, *classes: str, suffix: str = "jpg") -> P
         path = root / classes[number % len(classes)] / f"{number:02d}.{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(path)
+    return root
+
+
+def write_files(root: Path, files: Mapping[str, bytes | str]) -> Path:
+    """Write files by their paths below a folder, which is returned; texts as UTF-8."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return root
 
 

@@ -14,14 +14,7 @@ import mlflow
 import pytest
 
 from tests.support.kills import signaled_at
-from tests.support.project import (
-    SMALL,
-    experiment_of,
-    run,
-    run_quietly,
-    run_stages,
-    write_params,
-)
+from tests.support.project import SMALL, experiment_of, run, run_quietly, run_stages, write_params
 from throughline.shared.output_lock import hold_outputs
 
 pytestmark = pytest.mark.timeout(600)

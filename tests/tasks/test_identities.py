@@ -23,23 +23,11 @@ from tasks.train import describe_stop, summarize
 from tasks.verify import find_damaged_columns
 from tests.support.lanes import slow_but_first
 from tests.support.made_up import made_up
-from tests.support.own_code import (
-    EVERY_RUN,
-    MEASURED,
-    OWN,
-    PARAMS,
-    differ,
-    each,
-    read_identities,
-)
+from tests.support.own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_identities
 from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL, write_params
 from throughline.assembly.evaluation import write_evaluation
-from throughline.assembly.inputs import (
-    open_input_pipeline,
-    open_inputs,
-    open_stored_pipeline,
-)
+from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
 from throughline.assembly.model import build_models_for
 from throughline.config import cli
 from throughline.config.params import check
