@@ -54,7 +54,6 @@ UNREAD, UNLABELED = "image uint8 (7, 4, 5)", "x_test uint8 (12, 4, 5)"
         ({"images": IMAGES, "labels": CLASSES}, {None}, ""),
         ({"X": IMAGES, "Y": CLASSES}, {None}, ""),
         ({"x": IMAGES, "y": CLASSES}, {None}, ""),
-        # Neighbors of these.
         (names("{}X", "{}Y"), OPEN_TEST, ""),
         (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS, ""),
         (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS, ""),
@@ -89,7 +88,6 @@ def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, s
         ),
         ({"data": IMAGES, "fine_labels": CLASSES, "coarse_labels": CLASSES}, "is not certain"),
         ({"images": IMAGES, "data": IMAGES, "labels": CLASSES}, "is not certain"),
-        # Neighbors of these.
         ({**names("x_{}", "y_{}"), "images": IMAGES, "labels": CLASSES}, "is not certain"),
         ({"x_test": IMAGES, "y_test": CLASSES}, "is not certain"),
         ({"x_train": IMAGES, "y_test": CLASSES}, "is not certain"),
@@ -117,7 +115,6 @@ TURNED = "one-hot label read as the number of its class"
         (CLASSES.astype(np.float32), {}, ["0", "1", "2"], ""),
         (CLASSES.astype(float), CLASS, ["0", "1", "2"], ""),
         (CLASSES, NUMBER, [], ""),
-        # Neighbors of these.
         (ONE_HOT.astype(bool), {}, ["0", "1", "2"], TURNED),
         (CLASSES / 2, {}, [], ""),
         (CLASSES[:, None] * 2 - 1, {}, ["-1", "1", "3"], ""),

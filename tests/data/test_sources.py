@@ -23,17 +23,12 @@ def write_idx(path: Path, values: np.ndarray, *, shape: tuple[int, ...] | None =
     path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
 
 
-def write_fashion(folder: Path, *, labels: dict[str, list[int]]) -> DataSettings:
-    """Write the four files with two images of 2×3 per part, image n of value n."""
-    for part in ("train", "t10k"):
-        images = np.full((2, 2, 3), [[[0]], [[1]]])
-        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
-        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", np.array(labels[part]))
-    return DataSettings(source="fashion_mnist", path=str(folder))
-
-
 def test_fashion_mnist_brings_classes_by_name_and_its_own_test_split(tmp_path):
-    scanned = fashion_mnist.scan(write_fashion(tmp_path, labels={"train": [9, 0], "t10k": [1, 8]}))
+    """Of two images of 2×3 per part, image n of value n."""
+    for part, labels in (("train", [9, 0]), ("t10k", [1, 8])):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.full((2, 2, 3), [[[0]], [[1]]]))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.array(labels))
+    scanned = fashion_mnist.scan(DataSettings(source="fashion_mnist", path=str(tmp_path)))
     assert scanned.labels == ["Ankle boot", "T-shirt/top", "Trouser", "Bag"]
     assert scanned.ids == ["train/00000", "train/00001", "test/00000", "test/00001"]
     assert scanned.splits == [None, None, "test", "test"]
@@ -88,26 +83,14 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
 PATH = Path("items.csv")
 
 
-ROWS = [(" 1,5", "NA", "10"), ("2,25", "red", "11"), ("", "red", "x"), ("4", "blue", "13")]
-
-
-def listing_of(rows: list[tuple[str, ...]], **more):
-    settings = DataSettings(
-        source="text_table",
-        path=str(PATH),
-        numeric=["size"],
-        categorical=["color"],
-        missing_values=["NA"],
-        label_column="price",
-        **more,
-    )
-    names = ("size", "color", *(["price"] if settings.label_kind == "number" else []))
-    cells = [row[: len(names)] for row in rows]
-    return read_listing(KeptCells(path=PATH, settings=settings, names=names).make_table(cells))
-
-
 def test_cells_are_known_when_all_are_there():
-    found = listing_of(ROWS, label_kind="number", missing={"size": "median", "color": "category"})
+    columns = {"numeric": ["size"], "categorical": ["color"], "missing_values": ["NA"]}
+    columns |= {"missing": {"size": "median", "color": "category"}}
+    target = {"label_column": "price", "label_kind": "number"}
+    settings = DataSettings(source="text_table", path=str(PATH), **columns, **target)
+    kept = KeptCells(path=PATH, settings=settings, names=("size", "color", "price"))
+    rows = [(" 1,5", "NA", "10"), ("2,25", "red", "11"), ("", "red", "x"), ("4", "blue", "13")]
+    found = read_listing(kept.make_table(rows))
     assert found.columns.columns.categories == (("", "blue", "red"),)
     np.testing.assert_array_equal(found.columns.values, [[1.5, 0], [2.25, 2], [np.nan, 2], [4, 1]])
     np.testing.assert_array_equal(found.numbers, [[10], [11], [np.nan], [13]])

@@ -12,16 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from throughline.data import splits
 from throughline.data.examination import digest_rows
 from throughline.data.manifest import digest_manifest, read_manifest
-from throughline.data.splits import (
-    assign_split,
-    block_ranges,
-    count_steps,
-    first_of_digests,
-    shard_order,
-    shard_ranges,
-)
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import DamagedFile
 
@@ -35,27 +28,29 @@ def digest(content: bytes) -> str:
 
 @given(contents, contents, st.integers(0, 5))
 def test_adding_data_never_moves_an_example(old, new, seed):
-    before = {content: assign_split(digest(content), shares=SHARES, seed=seed) for content in old}
-    after = {one: assign_split(digest(one), shares=SHARES, seed=seed) for one in old + new}
+    before = {
+        content: splits.assign_split(digest(content), shares=SHARES, seed=seed) for content in old
+    }
+    after = {one: splits.assign_split(digest(one), shares=SHARES, seed=seed) for one in old + new}
     assert all(after[content] == split for content, split in before.items())
 
 
 def test_shares_are_kept_and_seeds_deal_differently():
     digests = [digest(str(number).encode()) for number in range(20_000)]
-    dealt = [assign_split(item, shares=SHARES, seed=0) for item in digests]
+    dealt = [splits.assign_split(item, shares=SHARES, seed=0) for item in digests]
     assert abs(dealt.count("validation") / 20_000 - 0.15) < 0.01
     assert abs(dealt.count("test") / 20_000 - 0.10) < 0.01
-    again = [assign_split(item, shares=SHARES, seed=1) for item in digests]
+    again = [splits.assign_split(item, shares=SHARES, seed=1) for item in digests]
     assert again != dealt
 
 
 @given(st.lists(st.binary(max_size=8), min_size=1, max_size=40, unique=True))
 def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
     examples = pd.DataFrame({"digest": map(digest, items), "id": [item.hex() for item in items]})
-    order = shard_order(examples)
+    order = splits.shard_order(examples)
     assert sorted(order) == list(range(len(items)))
     backwards = examples.iloc[::-1]
-    again = backwards["id"].iloc[shard_order(backwards)]
+    again = backwards["id"].iloc[splits.shard_order(backwards)]
     assert examples["id"].iloc[order].tolist() == again.tolist()
 
 
@@ -68,7 +63,7 @@ def test_ranges_of_digests_cover_everything_once_in_its_own_part(digests, min_sh
     first = np.sort(np.asarray(digests, np.uint64))
     total = 100 * len(first)
     sizes = [100] * len(first)
-    bounds = shard_ranges(first, sizes, target_bytes=target, min_shards=min_shards)
+    bounds = splits.shard_ranges(first, sizes, target_bytes=target, min_shards=min_shards)
     assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(first))]
     ranges = next(
         count
@@ -88,8 +83,8 @@ def test_ranges_of_digests_cover_everything_once_in_its_own_part(digests, min_sh
 def test_a_new_example_changes_only_the_shard_that_it_lies_in(old, new):
     def shards(contents):
         digests = sorted(digest(content) for content in contents)
-        first = first_of_digests(digests)
-        bounds = shard_ranges(first, [1] * len(first), target_bytes=1000, min_shards=7)
+        first = splits.first_of_digests(digests)
+        bounds = splits.shard_ranges(first, [1] * len(first), target_bytes=1000, min_shards=7)
         return {tuple(digests[start:stop]) for start, stop in bounds}
 
     added = shards({*old, new}) - shards(old)
@@ -99,20 +94,20 @@ def test_a_new_example_changes_only_the_shard_that_it_lies_in(old, new):
 
 def test_equal_contents_do_not_make_one_large_shard():
     first = np.full(1000, 2**40, np.uint64)
-    bounds = shard_ranges(first, [10] * 1000, target_bytes=1000, min_shards=4)
+    bounds = splits.shard_ranges(first, [10] * 1000, target_bytes=1000, min_shards=4)
     assert [stop - start for start, stop in bounds] == [100] * 10
 
 
 @given(many(10_000), st.integers(1, 20), st.integers(1, 50_000))
 def test_ranges_of_blocks_cover_everything_once(sizes, min_shards, target):
-    bounds = block_ranges(sizes, target_bytes=target, min_shards=min_shards)
+    bounds = splits.block_ranges(sizes, target_bytes=target, min_shards=min_shards)
     assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(sizes))]
     assert all(stop > start for start, stop in bounds)
     assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
 
 
 def test_the_last_batch_of_an_epoch_counts():
-    assert [count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
+    assert [splits.count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
 
 
 def test_all_of_a_tensor_is_in_its_digest_and_a_zero_below_zero_is_the_same_number():

@@ -59,7 +59,6 @@ def scan(folder, examples, **more):
         ([npy(image) for image in IMAGES], {}, IMAGES),
         ([image.tobytes() for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
         ([image.tobytes() for image in FLOATS], {"shape": [4, 5]}, FLOATS),
-        # Neighbors of these.
         ([npy(image.astype(">f8")) for image in FLOATS], {}, FLOATS),
         ([npy(np.asfortranarray(image[..., 0])) for image in IMAGES], {}, IMAGES),
         ([tensor(image.ravel()) for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
@@ -88,7 +87,6 @@ def test_arrays_within_bytes_are_read_with_their_shape_and_dtype(
         ([FLOATS[0].tobytes()] * 3, {}, "80 values of uint8 or 20 of float32"),
         ([tensor(image) for image in (IMAGES[0], IMAGES[0, 1:])], {}, "differs from record to rec"),
         ([tensor(IMAGES[0])] * 3, {"shape": [7]}, r"\[7\] has 7 values, x has 20"),
-        # Neighbors of these.
         ([tensor([b"a", b"b"])] * 3, {}, "x is a serialized tensor, text 2; an encoded image as"),
         ([tensor(np.ones(2, np.complex64))] * 3, {}, "x is a serialized tensor, complex64 2;"),
         ([np.arange(20, dtype=np.int32).tobytes()] * 3, {"shape": [20]}, r"bytes, 4 for each"),
@@ -185,7 +183,6 @@ REFUSED = None
         ([3, 10], NUMBERS, [], [3.0, 10.0]),
         ([-1, 1], {}, ["-1", "1"], ["-1", "1"]),
         ([-1.0, 1.0], {}, ["-1", "1"], ["-1", "1"]),
-        # Neighbors of these.
         (MANY, {}, [], MANY),
         (MANY, CLASSES, [str(n) for n in range(40)], [str(n) for n in range(40)]),
         ([16777217.0 * 2, 0.0], {}, ["0", "33554432"], ["33554432", "0"]),
@@ -236,7 +233,6 @@ def write_labels(folder, labels, source):
         ([-1, 1], {}, ("-1", "1"), {}),
         ([0, 1, 2, -1], {}, ("0", "1", "2"), {KEPT: 15}),
         ([0, 1, 2, -1], CLASSES, ("-1", "0", "1", "2"), {}),
-        # Neighbors of these.
         ([-2, -1, 0, 1, 2], {}, ("-2", "-1", "0", "1", "2"), {}),
         ([1, 2, 3, -1], {}, ("1", "2", "3"), {KEPT: 15}),
         ([0, -1], {}, ("-1", "0"), {}),

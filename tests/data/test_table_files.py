@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.small_data import data_settings, picture, prepared, read_files, read_reasons
+from tests.support.small_data import data_settings, picture, prepared, read_files, save_photos
 from throughline.data.documents import write_documents
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, table, text_table
@@ -77,11 +77,8 @@ def settings(path, source="image_table", **changes):
 
 @pytest.fixture
 def as_files(tmp_path):
-    for number in range(24):
-        path = tmp_path / "files" / NAMES[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(number))
-    return ingest(data_settings(tmp_path / "files"), tmp_path / "of files")
+    root = save_photos(tmp_path / "files", 24, *NAMES, suffix="png")
+    return ingest(data_settings(root), tmp_path / "of files")
 
 
 PARTS = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
@@ -120,13 +117,11 @@ def _contents(manifest):
 
 
 def test_paths_that_all_examples_have_make_the_same_shards_as_files(tmp_path):
-    content = pictures(range(24), path="{}.png")
+    save_photos(tmp_path / "files", 24, *NAMES, suffix="png")
+    content = pictures(range(24))
     images = content["image"].to_pylist()
     for number, image in enumerate(images):
-        image["path"] = f"{NAMES[number % 2]}/{number}.png"
-        path = tmp_path / "files" / image["path"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image["bytes"])
+        image["path"] = f"{NAMES[number % 2]}/{number:02d}.png"
     content = content.set_column(0, "image", pa.array(images, IMAGE))
     write(tmp_path / "all.parquet", content.replace_schema_metadata(named_classes()))
     by_table = prepared(settings(tmp_path / "all.parquet"), tmp_path / "1")
@@ -218,8 +213,8 @@ def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
     (root / ".cache").mkdir()
     (root / ".cache" / "old.parquet").write_bytes(b"left over")
     found = ingest(settings(root), tmp_path / "manifest")
-    reasons = {name.rpartition("/")[2]: reason for name, reason in read_reasons(found).items()}
-    assert reasons == {
+    rows = found.rejected["id"].str[-8:]
+    assert dict(zip(rows, found.rejected["reason"], strict=True)) == {
         "00000002": "image missing",
         "00000003": "bytes missing: there is only the path 3.png",
         "00000004": "not an image in JPEG, PNG, GIF, BMP or WebP format",

@@ -43,9 +43,8 @@ def test_stray_quotes_do_not_join_rows(tmp_path, stray):
 def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     rows = [["1.5", '"a, b"', "x"], ["2.5", '"c\nd"', "y"]]
     path = write(tmp_path, "size,color,label", rows)
-    with pytest.raises(
-        UnreadableSource, match=r"line 3: a quoted cell goes on to line 4.*multi_line"
-    ):
+    said = "line 3: a quoted cell goes on to line 4.*multi_line"
+    with pytest.raises(UnreadableSource, match=said):
         scan(path)
     assert scan(path, quoting="multi_line").schema.input.columns.categories == (("a, b", "c\nd"),)
     path.write_text('"size\nin m",color,label\n1,a,x\n2,b,y\n')

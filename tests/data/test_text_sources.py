@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.small_data import data_settings
+from tests.support.small_data import data_settings, write_files
 from throughline.data.documents import write_documents
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_encoding, inspect_text
@@ -49,19 +49,8 @@ def found(source) -> list[tuple]:
     ]
 
 
-def reasons(source) -> dict[str, str]:
-    return {item.id: item.reason for item in source.documents if isinstance(item, Rejected)}
-
-
-def write_folder(root: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    return root
-
-
 def test_a_folder_per_class_gives_a_document_per_file_and_other_files_are_rejected_unread(tmp_path):
-    write_folder(tmp_path, {"a/ok.txt": b"fine", "b/x/ok.md": b"buy", "b/x/c.bin": b"?"})
+    write_files(tmp_path, {"a/ok.txt": b"fine", "b/x/ok.md": b"buy", "b/x/c.bin": b"?"})
     (tmp_path / "none").mkdir()
     source = scan("text_folder", tmp_path)
     assert found(source) == [("a/ok.txt", "a", b"fine"), ("b/x/ok.md", "b/x", b"buy")]
@@ -73,7 +62,8 @@ def test_a_folder_per_class_gives_a_document_per_file_and_other_files_are_reject
     os.mkfifo(tmp_path / "a" / "pipe.txt")
     (tmp_path / "a" / "gone.txt").symlink_to(tmp_path / "a" / "missing")
     source = scan("text_folder", tmp_path, max_bytes=10, follow_links=False)
-    assert reasons(source) == {
+    rejected = {item.id: item.reason for item in source.documents if isinstance(item, Rejected)}
+    assert rejected == {
         "a/away.txt": "leads outside the data root",
         "a/gone.txt": f"link to nothing: {tmp_path / 'a' / 'missing'} is not there",
         "a/huge.txt": "larger than data.max_bytes: 1,099,511,627,776 bytes",
@@ -204,7 +194,7 @@ def test_lines_that_cannot_be_used_are_rejected(tmp_path):
 
 def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_path):
     lines = {"ham.txt": b"one\r\n\r\n \t\ntwo\n\n", "spam.txt": b"three", "x.csv": b"no"}
-    write_folder(tmp_path, lines)
+    write_files(tmp_path, lines)
     source = scan("text_lines", tmp_path)
     assert found(source) == [
         ("ham.txt:00000001", "ham", b"one"),
@@ -212,7 +202,7 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
         ("spam.txt:00000001", "spam", b"three"),
     ]
     assert source.skipped == {".csv": 1}
-    write_folder(tmp_path, {"sub/b.jsonl": b"{}", "a.jsonl.gz": b"", ".hidden": b""})
+    write_files(tmp_path, {"sub/b.jsonl": b"{}", "a.jsonl.gz": b"", ".hidden": b""})
     skipped = scan("text_lines", tmp_path).skipped
     assert skipped == {".gz": 1, "folder": 1, ".csv": 1}
     with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
@@ -226,7 +216,7 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
 
 def test_a_line_of_the_largest_size_is_a_document_and_a_longer_one_is_none(tmp_path):
     long = b"x" * 100_000
-    write_folder(tmp_path, {"a.txt": b"12345678\n1\n123456789\n%s\n12345678" % long})
+    write_files(tmp_path, {"a.txt": b"12345678\n1\n123456789\n%s\n12345678" % long})
     source = scan("text_lines", tmp_path, max_bytes=8)
     assert [item[-1] for item in found(source)] == [
         b"12345678",
@@ -291,13 +281,13 @@ def test_encodings_are_checked_before_anything_is_read(tmp_path):
 def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
     line = b'{"text": "%s", "label": "a"}\n'
     files = {"train.jsonl": line % b"one", "a-test.jsonl": line % b"two", "README.txt": b"Read me."}
-    write_folder(tmp_path, files)
+    write_files(tmp_path, files)
     (tmp_path / "train.jsonl").open("ab").write(b'{"text": "3", "label": "b", "split": "test"}\n')
     source = scan("text_lines", tmp_path)
     splits = {item.content: (item.label, item.split) for item in documents_of(source)}
     assert splits == {"one": ("a", None), "two": ("a", "test"), "3": ("b", "test")}
     assert source.skipped == {".txt": 1}
-    write_folder(tmp_path, {"more.jsonl": line % b"four"})
+    write_files(tmp_path, {"more.jsonl": line % b"four"})
     with pytest.raises(UnreadableSource, match=r"test\.jsonl is named as a split, more\.jsonl is"):
         scan("text_lines", tmp_path)
     source = scan("text_lines", tmp_path, layout="class")
@@ -305,7 +295,7 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
 
 
 def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
-    write_folder(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
+    write_files(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
     with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, and lines of"):
         scan("text_lines", tmp_path)
     classes = scan("text_lines", tmp_path, layout="class")
@@ -316,7 +306,7 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
 
 def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):
     files = {f"{name}/1.txt": text.encode() for name, text in SCRIPTS.items()}
-    source = scan("text_folder", write_folder(tmp_path / "in", files))
+    source = scan("text_folder", write_files(tmp_path / "in", files))
     rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
     stored = map_documents(tmp_path)
     assert not rejected

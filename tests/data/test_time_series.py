@@ -127,14 +127,8 @@ REFUSED = {
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),
     "no date": ("2026-01-01,1\nsoon,2\n", "day in row 2 is 'soon', neither a number nor"),
     "two ways": ("01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\); write"),
-    "midnight": (
-        "2026-01-01,1\n2026-01-01 24:00,2\n",
-        "in row 2 .* write midnight as 00:00 of the",
-    ),
-    "month first": (
-        "01/13/2026 23:00,1\n01/13/2026 24:00,2\n",
-        "day in row 2 is '01/13/2026 24:00'",
-    ),
+    "midnight": ("2026-01-01,1\n2026-01-01 24:00,2\n", "in row 2 .* write midnight as 00:00 of"),
+    "month first": ("01/13/2026 23:00,1\n01/13/2026 24:00,2\n", "row 2 is '01/13/2026 24:00'"),
     "brackets": ("1,1\n2,(12.50)\n3,1\n", r"row 2, .* write -12\.50; windows need .* step$"),
     "minus": ("1,1\n2,\u22125\n3,1\n", r"row 2, .* U\+2212; write -5; windows need .* step$"),
     "mark": (
@@ -156,9 +150,8 @@ def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, rows, re
 @pytest.mark.parametrize("days", [range(9, 1, -1), [f"{day}/01/2026" for day in range(28, 9, -1)]])
 def test_a_series_whose_newest_row_comes_first_is_refused_named_or_not(tmp_path, days):
     path = write(tmp_path, "day,place,load", [[day, "x", row / 8] for row, day in enumerate(days)])
-    with pytest.raises(
-        UnreadableSource, match=r"day falls from row to row, from (9|28/01/2026) to"
-    ):
+    said = "day falls from row to row, from (9|28/01/2026) to"
+    with pytest.raises(UnreadableSource, match=said):
         scan(path, time_column="day")
     if isinstance(days, list):
         with pytest.raises(UnreadableSource, match=r"set data\.time_column: day"):
