@@ -16,12 +16,7 @@ from throughline.kernels.randaugment import CHANGES
 from throughline.kernels.randomness import RandomStream
 from throughline.measurement.equality import digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.order.samplers import (
-    CIPHER_FROM,
-    index_by_class,
-    permute,
-    sample_by_class,
-)
+from throughline.pipelines.order import samplers
 from throughline.plan.augmentations import (
     Blur,
     Brightness,
@@ -48,15 +43,17 @@ def epoch(number: int) -> tf.Tensor:
 
 
 def test_global_permutations_of_a_small_and_of_a_large_split():
-    small = permute(positions(12), count=12, seed=5, epoch=epoch(3))
+    small = samplers.permute(positions(12), count=12, seed=5, epoch=epoch(3))
     assert small.numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
-    large = permute(positions(8), count=CIPHER_FROM, seed=5, epoch=epoch(3))
+    large = samplers.permute(positions(8), count=samplers.CIPHER_FROM, seed=5, epoch=epoch(3))
     assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
 
 def test_draws_by_class():
-    index = index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
-    rows = sample_by_class(positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None])
+    index = samplers.index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
+    rows = samplers.sample_by_class(
+        positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None]
+    )
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
 
 

@@ -115,11 +115,11 @@ def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, ca
 @pytest.mark.parametrize("name", ["vectorized", "shards_global"])
 def test_a_damaged_record_met_while_reading_is_named(arrays, stored, tmp_path, name):
     _, path = damaged_copy(arrays, tmp_path / "shards", records=1)
-    reading = replace(stored["arrays"], shards_folder=tmp_path / "shards")
-    pipe = pipeline({"arrays": reading}, **CONFIGS[name])
+    data = replace(stored["arrays"], shards_folder=tmp_path / "shards")
+    pipe = pipeline({"arrays": data}, **CONFIGS[name])
     with (
         pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0"),
-        explain_read_errors(reading),
+        explain_read_errors(data),
     ):
         batches(pipe)
 
@@ -129,10 +129,8 @@ def test_an_error_that_is_no_damage_stays_what_it_is(arrays, stored, tmp_path):
     damaged = replace(stored["arrays"], shards_folder=tmp_path / "shards")
     # Shards that are not read are not searched for what an op refuses.
     for data, shards in ((stored["arrays"], True), (damaged, False)):
-        with (
-            pytest.raises(tf.errors.InvalidArgumentError, match="something else"),
-            explain_read_errors(data, shards=shards),
-        ):
+        unchanged = pytest.raises(tf.errors.InvalidArgumentError, match="something else")
+        with unchanged, explain_read_errors(data, shards=shards):
             raise tf.errors.InvalidArgumentError(None, None, "something else")
     with pytest.raises(CorruptShard), explain_read_errors(damaged, shards=False):
         raise tf.errors.DataLossError(None, None, "damage")
@@ -195,12 +193,8 @@ def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, ki
 def test_every_split_has_the_same_examples_whatever_is_stored(snapshot_of, split):
     crop = RandomResizedCrop(height=20, width=24).in_evaluation()
     more = {"augment": (crop,), "split": split, **IN_ORDER}
-    digest_of_all(
-        {
-            fraction: reading(snapshot_of, "unlike", fraction=fraction, **more)
-            for fraction in (0.0, 0.3, 1.0)
-        }
-    )
+    fractions = (0.0, 0.3, 1.0)
+    digest_of_all({one: reading(snapshot_of, "unlike", fraction=one, **more) for one in fractions})
 
 
 @pytest.mark.parametrize("kind", slow_but_first(["unlike", "photos"]))

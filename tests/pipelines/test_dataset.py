@@ -42,7 +42,6 @@ from throughline.shared.limits import usable_cores
 
 pytestmark = pytest.mark.integration
 
-CLASSWISE = [name for name in CONFIGS if name.startswith("balanced")]
 # One of each way in which batches are made; others differ in threads, files, buffers and order.
 WAYS = ("naive", "vectorized", "shards_global", "snapshot_part", "device_resident")
 UNLIKE = tuple(name for name in CONFIGS if name not in {"device_resident", "service"})
@@ -88,10 +87,8 @@ def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
     shard(manifest, tmp_path / "shards", settings=settings)
     (tmp_path / "manifest").symlink_to(arrays / "manifest")
     packed = {"arrays": prepare_snapshot(tmp_path, tmp_path / "snapshot", "arrays")}
-    opened = {
-        name: pipeline(packed, **IN_ORDER, **CONFIGS[name])
-        for name in ("naive", "in_memory", "snapshot")
-    }
+    names = ("naive", "in_memory", "snapshot")
+    opened = {name: pipeline(packed, **IN_ORDER, **CONFIGS[name]) for name in names}
     digest_of_all(opened | {"plain": pipeline(stored, **IN_ORDER)})
 
 
@@ -161,9 +158,8 @@ def test_shapes_dtypes_and_cardinality_are_known(stored, name):
     dataset = pipe.dataset()
     image, label = dataset.element_spec
     assert image.shape.as_list()[1:] == [16, 18, 3]
-    assert image.dtype == (
-        tf.uint8 if CONFIGS[name].get("postprocess_on") == "device" else tf.float32
-    )
+    on_device = CONFIGS[name].get("postprocess_on") == "device"
+    assert image.dtype == (tf.uint8 if on_device else tf.float32)
     assert label.dtype == tf.int64
     assert dataset.cardinality().numpy() == pipe.steps_per_epoch == len(list(dataset))
 
@@ -185,12 +181,10 @@ def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, 
     assert of(0, workers).examples_per_step == batch_size / workers, "of a slice"
     alone = batches(of(0, 1))
     each = [batches(of(index, workers)) for index in range(workers)]
-    joined = [
-        tuple(np.concatenate(parts) for parts in zip(*step, strict=True))
-        for step in zip(*each, strict=True)
-    ]
+    joined = []
     for step in zip(*each, strict=True):
         assert len({len(label) for _, label in step}) == 1 and len(step[0][1]) > 0
+        joined.append(tuple(np.concatenate(parts) for parts in zip(*step, strict=True)))
     shared = [tuple(part[: len(part) // workers * workers] for part in step) for step in alone]
     assert same(joined, [step for step in shared if len(step[1])])
 
@@ -208,7 +202,9 @@ def test_processes_of_a_host_share_what_autotune_may_take(stored):
     assert 0 < memory <= psutil.virtual_memory().total / 4
 
 
-@pytest.mark.parametrize("name", slow_but_first(list(CLASSWISE)))
+@pytest.mark.parametrize(
+    "name", slow_but_first([name for name in CONFIGS if name.startswith("balanced")])
+)
 def test_balanced_draws_every_class_alike(stored, name):
     pipe = pipeline(stored, **CONFIGS[name])
     counts = np.bincount(np.concatenate([label for _, label in batches(pipe, epochs=1)]))

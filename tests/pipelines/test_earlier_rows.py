@@ -222,11 +222,8 @@ def test_damaged_earlier_rows_are_computed_again(copy, tmp_path, kind, path, dam
         damaged.write_bytes(damage(damaged.read_bytes()))
     again = data.snapshot()
     of_train = {name for name in data.names() if name.startswith(STATISTICS_OF)}
-    assert (
-        len(again) == 1
-        if computed == "one"
-        else again == (of_train if computed == "train" else data.names())
-    )
+    expected = {"train": of_train, "all": data.names()}.get(computed)
+    assert again == expected if expected else len(again) == 1
 
 
 def test_a_damaged_shard_is_still_found(data):

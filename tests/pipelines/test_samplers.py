@@ -17,13 +17,6 @@ from throughline.data.encodings.labels import labeled
 from throughline.pipelines.epochs import split_by_epochs
 from throughline.pipelines.order import best_fit, length_batches, samplers
 from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.pipelines.order.samplers import (
-    index_by_class,
-    lane_shuffle,
-    permute,
-    sample_by_class,
-    window_shuffle,
-)
 from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.ops import Decode, Resize
 from throughline.plan.plan import make_plan
@@ -57,14 +50,14 @@ def test_the_worked_examples_are_true(module):
 )
 def test_shuffling_within_windows_is_a_bijection(count, window, seed, epoch):
     order = {"count": count, "window": min(window, count), "seed": seed}
-    rows = window_shuffle(positions(count), **order, epoch=epochs(count, epoch))
+    rows = samplers.window_shuffle(positions(count), **order, epoch=epochs(count, epoch))
     assert sorted(rows.numpy()) == list(range(count))
 
 
 def test_a_window_reads_few_chunks():
     count, window = 64_000, 4000
     order = {"count": count, "window": window, "seed": 1}
-    rows = window_shuffle(positions(count), **order, epoch=epochs(count, 2)).numpy()
+    rows = samplers.window_shuffle(positions(count), **order, epoch=epochs(count, 2)).numpy()
     for start in range(0, count, window):
         chunks = np.unique(rows[start : start + window] // (window // 16))
         assert len(chunks) <= 2 * 17, "sixteen chunks, each at most across two of these boundaries"
@@ -75,10 +68,10 @@ def test_a_window_reads_few_chunks():
 @given(labels=st.lists(st.integers(0, 4), min_size=20, max_size=400), seed=st.integers(0, 99))
 def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
     labels = np.asarray([*labels, *range(5)])
-    index = index_by_class(labels, np.asarray([1.0, 1.0, 2.0, 0.0, 1.0]))
+    index = samplers.index_by_class(labels, np.asarray([1.0, 1.0, 2.0, 0.0, 1.0]))
     count = len(labels)
     places, epoch = positions(count)[None], epochs(1, 1)[None]
-    rows = sample_by_class(places, index=index, seed=seed, epoch=epoch).numpy()[0]
+    rows = samplers.sample_by_class(places, index=index, seed=seed, epoch=epoch).numpy()[0]
     drawn = np.bincount(labels[rows], minlength=5)
     assert np.all(abs(drawn - count * np.asarray([0.2, 0.2, 0.4, 0, 0.2])) <= 1)
     assert drawn[3] == 0, "what has no weight is not drawn"
@@ -94,7 +87,9 @@ def test_the_shuffle_is_a_good_one(count):
     """
     rounds = 2000 if count < 1000 else 40
     places, epoch = positions(count)[None], tf.range(rounds, dtype=tf.int64)[:, None]
-    orders = permute(tf.tile(places, [rounds, 1]), count=count, seed=0, epoch=epoch).numpy()
+    orders = samplers.permute(
+        tf.tile(places, [rounds, 1]), count=count, seed=0, epoch=epoch
+    ).numpy()
     assert (np.sort(orders, axis=1) == np.arange(count)).all()
     bins = min(10, count)
     table = np.zeros((bins, bins))
@@ -118,7 +113,7 @@ def test_every_batch_has_as_many_rows_of_each_lane_and_none_comes_twice(lanes, e
     count, batch_size = lanes + more, lanes * each
     positions = tf.range(count - count % lanes, dtype=tf.int64)
     order = {"count": count, "lanes": lanes, "batch_size": batch_size, "seed": seed}
-    rows = lane_shuffle(positions, **order, epoch=tf.constant(2, tf.int64)).numpy()
+    rows = samplers.lane_shuffle(positions, **order, epoch=tf.constant(2, tf.int64)).numpy()
     assert len(set(rows)) == len(rows)
     begins = np.arange(lanes) * count // lanes
     for start in range(0, len(rows), batch_size):

@@ -140,16 +140,11 @@ def stored(tmp_path_factory):
     source = write_texts(root / "source")
     (source / "beside.txt").write_text("The quick brown fox. " * 20)
     data = {"source": "text_folder", "path": str(source), "label_kind": "none", "split": SPLIT}
-    params = check(
-        {
-            "data": data,
-            "preprocess": [{"tokenize": {"kind": "bytes"}}, "end_document"],
-            "window": {"tokens": LENGTH},
-            "batch_size": 16,
-            "model": {"options": {"width": 16, "blocks": 1}},
-            "pipelines": WINDOWED,
-        }
-    )
+    preprocess = [{"tokenize": {"kind": "bytes"}}, "end_document"]
+    params = check({
+        "data": data, "preprocess": preprocess, "window": {"tokens": LENGTH}, "batch_size": 16,
+        "model": {"options": {"width": 16, "blocks": 1}}, "pipelines": WINDOWED,
+    })  # fmt: skip
     return params, open_inputs(params, prepare(params, Layout(root), min_shards=3))
 
 
@@ -163,11 +158,9 @@ def tokens_of(data, split="train"):
 
 def test_all_configurations_deliver_the_same_windows(stored):
     params, data = stored
+    compared = {"split": "train", "purpose": "compare"}
     digest = digest_of_all(
-        {
-            name: open_input_pipeline(params, name, data, split="train", purpose="compare")
-            for name in params.pipelines
-        }
+        {name: open_input_pipeline(params, name, data, **compared) for name in params.pipelines}
     )
     assert digest.examples == (len(tokens_of(data)) - 1) // LENGTH > 100
 

@@ -12,20 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.prepared_files import index_of
 from tests.support.small_data import read_files
-from tests.support.small_pipelines import (
-    PREPROCESS,
-    PRESETS,
-    open_snapshot,
-    pipeline,
-    prepare_snapshot,
-)
+from tests.support.small_pipelines import PREPROCESS, open_snapshot, pipeline, prepare_snapshot
 from throughline.data.columns.index import map_column, read_index, verify
 from throughline.data.columns.stored import Destination
-from throughline.data.encodings.arrays import pixels_feature
-from throughline.data.encodings.labels import labeled
 from throughline.data.shards.files import ShardFiles
-from throughline.data.shards.index import Shard, ShardIndex, read_shard_index
+from throughline.data.shards.index import Shard, read_shard_index
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.rows import ShardRows, join_shapes
@@ -46,9 +39,7 @@ SHARD = Shard(
     digest="one",
     compression="none",
 )
-INDEX = ShardIndex(
-    schema=labeled(pixels_feature((8, 8, 1))), classes=("a", "b"), data_digest="d", shards=(SHARD,)
-)
+INDEX = index_of(SHARD, shape=(8, 8, 1))
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
 
@@ -56,7 +47,7 @@ def test_other_shards_ops_or_versions_have_another_key(monkeypatch):
     before = compute_snapshot_key(INDEX, OPS)
     for shards, ops in (
         (replace(INDEX, shards=(replace(SHARD, digest="other"),)), OPS),
-        (replace(INDEX, schema=labeled(pixels_feature((8, 4, 2)))), OPS),
+        (index_of(SHARD, shape=(8, 4, 2)), OPS),
         (INDEX, OPS[:2]),
         (INDEX, (OPS[0], OPS[2], OPS[1])),
         (INDEX, (*OPS[:2], Pad(pixels=2))),
@@ -79,16 +70,12 @@ def test_a_snapshot_of_other_preprocessing_is_never_read(stored, arrays):
 class Halve(Op):
     """An op of one's own that forgets to return whole numbers."""
 
-    name = "halve"
-
     def compute(self, element, draw):
         return {**element, "image": tf.cast(element["image"], tf.float32) / 512}
 
 
 class Gray(Op):
     """An op of one's own that forgets to say that it leaves one channel of three."""
-
-    name = "gray"
 
     def compute(self, element, draw):
         return {**element, "image": element["image"][..., :1]}
@@ -228,4 +215,4 @@ def test_shapes_take_a_few_bytes_a_row_and_are_read_from_a_note_as_they_were(tmp
 def test_images_of_unlike_sizes_are_not_batched(snapshot_of):
     data = {"unlike": snapshot_of("unlike")}
     with pytest.raises(ImpossiblePlan, match=r"images differ in size.*random_crop"):
-        pipeline(data, "unlike", augment=(Flip(),), **PRESETS["optimized"])
+        pipeline(data, "unlike", augment=(Flip(),), read="snapshot", shuffle={"kind": "global"})

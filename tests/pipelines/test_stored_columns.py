@@ -30,14 +30,14 @@ from throughline.shared.errors import (
 )
 from throughline.shared.object_store import RETRIES, open_store
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("small_pieces")]
 PAGE = 4096  # bytes; what a file on a tmpfs takes at least
 LANES = {"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}}
 
 
 @pytest.mark.parametrize(("kind", "fraction"), slow_but_first([("arrays", 0.7), ("unlike", 0.4)]))
 def test_digests_index_and_columns_are_those_of_files(
-    arrays, photos, tmp_path, bucket_url, small_pieces, kind, fraction
+    arrays, photos, tmp_path, bucket_url, kind, fraction
 ):
     folder = arrays if kind == "arrays" else photos
     for name, url in (("files", ""), ("put", bucket_url)):
@@ -50,9 +50,7 @@ def test_digests_index_and_columns_are_those_of_files(
     verify(data.columns_folder, data.snapshot)
 
 
-def test_two_shares_of_the_rows_are_under_one_key_without_harm(
-    arrays, tmp_path, bucket_url, small_pieces
-):
+def test_two_shares_of_the_rows_are_under_one_key_without_harm(arrays, tmp_path, bucket_url):
     for name, fraction in (("all", 1.0), ("most", 0.7)):
         write(arrays, tmp_path / name, bucket_url, fraction=fraction)
     for name in ("most", "all"):
@@ -111,9 +109,7 @@ def test_damage_that_stays_is_named_with_object_and_rows(put, proxy):
     assert not column_path(put().columns_folder, "train", "image").exists()
 
 
-def test_an_object_or_index_that_is_missing_or_another_ones_is_named(
-    arrays, tmp_path, bucket_url, small_pieces
-):
+def test_an_object_or_index_that_is_missing_or_another_ones_is_named(arrays, tmp_path, bucket_url):
     write(arrays, tmp_path / "put", bucket_url)
     store, names = open_store(bucket_url), [one.name for one in open_store(bucket_url).list()]
 
@@ -199,7 +195,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
 
 
 def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
-    arrays, tmp_path, bucket_url, proxy, small_pieces
+    arrays, tmp_path, bucket_url, proxy
 ):
     proxy.fault = lambda used, path: "403" if used == "PUT" and "/train/image/" in path else None
     with pytest.raises(ObjectStoreFailed, match=r"HTTP 403") as failed:
@@ -210,7 +206,7 @@ def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
 
 
 @pytest.mark.slow
-def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, proxy, small_pieces):
+def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, proxy):
     write(arrays, tmp_path / "files")
     store, index = open_store(bucket_url), (tmp_path / "files" / "index.json").read_bytes()
     kill_at(proxy, ("PUT", "", 12), write, (arrays, tmp_path / "put", bucket_url))
@@ -237,7 +233,7 @@ def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, pr
 
 @pytest.mark.slow
 def test_processes_fetch_the_rows_of_their_lanes_alone(
-    photos, snapshot_of, tmp_path, bucket_url, small_pieces, proxy
+    photos, snapshot_of, tmp_path, bucket_url, proxy
 ):
     write(photos, tmp_path / "put", bucket_url, kind="unlike")
 

@@ -27,18 +27,18 @@ from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import ShardSettings
-from throughline.shared.errors import MissingInput, ObjectStoreFailed
+from throughline.shared.errors import ObjectStoreFailed
 from throughline.shared.object_store import RETRIES, open_store
 
 pytestmark = pytest.mark.integration
-SETTINGS = ShardSettings(min_shards=3, writers=2)
 RANGE_BYTES = 5_000  # so that a shard is fetched in several ranges
 
 
 def put_shards(arrays: Path, out: Path, storage: Storage, **more: object) -> ShardIndex:
     """The shards of the arrays, in the store."""
     manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
-    return writing.shard(manifest, out, settings=SETTINGS, storage=storage, **more)
+    settings = ShardSettings(min_shards=3, writers=2)
+    return writing.shard(manifest, out, settings=settings, storage=storage, **more)
 
 
 @pytest.fixture
@@ -83,16 +83,13 @@ def open_both(arrays: Path, put, tmp_path: Path) -> PreparedData:
     )
 
 
-@pytest.mark.parametrize(
-    "config",
-    slow_but_first(
-        [
-            {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
-            {"shuffle": {"kind": "none"}},
-        ]
-    ),
-    ids=["indexed", "stream"],
-)
+WAYS = [
+    {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True},
+    {"shuffle": {"kind": "none"}},
+]
+
+
+@pytest.mark.parametrize("config", slow_but_first(WAYS), ids=["indexed", "stream"])
 def test_each_way_of_reading_shards_gives_the_batches_of_files(
     arrays, stored, put, tmp_path, config
 ):
@@ -159,12 +156,6 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     assert paths[0] == paths[1]
     got = sum(size for method, _, size in proxy.requests if method == "GET")
     assert got == sum(shard.bytes for shard in index.shards)
-
-
-def test_without_the_url_the_index_alone_is_refused(put):
-    index, files = put
-    with pytest.raises(MissingInput, match=r"holds the index alone: .*storage\.url"):
-        ShardFiles(folder=files.folder).check(index)
 
 
 def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(

@@ -14,22 +14,12 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
+from tests.support.prepared_files import index_of, write_columns, write_shard
 from tests.support.small_pipelines import BATCH, GLOBAL, batches, pipeline, prepare_snapshot
-from throughline.data.columns.index import (
-    Column,
-    SnapshotIndex,
-    SplitColumns,
-    Statistics,
-    allocate,
-    write_index,
-    write_rows,
-)
-from throughline.data.encodings.arrays import pixels_feature
-from throughline.data.encodings.labels import labeled
+from throughline.data.columns.index import Column, allocate, write_index
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.records import encode_example
-from throughline.data.shards.tfrecord import Compression, frame, shard_name, write_frames
+from throughline.data.shards.tfrecord import shard_name
 from throughline.data.shards.writing import shard
 from throughline.pipelines.extent_checks import check_extent
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
@@ -47,40 +37,22 @@ KEYS = ((10, 11, 12), (20, 21))  # of the examples of two shards
 LABELS = {10: 0, 11: 0, 12: 0, 20: 0, 21: 1}
 
 
-def write_shard(folder: Path, number: int, compression: Compression) -> Shard:
-    """Write the shard of this number; an example's first byte is its key."""
-    name, keys = shard_name("train", number, 2, compression), KEYS[number]
-    records = [encode_example(key=key, label=LABELS[key], value=bytes((key, 0))) for key in keys]
-    parts = (part for record in records for part in frame(record))
-    digest = write_frames(folder / name, parts, compression=compression)
-    of_file = {"name": name, "bytes": (folder / name).stat().st_size, "digest": digest}
-    counts = {"records": len(keys), "examples": len(keys)}
-    return Shard(**of_file, **counts, split="train", compression=compression)
-
-
 @pytest.fixture(params=slow_but_first(["none", "gzip"]))
 def data(tmp_path, monkeypatch, request) -> PreparedData:
     """Five examples in two shards, a snapshot of their labels, and names of files."""
+    shards = []
+    for number, keys in enumerate(KEYS):
+        path = tmp_path / shard_name("train", number, 2, request.param)
+        parts = [encode_example(key=key, label=LABELS[key], value=bytes((key, 0))) for key in keys]
+        shards.append(write_shard(path, parts, compression=request.param))
     label = Column(name="label", dtype="int64", shape=())
-    allocate(tmp_path, "train", (label,), len(LABELS))
     values = {"label": np.array(list(LABELS.values()))}
-    chunk = write_rows(tmp_path, "train", (label,), start=0, values=values)
     monkeypatch.chdir(tmp_path)
     return PreparedData(
         shards_folder=Path(),
-        shards=ShardIndex(
-            schema=labeled(pixels_feature((2,))),
-            classes=("common", "rare"),
-            data_digest="d",
-            shards=tuple(write_shard(tmp_path, number, request.param) for number in (0, 1)),
-        ),
+        shards=replace(index_of(*shards, shape=(2,)), classes=("common", "rare")),
         snapshot_folder=tmp_path,
-        snapshot=SnapshotIndex(
-            key="k",
-            statistics=Statistics(mean=(0.0,), deviation=(1.0,)),
-            columns=(label,),
-            splits={"train": SplitColumns(count=len(LABELS), chunks=(chunk,))},
-        ),
+        snapshot=write_columns(tmp_path, (label,), values, rows=len(LABELS)),
         preprocess=(Decode(),),
         files=lambda split: FileList(paths=(f"{split}.png",), labels=(3,), keys=(7,)),
     )

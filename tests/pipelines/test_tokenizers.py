@@ -5,16 +5,13 @@ others have fitted keeps its numbers.
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
 
-from tests.support.project import ROOT
+from tests.support.project import run_python
 from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame
 from throughline.kernels import text_kernels
@@ -70,12 +67,7 @@ def words_of(shards, vocabulary: int = 60) -> set[str]:
 def test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores(tmp_path):
     """Eight threads on one core there, on all of them here; and another order of Python's sets."""
     shards = write_shard(tmp_path / "shard", stories())
-    subprocess.run(
-        [sys.executable, "-c", FIT, str(tmp_path / "shard"), str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        check=True,
-    )
+    run_python(FIT, str(tmp_path / "shard"), str(tmp_path), PYTHONHASHSEED="7")
     for kind, op in OPS.items():
         assert fit(op, shards) == (tmp_path / kind).read_bytes(), kind
 
@@ -134,12 +126,9 @@ def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
 def test_a_sentencepiece_model_without_padding_is_counted_from_one(tmp_path):
     """As its trainer makes them where nothing else is said: number 0 is what is unknown."""
     model = io.BytesIO()
+    limits = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(stories()),
-        model_writer=model,
-        vocab_size=40,
-        hard_vocab_limit=False,
-        minloglevel=2,
+        sentence_iterator=iter(stories()), model_writer=model, **limits
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     assert processor.pad_id() == -1
