@@ -122,9 +122,6 @@ def test_parts_are_joined_in_their_order_and_stay(tmp_path, sizes):
     assert all(part.exists() for part in parts)
 
 
-PIXELS = np.array([[[0, 10]], [[2, 10]], [[4, 40]]], np.uint8)  # three images of one pixel
-
-
 @pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3]])
 def test_pieces_of_any_size_give_the_statistics_of_the_whole(cuts):
     values = np.array([[1.0], [2.0], [3.0], [6.0]])
@@ -136,7 +133,8 @@ def test_pieces_of_any_size_give_the_statistics_of_the_whole(cuts):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
 def test_moments_are_per_channel_and_small_deviations_of_large_values_are_not_lost(dtype):
     expected = Moments(count=3, mean=(2.0, 20.0), sum_sq_dev=(8.0, 600.0))
-    assert compute_moments(PIXELS.astype(dtype)) == expected
+    pixels = np.array([[[0, 10]], [[2, 10]], [[4, 40]]], dtype)  # three images of one pixel
+    assert compute_moments(pixels) == expected
     values = np.array([[1e9 - 1], [1e9 + 1]])
     merged = merge_moments(compute_moments(values[place : place + 1]) for place in (0, 1))
     assert merged.deviation == (1.0,)

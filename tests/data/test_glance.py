@@ -43,11 +43,10 @@ KINDS = {  # settings, heading and first row of the table of all, and rows of th
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("settings", "heading", "first", "columns"), KINDS.values(), ids=KINDS)
 def test_each_kind_of_data_has_a_table_and_one_of_columns_with_kind_range_and_missing_cells(
-    kind, tmp_path
+    settings, heading, first, columns, tmp_path
 ):
-    settings, heading, first, columns = KINDS[kind]
     rows = [
         [n / 8 if n % 8 else "", "abc"[n % 3], ("odd", "even")[n % 5 > 0], f"word {n}", n]
         for n in range(80)

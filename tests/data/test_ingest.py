@@ -34,12 +34,6 @@ def folder(tmp_path):
     return save_photos(tmp_path / "in", 20, "a", "b")
 
 
-def company(folder):
-    """Enough other photos that both splits get some."""
-    for number in range(30):
-        picture(1000 + number).save(folder / f"c{number}.png")
-
-
 def write_png(path, **chunks):
     """A PNG of these chunks and the last one."""
     content = b"\x89PNG\r\n\x1a\n"
@@ -149,8 +143,7 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture(93, size=(40, 20)).save(folder / "turned.jpg", exif=exif, quality=95)
-    (root / "in" / "b").mkdir()
-    company(root / "in" / "b")
+    save_photos(root / "in", 30, "b", suffix="png")  # so that both splits get some
     manifest = ingest(data_settings(root / "in"), root / "manifest")
     assert not len(manifest.rejected)
     uris = manifest.examples.set_index("id")["uri"]
@@ -191,7 +184,7 @@ def test_16_bits_are_scaled_alike_whatever_values_an_image_has(tmp_path):
     for name, factor in {"a/bright": 1040, "a/dark": 4, "b/other": 199}.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(steps * factor).save(tmp_path / "in" / f"{name}.png")
-    company(tmp_path / "in" / "b")
+    save_photos(tmp_path / "in", 30, "b", suffix="png")
     settings = data_settings(tmp_path / "in", split={"validation": 0.5, "test": 0})
     manifest = ingest(settings, tmp_path / "manifest")
     uris = manifest.examples.set_index("id")["uri"]

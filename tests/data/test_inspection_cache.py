@@ -137,17 +137,21 @@ def test_a_file_that_leads_outside_now_is_read_again(opened, tmp_path):
     assert cache.find([opened.file]) == [None]
 
 
-def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened, tmp_path):
+def find_by(inspect, opened: Opened, cache: InspectionCache) -> FileInfo | Rejected:
+    """What this function finds in the file."""
+    root = Root(opened.root)
+    inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=opened.root)
+    (finding,) = inspection.inspect_all([opened.file], verify=False)
+    return finding
+
+
+def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened):
     def inspect(stored: StoredFile, converted: Path) -> FileInfo:
         opened.path.write_bytes(b"abcd")
         return FileInfo(path=stored.path, **FOUND)
 
     let_file_times_pass(opened.path)
-    inspection = FileInspection(
-        inspect=inspect, cache=opened.cache, root=Root(opened.root), converted=tmp_path
-    )
-    (found,) = inspection.inspect_all([opened.file], verify=False)
-    assert found == FileInfo(path=opened.path, **FOUND)
+    assert find_by(inspect, opened, opened.cache) == FileInfo(path=opened.path, **FOUND)
     assert opened.find() is None
 
 
@@ -319,23 +323,14 @@ def inspect_in(process: int, stored: StoredFile, converted: Path) -> FileInfo:
     return FileInfo(path=stored.path, **FOUND)
 
 
-def find_in(opened: Opened, process: int) -> FileInfo | Rejected:
-    """What is found in a file that `process` alone can read."""
-    inspect, root = partial(inspect_in, process), Root(opened.root)
-    cache = InspectionCache(None, root=root, key="")
-    inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=opened.root)
-    (finding,) = inspection.inspect_all([opened.file], verify=False)
-    return finding
-
-
 @pytest.mark.slow
 def test_what_a_worker_alone_cannot_read_names_its_machine(opened, tmp_path, monkeypatch):
     """And what nobody can read is a reject."""
     monkeypatch.chdir(tmp_path)
-    node = os.uname().nodename
+    node, cache = os.uname().nodename, InspectionCache(None, root=Root(opened.root), key="")
     with use_engine(workers=1):
         with pytest.raises(EngineFailed, match=rf"worker at {node} .*x\.jpg cannot be read: Not a"):
-            find_in(opened, os.getpid())
-        finding = find_in(opened, -1)
+            find_by(partial(inspect_in, os.getpid()), opened, cache)
+        finding = find_by(partial(inspect_in, -1), opened, cache)
     assert isinstance(finding, Rejected)
     assert (finding.id, finding.reason) == ("a/x.jpg", "cannot be read: Not a directory")

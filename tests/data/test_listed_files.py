@@ -55,9 +55,8 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("case", READ)
-def test_names_are_read_by_one_rule_which_is_said(case, tmp_path):
-    names, files, rule = READ[case]
+@pytest.mark.parametrize(("names", "files", "rule"), READ.values(), ids=READ)
+def test_names_are_read_by_one_rule_which_is_said(names, files, rule, tmp_path):
     found = scan(tmp_path, names, files)
     assert [file.path for file in found.files] == [tmp_path / name for name in files[: len(names)]]
     assert [file.id for file in found.files] == files[: len(names)]
@@ -84,9 +83,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_other_names_are_refused_with_what_is_there(case, tmp_path):
-    names, files, words = REFUSED[case]
+@pytest.mark.parametrize(("names", "files", "words"), REFUSED.values(), ids=REFUSED)
+def test_other_names_are_refused_with_what_is_there(names, files, words, tmp_path):
     with pytest.raises(UnreadableSource, match=words) as refused:
         scan(tmp_path, names, files)
     assert "list.csv: column path: " in str(refused.value)
@@ -113,11 +111,10 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changes_until_all_has_been_read_is_named(root, tmp_path, change):
+@pytest.mark.parametrize(("make", "name"), CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changes_until_all_has_been_read_is_named(root, tmp_path, make, name):
     listed = list_files(root, out=tmp_path / "manifest")
     listed.check_unchanged()
-    make, name = CHANGES[change]
     make(root)
     with pytest.raises(UnreadableSource, match=rf"/in/{name}\S* changed while ingest was reading"):
         listed.check_unchanged()

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from tests.support.small_data import read_files
+from tests.support.small_data import read_files, write_files
 from throughline.data import mails
 from throughline.data.mails import ARCHIVE, fetch_mails
 from throughline.shared.errors import DataNotFound
@@ -51,16 +51,13 @@ def archive(monkeypatch):
 
 def npm(folder, monkeypatch, script):
     """Let this script, in `sh`, be npm."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    write_files(folder, {"bin/npm": f"#!/bin/sh\n{script}\n"})
     (folder / "bin" / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
 
 
 def test_a_copy_on_this_machine_comes_first(tmp_path, archive):
-    (tmp_path / ARCHIVE).write_bytes(archive)
-    (tmp_path / "raw" / "ham").mkdir(parents=True)
-    (tmp_path / "raw" / "ham" / "left.txt").write_text("of an earlier fetch")
+    write_files(tmp_path, {ARCHIVE: archive, "raw/ham/left.txt": "of an earlier fetch"})
     said = fetch_mails(tmp_path / "raw", copies=[tmp_path / "nowhere", tmp_path])
     assert said == f"3 mails from {tmp_path / ARCHIVE}"
     assert written(tmp_path / "raw") == EXPECTED

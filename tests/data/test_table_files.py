@@ -97,9 +97,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_pictures_in_tables_are_the_examples_that_they_are_as_files(form, as_files, tmp_path):
-    names, how, what = FORMS[form]
+@pytest.mark.parametrize(("names", "how", "what"), FORMS.values(), ids=FORMS)
+def test_pictures_in_tables_are_the_examples_that_they_are_as_files(
+    names, how, what, as_files, tmp_path
+):
     step = 24 // len(names)
     root = tmp_path / "tables"
     for place, name in enumerate(names):
@@ -189,9 +190,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_tables_that_would_be_read_otherwise_are_refused_in_words(what, tmp_path):
-    tables, words = REFUSED[what]
+@pytest.mark.parametrize(("tables", "words"), REFUSED.values(), ids=REFUSED)
+def test_tables_that_would_be_read_otherwise_are_refused_in_words(tables, words, tmp_path):
     for name, content in zip("ab", tables, strict=False):
         write(tmp_path / f"{name}.parquet", content)
     path = tmp_path if len(tables) > 1 else tmp_path / "a.parquet"

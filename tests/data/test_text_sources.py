@@ -159,34 +159,23 @@ def test_what_is_no_table_is_refused(tmp_path):
 
 
 def test_lines_that_cannot_be_used_are_rejected(tmp_path):
-    lines = [
-        b'{"text": "fine", "label": "a"}',
-        b"{text: 1}",
-        b"[1]",
-        b'{"text": "two", "label": ["a", "b"]}',
-        b'{"text": 7, "label": "a"}',
-        b'{"text": "\xe9", "label": "a"}',
-        b'{"text": "\\ud800", "label": "a"}',
-        b'{"text": "", "label": "a"}',
-        b"[" * 100_000,
-        b'{"text": "one", "label": "a", "label": "b"}',
-    ]
-    (tmp_path / "all.jsonl").write_bytes(b"\n".join(lines))
+    lines = {
+        b"{text: 1}": "not JSON: ",
+        b"[1]": "no JSON object: list",
+        b'{"text": "two", "label": ["a", "b"]}': "label is list, not one name",
+        b'{"text": 7, "label": "a"}': "text is int, not a string",
+        b'{"text": "\xe9", "label": "a"}': "not utf-8: byte 0xe9 at 10",
+        b'{"text": "\\ud800", "label": "a"}': "not Unicode: holds half of a surrogate pair",
+        b'{"text": "", "label": "a"}': "empty text",
+        b"[" * 100_000: "not JSON: ",
+        b'{"text": "one", "label": "a", "label": "b"}': "not JSON: two values for the key 'label'",
+    }
+    fine = b'{"text": "fine", "label": "a"}'
+    (tmp_path / "all.jsonl").write_bytes(b"\n".join([fine, *lines]))
     source = scan("text_lines", tmp_path / "all.jsonl")
     rows, rejected = write_documents(source, tmp_path, encoding="utf-8")
     assert rows["id"].tolist() == ["all.jsonl:00000001"]
-    said = [
-        "not JSON: ",
-        "no JSON object: list",
-        "label is list, not one name",
-        "text is int, not a string",
-        "not utf-8: byte 0xe9 at 10",
-        "not Unicode: holds half of a surrogate pair",
-        "empty text",
-        "not JSON: ",
-        "not JSON: two values for the key 'label'",
-    ]
-    for number, (item, reason) in enumerate(zip(rejected, said, strict=True), 2):
+    for number, (item, reason) in enumerate(zip(rejected, lines.values(), strict=True), 2):
         assert item.id == f"all.jsonl:{number:08d}"
         cut = len(reason) if reason.endswith(": ") else None  # what the parser says is its own
         assert item.reason[:cut] == reason

@@ -257,9 +257,8 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("why", LATE)
-def test_the_cause_of_times_that_do_not_increase_is_named(tmp_path, why):
-    header, rows, words = LATE[why]
+@pytest.mark.parametrize(("header", "rows", "words"), LATE.values(), ids=LATE)
+def test_the_cause_of_times_that_do_not_increase_is_named(tmp_path, header, rows, words):
     with pytest.raises(UnreadableSource, match=f"t does not increase in row .*; .*{words}"):
         scan(write(tmp_path, header, rows), time_column="t")
 

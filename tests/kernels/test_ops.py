@@ -79,6 +79,8 @@ BOTH = (
     Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 0.0)),
 )
 RANDOM = tuple(op for op in BOTH if op.random)
+FINISHING = [op for op in BOTH if isinstance(op, Rescale | Standardize)]
+ON_DEVICE = [op for op in BOTH if not op.host_only and op not in FINISHING]
 
 
 def draw(epoch=1, seed=3, salts=("op", 5)):
@@ -211,7 +213,7 @@ def test_labels_and_categories_become_vectors_on_the_host_and_on_the_device():
         np.testing.assert_array_equal(coded, [[0.5, 0, 1, 1, 0, 0], [1.5, 1, 0, 0, 0, 1]])
 
 
-@pytest.mark.parametrize("op", [one for one in BOTH if isinstance(one, Rescale | Standardize)])
+@pytest.mark.parametrize("op", FINISHING)
 def test_finishing_on_the_device_gives_what_the_host_gives(op):
     image = keras.Input((HEIGHT, WIDTH, 3), dtype="uint8")
     layer = keras.Model(image, apply_as_layer(op, image))
@@ -223,9 +225,6 @@ def test_every_op_of_the_device_is_a_layer_and_what_is_random_has_none_or_anothe
     assert on_device == set(apply_as_layer.registry) - {object}
     assert RandomCrop(height=3, width=3).in_evaluation() == CenterCrop(height=3, width=3)
     assert Flip().in_evaluation() is None
-
-
-ON_DEVICE = [op for op in BOTH if not op.host_only and not isinstance(op, Rescale | Standardize)]
 
 
 @pytest.mark.parametrize("op", ON_DEVICE, ids=repr)

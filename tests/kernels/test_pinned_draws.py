@@ -42,14 +42,12 @@ def epoch(number: int) -> tf.Tensor:
     return tf.constant(number, tf.int64)
 
 
-def test_global_permutations_of_a_small_and_of_a_large_split():
+def test_global_permutations_of_a_small_and_of_a_large_split_and_draws_by_class():
     small = samplers.permute(positions(12), count=12, seed=5, epoch=epoch(3))
     assert small.numpy().tolist() == [0, 3, 2, 8, 7, 10, 9, 6, 5, 4, 1, 11]
     large = samplers.permute(positions(8), count=samplers.CIPHER_FROM, seed=5, epoch=epoch(3))
     assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
-
-def test_draws_by_class():
     index = samplers.index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
     rows = samplers.sample_by_class(
         positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None]

@@ -31,10 +31,11 @@ from throughline.shared.object_store import ObjectStore, open_store
 pytestmark = pytest.mark.integration
 COUNT = 24  # examples
 OPS = PREPROCESS | {"part": PREPROCESS["photos"]}
-FRESH: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}  # made once of the same
+Contents = dict[str, bytes]
+FRESH: dict[str, tuple[Contents, Contents]] = {}  # made once of the same
 
 
-def read_objects(store: ObjectStore, key: str) -> dict[str, bytes]:
+def read_objects(store: ObjectStore, key: str) -> Contents:
     return {one.name: store.read(one.name) for one in store.list(key)}
 
 
@@ -104,18 +105,15 @@ class Data:
         read = index.with_repaired(written.index.repaired).shards
         left = sum(one.examples for one in read if one.name not in computed)
         assert written.copied == left
-        assert (
-            read_files(out.folder),
-            read_objects(out.store, written.index.key) if out.store else {},
-        ) == self.write_fresh(index, ops, written.index.key)
+        objects = read_objects(out.store, written.index.key) if out.store else {}
+        fresh = self.write_fresh(index, ops, written.index.key)
+        assert (read_files(out.folder), objects) == fresh
         shutil.rmtree(self.earlier.root, ignore_errors=True)
         shutil.copytree(self.shards, self.earlier.shards)
         out.folder.rename(self.earlier.snapshot)
         return computed
 
-    def write_fresh(
-        self, index: ShardIndex, ops, key: str
-    ) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def write_fresh(self, index: ShardIndex, ops, key: str) -> tuple[Contents, Contents]:
         """The files and objects of a snapshot of these shards that knows no earlier one."""
         shards = sorted(read_files(self.shards).items())
         made_of = repr((shards, key, ops, self.settings, self.url != ""))

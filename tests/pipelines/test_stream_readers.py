@@ -124,7 +124,6 @@ def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(da
         drawn(common=0.0, rare=0.0)
 
 
-LARGE = 1 << 50  # bytes
 ROWS = 160_000_000  # of 12×10: 20 GB
 
 
@@ -154,7 +153,7 @@ def test_every_worker_of_a_static_service_needs_a_shard(stored):
 )
 def test_a_shuffle_buffer_has_to_fit_into_memory(stored, config, impossible):
     data = stored["photos"]
-    shards = tuple(replace(shard, bytes=LARGE) for shard in data.shards.shards)
+    shards = tuple(replace(shard, bytes=1 << 50) for shard in data.shards.shards)
     large = replace(data, shards=replace(data.shards, shards=shards))
     plan = pipeline(stored, "photos", **config).plan
     if not impossible:

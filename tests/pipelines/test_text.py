@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
 from tests.support.prepared import prepare, take_snapshot
-from tests.support.project import SMALL
+from tests.support.small_data import write_files
+from tests.support.texts import SPLIT
+from tests.support.texts import params_of as text_params
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
-from throughline.config.params import check
 from throughline.data.columns.index import map_column, read_index, verify
 from throughline.kernels.tokenizers import tokenize
 from throughline.pipelines.write import tokenizer_fitting
@@ -36,27 +37,10 @@ KINDS = {
 }
 
 
-def write_texts(folder):
-    """Some documents per language, of 1 to 60 words."""
-    draw = random.Random(0)
-    for language, sentence in WORDS.items():
-        (folder / language).mkdir(parents=True)
-        for number in range(40):
-            text = " ".join(draw.choices(sentence.split(), k=draw.randint(1, 60)))
-            (folder / language / f"{number}.txt").write_text(text + f" {number}\n", "utf-8")
-    return folder
-
-
-def document(path, kind):
-    return SMALL | {
-        "data": SMALL["data"] | {"source": "text_folder", "path": str(path)},
-        "preprocess": [{"tokenize": KINDS[kind]}, {"truncate": {"tokens": 50}}],
-        "augment": [],
-        "postprocess": [],
-        "model": {"name": "text_classifier", "options": {"width": 8}},
-        "pipelines": {"snapshot": SNAPSHOT},
-        "batch_size": 16,
-    }
+def params_of(path, tokenize, *more):
+    """Parameters with one configuration `p` for the texts below a path."""
+    data = {"source": "text_folder", "path": str(path), "split": SPLIT}
+    return text_params(SNAPSHOT, data=data, preprocess=[{"tokenize": tokenize}, *more])
 
 
 def opened(folder, params):
@@ -70,7 +54,13 @@ def opened(folder, params):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "source")
+    """Some documents per language, of 1 to 60 words."""
+    draw, files = random.Random(0), {}
+    for language, sentence in WORDS.items():
+        for number in range(40):
+            text = " ".join(draw.choices(sentence.split(), k=draw.randint(1, 60)))
+            files[f"{language}/{number}.txt"] = f"{text} {number}\n"
+    return write_files(tmp_path_factory.mktemp("texts"), files)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +70,7 @@ def prepared_with(texts, tmp_path_factory):
 
     def prepare(kind):
         if kind not in made:
-            params = check(document(texts, kind))
+            params = params_of(texts, KINDS[kind], {"truncate": {"tokens": 50}})
             made[kind] = params, opened(tmp_path_factory.mktemp(kind), params)
         return made[kind]
 
@@ -105,7 +95,7 @@ def test_the_snapshot_holds_the_tokens_without_padding(stored):
     count = data.snapshot.splits["train"].count
     lengths = map_column(data.snapshot_folder, "train", extent, count)[:, 1]
     assert 1 < lengths.min() < lengths.max() == 50
-    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "p", data, split="train", purpose="train")
     for batch, _ in pipeline.dataset().take(3):
         assert batch.dtype == tf.int32
         assert (batch.numpy() != 0).any(axis=0).all()  # none is wider than its longest text
@@ -136,8 +126,7 @@ def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
     given.write_bytes(tokenizer_fitting.fit(op, training_shards(data)))
 
     def chosen(path):
-        tokenize = {"tokenize": {"kind": "wordpiece", "model": str(path)}}
-        return check(document(texts, "wordpiece") | {"preprocess": [tokenize]})
+        return params_of(texts, {"kind": "wordpiece", "model": str(path)})
 
     shutil.copytree(data.shards_folder.parent, tmp_path / "data")
     opened(tmp_path, chosen(given))
