@@ -14,7 +14,7 @@ import pytest
 
 from tasks.upload import upload
 from tests.support.project import SMALL, make_project, run, run_stages, write_params
-from tests.support.small_data import picture
+from tests.support.small_data import picture, save_photos
 from throughline.assembly.inputs import open_inputs
 from throughline.config.params import load_params
 from throughline.data.columns.index import column_path
@@ -47,9 +47,8 @@ def read_results(folder: Path):
     history = (run_folder / "history.csv").read_text().splitlines()
     column = history[0].split(",").index("train_loss")
     digests = json.loads((run_folder / "input.json").read_text())["examples_digests"]
-    indexes = [
-        (folder / "data" / name / "index.json").read_bytes() for name in ("shards", "snapshot")
-    ]
+    names = ("shards", "snapshot")
+    indexes = [(folder / "data" / name / "index.json").read_bytes() for name in names]
     return digests, [line.split(",")[column] for line in history], indexes
 
 
@@ -61,11 +60,7 @@ def project(array_file, bucket_url, tmp_path) -> Path:
     stored = {"storage": {"url": f"{bucket_url}/stored"}, "engine": {"workers": 1}}
     params = params_of(f"{bucket_url}/photos", **stored)
     folder = make_project(tmp_path / "project", array_file, params)
-    for number in range(40):
-        path = folder / "source" / "photos" / ("cat", "dog")[number % 2] / f"{number:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture(number, size=(12, 10)).save(path)
-    upload(folder / "source" / "photos", f"{bucket_url}/photos")
+    upload(save_photos(folder / "source" / "photos", 40, "cat", "dog"), f"{bucket_url}/photos")
     return folder
 
 
@@ -143,7 +138,7 @@ def check_changes(folder: Path, url: str) -> None:
     store.write("cat/.hidden", b"of which ingest sees nothing")
     assert stale(folder) == ["ingest"]
     assert repro(folder) == ["ingest"]
-    picture(99, size=(12, 10)).save(folder / "source" / "other.jpg")
+    picture(99).save(folder / "source" / "other.jpg")
     upload(folder / "source" / "other.jpg", f"{url}/cat/00.jpg")
     assert stale(folder) == ["ingest"]
     assert repro(folder) == [*PREPARED]

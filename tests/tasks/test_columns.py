@@ -277,18 +277,15 @@ def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
     np.testing.assert_allclose(target.scale, labels.std(axis=0))
 
 
-PACKED = {"p": {"read": "snapshot", "batch": {"pack": 64}}}
+PACKED = {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}}
 TEXTS = {"source": "text_table", "path": "x"}
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"pipelines": PACKED}, "texts with columns are not packed"),
-        (
-            {"data": {**TEXTS, "label_kind": "number"}, "pipelines": PACKED},
-            "texts with numbers to predict are not packed",
-        ),
+        (PACKED, "texts with columns are not packed"),
+        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "numbers to predict are not packed"),
         ({"window": {"tokens": 8}}, "data.numeric: window.tokens predicts the next token"),
         ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "has no columns"),
         ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),

@@ -14,7 +14,7 @@ import pytest
 
 from tasks import fetch as stage
 from tasks.fetch import fetch
-from tests.support.small_data import picture
+from tests.support.small_data import picture, write_files
 from throughline.data import known_datasets, remote
 from throughline.shared.errors import DataNotFound, UnexpectedFiles
 from throughline.shared.files import read_json
@@ -59,13 +59,9 @@ def repository(tmp_path, monkeypatch):
         root, deb = tmp_path / "package", tmp_path / "repository" / "package.deb"
         control = f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nDescription: test\n"
         control += "Maintainer: T <t@example.org>\n"
-        for name, data in files.items():
-            path = root / "usr" / "share" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        for folder in (root / "DEBIAN", deb.parent):
-            folder.mkdir()
-        (root / "DEBIAN" / "control").write_text(control)
+        write_files(root / "usr" / "share", files)
+        write_files(root, {"DEBIAN/control": control})
+        deb.parent.mkdir()
         build = ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)]
         subprocess.run(build, check=True, capture_output=True)
         data = deb.read_bytes()
@@ -91,24 +87,18 @@ def server(tmp_path, dataset, monkeypatch):
         running.shutdown()
 
 
-def put(folder, files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-
-
 def fetched(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != stage.ORIGIN}
 
 
 def test_a_copy_on_this_machine_comes_first(dataset, tmp_path):
-    put(tmp_path / "user", dataset)
+    write_files(tmp_path / "user", dataset)
     assert str(tmp_path / "user") in fetch("fashion_mnist", tmp_path / "raw")
     assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
 
 
 def test_then_the_official_download(dataset, tmp_path, server):
-    put(tmp_path / "published", dataset)
+    write_files(tmp_path / "published", dataset)
     assert server in fetch("fashion_mnist", tmp_path / "raw")
     assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
 
@@ -130,8 +120,8 @@ def test_something_else_than_the_published_files_is_refused_wherever_it_comes_fr
     dataset, tmp_path, repository
 ):
     forged = {name: gzip.compress(b"forged") for name in dataset}
-    put(tmp_path / "system", forged)
-    put(tmp_path / "published", forged)
+    write_files(tmp_path / "system", forged)
+    write_files(tmp_path / "published", forged)
     repository({f"datasets/{name}": data for name, data in forged.items()})
     with pytest.raises(DataNotFound, match=r"its SHA-256 differs.*does not hold the published"):
         fetch("fashion_mnist", tmp_path / "raw")
@@ -172,7 +162,7 @@ def link_elsewhere(folder):
 
 @pytest.mark.parametrize("happens", [add, change, link_elsewhere])
 def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp_path, happens):
-    put(tmp_path / "user", dataset)
+    write_files(tmp_path / "user", dataset)
     folder = tmp_path / "raw" / "fashion_mnist"
     fetch("fashion_mnist", tmp_path / "raw")
     happens(folder)
@@ -183,7 +173,7 @@ def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp
 
 
 def test_what_fetch_wrote_itself_or_equals_it_is_replaced(dataset, tmp_path):
-    put(tmp_path / "user", dataset)
+    write_files(tmp_path / "user", dataset)
     origin = tmp_path / "raw" / "fashion_mnist" / stage.ORIGIN
     fetch("fashion_mnist", tmp_path / "raw")
     fetch("fashion_mnist", tmp_path / "raw")

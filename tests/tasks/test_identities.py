@@ -26,6 +26,7 @@ from tests.support.made_up import made_up
 from tests.support.own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_identities
 from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL, write_params
+from tests.support.small_data import write_files
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
 from throughline.assembly.model import build_models_for
@@ -60,9 +61,7 @@ def _one_program(monkeypatch) -> None:
 @pytest.fixture
 def own(tmp_path) -> Path:
     """A folder with what the identities of a project with code of its own follow from."""
-    for name, text in OWN.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, OWN)
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     write_params(tmp_path, PARAMS)
     return tmp_path
@@ -248,9 +247,6 @@ def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code
     assert said == "3" or re.search(r"test_identities\.py, line \d+: sys\.exit\(code\) ends", said)
 
 
-STEPS, COLUMNS = 1000, 3
-
-
 def opened(folder, params):
     """Run the data stages in `folder` and open what they wrote."""
     layout = prepare(params, Layout(folder), min_shards=3)
@@ -271,7 +267,7 @@ def series_document(path, **window):
 def series(tmp_path_factory):
     """A series whose every value says when it was and which column it is."""
     folder = tmp_path_factory.mktemp("series")
-    values = np.arange(STEPS, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
+    values = np.arange(1000, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
     np.save(folder / "series.npy", values)
     params = check(series_document(folder / "series.npy"))
     return params, *opened(folder, params)
@@ -297,7 +293,7 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
 
 def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
-    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(COLUMNS, 1))
+    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(3, 1))
     params = check(series_document(tmp_path / "series.npy"))
     layout, stored = opened(tmp_path, params)
     manifest = read_manifest(layout.manifest)
@@ -306,8 +302,8 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
     np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
     np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
     standardize = stored.bind_to_data(params.postprocess)[0]
-    np.testing.assert_allclose(standardize.mean, [np.arange(600).mean()] * COLUMNS, rtol=1e-6)
-    np.testing.assert_allclose(standardize.deviation, [np.arange(600).std()] * COLUMNS, rtol=1e-6)
+    np.testing.assert_allclose(standardize.mean, [np.arange(600).mean()] * 3, rtol=1e-6)
+    np.testing.assert_allclose(standardize.deviation, [np.arange(600).std()] * 3, rtol=1e-6)
 
 
 def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
@@ -319,11 +315,12 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
     errors = np.concatenate(
         [np.abs(models.full_model(each["features"]) - each["label"]) for each in pipe.dataset()]
     )
-    expected = errors.mean(axis=(0, 1), dtype=np.float64)
-    names = ("column_0", "column_2")
-    errors = dict(zip(names, expected, strict=True))
+    means = errors.mean(axis=(0, 1), dtype=np.float64)
+    errors = dict(zip(("column_0", "column_2"), means, strict=True))
     assert evaluation.mae_by_target == pytest.approx(errors)
-    assert evaluation.metrics == pytest.approx({f"test/mae/{name}": errors[name] for name in names})
+    assert evaluation.metrics == pytest.approx(
+        {f"test/mae/{name}": error for name, error in errors.items()}
+    )
     assert Evaluation.read(tmp_path) == evaluation
 
 

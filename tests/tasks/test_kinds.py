@@ -22,12 +22,11 @@ from benchmarks.data import presets
 from tests.support.kinds import COLORS, SEEN, write_items, write_mails, write_waves
 from tests.support.predictions import export_file, predict_rows
 from tests.support.project import SMALL, run_stages, write_params
-from tests.support.small_pipelines import CONFIGS
+from tests.support.small_pipelines import CONFIGS, digest_of_all
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
 from throughline.config.params import load_params
 from throughline.data.columns.index import read_index
 from throughline.data.manifest import read_manifest
-from throughline.measurement.equality import digest_examples
 from throughline.models.inference import open_trained_model
 from throughline.plan.schema import COLUMNS
 from throughline.results.build import BuildResult
@@ -45,17 +44,12 @@ pytestmark = [
 
 GLOBAL = {"read": "snapshot", "shuffle": {"kind": "global"}}
 IMAGES = (
-    "naive",
-    "in_memory",
-    "shards_global",
-    "snapshot",
-    "snapshot_part",
-    "low_memory",
-    "device_resident",
-    "optimized",
+    *("naive", "in_memory", "shards_global", "snapshot"),
+    *("snapshot_part", "low_memory", "device_resident", "optimized"),
 )
 ROWS = ("naive", "in_memory", "shards_global", "optimized")
 TARGETS = ("price", "weight")
+NUMBERS = {"label_kind": "number", "label_column": [*TARGETS]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +72,8 @@ KINDS = {
         write=lambda root: write_items(root, 150),
         file="",
         data={"source": "image_table", **SEEN},
-        pipelines={
-            "files": {"read": "files", "map": {"parallel": 2}},
-            **{name: CONFIGS[name] for name in IMAGES},
-        },
+        pipelines={"files": {"read": "files", "map": {"parallel": 2}}}
+        | {name: CONFIGS[name] for name in IMAGES},
         trained="device_resident",
         sections={"preprocess": ["decode"], "postprocess": ["rescale"], "batch_size": 8},
         train={"epochs": 12},
@@ -91,7 +83,7 @@ KINDS = {
     "numbers of texts with columns": Kind(
         write=lambda root: write_items(root, 200),
         file="items.csv",
-        data={"source": "text_table", "label_kind": "number", "label_column": [*TARGETS], **SEEN},
+        data={"source": "text_table", **NUMBERS, **SEEN},
         pipelines={
             "naive": {"read": "shards"},
             "arrays": {"read": "arrays"},
@@ -113,13 +105,7 @@ KINDS = {
     "numbers of a table": Kind(
         write=write_items,
         file="items.csv",
-        data={
-            "source": "table",
-            "label_kind": "number",
-            "label_column": [*TARGETS],
-            "ignore": ["path", "text", "label"],
-            **SEEN,
-        },
+        data={"source": "table", **NUMBERS, "ignore": ["path", "text", "label"], **SEEN},
         pipelines={name: CONFIGS[name] for name in ROWS},
         trained="optimized",
         sections={
@@ -168,8 +154,8 @@ KINDS = {
     ),
 }
 
-NUMBERS = ["numbers of texts with columns", "numbers of a table"]
-LISTED = ["images with columns", *NUMBERS]
+OF_NUMBERS = ["numbers of texts with columns", "numbers of a table"]
+LISTED = ["images with columns", *OF_NUMBERS]
 
 
 @dataclass(frozen=True)
@@ -219,13 +205,10 @@ def trained(prepared) -> Project:
 def test_every_configuration_delivers_the_same_examples(prepared):
     params, data = prepared.open()
     for split in data.shards.splits:
-        digests = {
-            name: digest_examples(
-                open_input_pipeline(params, name, data, split=split, purpose="compare")
-            ).digest
-            for name in params.pipelines
-        }
-        assert len(set(digests.values())) == 1, digests
+        compared = {"split": split, "purpose": "compare"}
+        digest_of_all(
+            {name: open_input_pipeline(params, name, data, **compared) for name in params.pipelines}
+        )
 
 
 def place_of(name: str) -> int:
@@ -295,8 +278,8 @@ def test_files_are_predicted_and_served_as_the_model_is_evaluated(trained, tmp_p
             answers |= dict(zip(batch["key"].numpy().tolist(), outputs.numpy(), strict=True))
     expected = np.array([answers[key] for key in examples["key"]])
 
-    asked = ask(trained, examples["id"])
-    found, counts = predict_rows(model, *asked.paths)
+    paths, features = ask(trained, examples["id"])
+    found, counts = predict_rows(model, *paths)
     assert counts.rejected == 0
     if data.shards.schema.predicts_number:
         said = [[float(row[name]) for name in TARGETS] for row in found]
@@ -309,24 +292,18 @@ def test_files_are_predicted_and_served_as_the_model_is_evaluated(trained, tmp_p
 
     assert export_file(model, tmp_path / "served") == trained.kind.takes
     served = tf.saved_model.load(str(tmp_path / "served"))
-    (answer,) = served.serve(asked.features).values()
+    (answer,) = served.serve(features).values()
     np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a model is asked: files for `predict`, and what its SavedModel takes of them."""
-
-    paths: tuple[Path, ...]
-    features: Any
-
-
-def ask(project: Project, names: pd.Series) -> Asked:
-    """The examples of these ids, of a table in a file of its own with other columns around."""
+def ask(project: Project, names: pd.Series) -> tuple[list[Path], Any]:
+    """Files for `predict` with the examples of these ids, of a table in a file of its own with
+    other columns around; and what the SavedModel takes of them.
+    """
     source = project.folder / "source"
     if project.kind.write is write_mails:
-        paths = tuple(source / project.kind.file / name for name in names)
-        return Asked(paths, tf.constant([path.read_text() for path in paths]))
+        paths = [source / project.kind.file / name for name in names]
+        return paths, tf.constant([path.read_text() for path in paths])
     rows = project.table.iloc[[place_of(name) for name in names]]
     rows[["color", "text", "path", "size"]].assign(more="x").to_csv(source / "new.csv", index=False)
     features = {
@@ -336,10 +313,10 @@ def ask(project: Project, names: pd.Series) -> Asked:
         "color": lambda: tf.constant(rows["color"].tolist()),
     }
     taken = re.findall(r"(\w+) (?:string|float32)", project.kind.takes)
-    return Asked((source / "new.csv",), {name: features[name]() for name in taken})
+    return [source / "new.csv"], {name: features[name]() for name in taken}
 
 
-@pytest.mark.parametrize("prepared", NUMBERS, indirect=True)
+@pytest.mark.parametrize("prepared", OF_NUMBERS, indirect=True)
 def test_each_target_is_learned_whatever_its_units(trained):
     evaluation = Evaluation.read(trained.layout.results(trained.kind.trained))
     labels = np.array(read_manifest(trained.layout.manifest).examples["label"].tolist())

@@ -14,17 +14,9 @@ from ruamel.yaml import YAML
 
 from tasks.identities import write_identities
 from tasks.own_code import watch_own_code
-from tests.support.own_code import (
-    BOTH,
-    EVERY_RUN,
-    MEASURED,
-    OWN,
-    PARAMS,
-    differ,
-    each,
-    read_identities,
-)
+from tests.support.own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_identities
 from tests.support.project import SMALL, make_project, run, write_params
+from tests.support.small_data import write_files
 from throughline.shared import program
 from throughline.shared.errors import WrongVersion
 from throughline.shared.libraries import LIBRARIES
@@ -45,15 +37,10 @@ def commit(folder: Path, params: dict) -> Path:
             *(next(iter(plot)) for plot in definition.get("plots", ())),
         ]
         for out in outs if stage != "identities" else ():
-            for key in BOTH if "matrix" in definition else ("",):
-                name = (
-                    (out if isinstance(out, str) else next(iter(out)))
-                    .replace("${key}", key)
-                    .replace("${data.fetch}", params["data"]["fetch"])
-                )
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(name)
+            name = out if isinstance(out, str) else next(iter(out))
+            name = name.replace("${data.fetch}", params["data"]["fetch"])
+            for key in SMALL["pipelines"] if "matrix" in definition else ("",):
+                write_files(folder, {name.replace("${key}", key): f"{name} {key}"})
     run(folder, "dvc", "commit", "--force", "--quiet")
     return folder
 
@@ -62,10 +49,7 @@ def commit(folder: Path, params: dict) -> Path:
 def project(tmp_path_factory, array_file) -> Path:
     """A project with code of its own that DVC holds for up to date."""
     folder = make_project(tmp_path_factory.mktemp("stale") / "project", array_file)
-    for name, text in OWN.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    return commit(folder, PARAMS)
+    return commit(write_files(folder, OWN), PARAMS)
 
 
 @pytest.fixture
@@ -230,21 +214,17 @@ def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
 
 def install(folder: Path, library: str, version: str) -> Path:
     """Put a library of a version into a folder, as far as it is asked for that; returns it."""
-    information = folder / f"{library.replace('-', '_')}-{version}.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\n"
-    )
-    return folder
+    information = f"{library.replace('-', '_')}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\n"
+    return write_files(folder, {f"{information}/METADATA": metadata})
 
 
 @pytest.fixture
 def small(tmp_path, array_file) -> Path:
     """A project with an op of its own that has not run yet."""
     folder = make_project(tmp_path / "project", array_file)
-    for name in ("my_ops.py", "helpers/__init__.py", "helpers/amounts.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(OWN[name])
+    names = ("my_ops.py", "helpers/__init__.py", "helpers/amounts.py")
+    write_files(folder, {name: OWN[name] for name in names})
     write_params(folder, copy.deepcopy(SMALL) | {"preprocess": ["decode", "my_ops:Shift"]})
     return folder
 
@@ -265,9 +245,7 @@ def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
     params = copy.deepcopy(SMALL)
     params["data"] |= {"source": "image_folder", "path": "source", "max_reject_fraction": 0.0}
     write_params(small, params)
-    for label in ("a", "b"):
-        (small / "source" / label).mkdir()
-        (small / "source" / label / "x.jpg").write_text("no picture")
+    write_files(small / "source", {"a/x.jpg": "no picture", "b/x.jpg": "no picture"})
 
     def interrupted() -> bool:
         """Whether a run that stops goes on with what is there."""
@@ -280,11 +258,7 @@ def test_an_interrupted_stage_does_not_go_on_with_other_code(small):
 
     interrupted()
     assert interrupted()
-    (small / "throughline" / "shared" / "errors.py").write_text(
-        (small / "throughline" / "shared" / "errors.py").read_text() + "\n\nSAID = 1\n"
-    )
-    assert interrupted(), "messages decide nothing"
-    (small / "throughline" / "data" / "encodings" / "images.py").write_text(
-        (small / "throughline" / "data" / "encodings" / "images.py").read_text() + "\nCHANGED = 1\n"
-    )
-    assert not interrupted()
+    for name, goes_on in (("shared/errors.py", True), ("data/encodings/images.py", False)):
+        with (small / "throughline" / name).open("a") as file:
+            file.write("\n\nADDED = 1\n")
+        assert interrupted() == goes_on, "messages decide nothing"

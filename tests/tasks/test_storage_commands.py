@@ -17,6 +17,7 @@ from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable, find_unre
 from tasks.upload import upload
 from tests.support.project import run
 from tests.support.skips import need
+from tests.support.small_data import write_files
 from tests.support.small_pipelines import PREPROCESS
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
@@ -37,7 +38,6 @@ from throughline.shared.object_store import StoredObject, open_store
 
 pytestmark = pytest.mark.integration
 
-NO_USER = 65534
 FILES = {"cats/1.jpg": b"one", "cats/2.jpg": b"two", "dogs/1.jpg": b"three"}
 FIRST, SECOND, TRIED, NOBODY = (digit * 32 for digit in "1234")  # keys of snapshots
 DIGEST = "ab" * 16
@@ -121,9 +121,8 @@ def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url
         path for path in history.glob(".dvc/cache/files/md5/*/*") if path.read_text() == text
     )
     away = cached.rename(history / "away")
-    with pytest.raises(
-        WorkspaceProblem, match=r"cannot be read, so nothing is removed; get the hist"
-    ):
+    said = "cannot be read, so nothing is removed; get the hist"
+    with pytest.raises(WorkspaceProblem, match=said):
         list(collect_garbage(store, history, now=LATER, removes=True))
     away.rename(cached)
     assert len(list(store.list())) == 1
@@ -139,9 +138,7 @@ def test_what_another_worktree_and_unfinished_outputs_have_is_kept(history, tmp_
         f"shards.{'0' * 12}.partial/.done-b.json": {"digest": "7" * 32},
         "shards_of_others/index.json": {"shards": [{}]},
     }
-    for name, value in notes.items():
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).write_text(json.dumps(value))
+    write_files(data, {name: json.dumps(value) for name, value in notes.items()})
     assert {"5" * 32, "6" * 32, f"shards/{'7' * 32}"} < find_reachable(history)
     (data / "snapshot/index.json").write_text("{")
     with pytest.raises(WorkspaceProblem, match=r"other/data/snapshot/index\.json need"):
@@ -194,11 +191,8 @@ def test_verify_reads_every_object_and_names_one_that_is_damaged(arrays, tmp_pat
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, data in {**FILES, ".hidden/1.jpg": b"x", "cats/.DS_Store": b"x"}.items():
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return tmp_path / "photos"
+    hidden = {".hidden/1.jpg": b"x", "cats/.DS_Store": b"x"}
+    return write_files(tmp_path / "photos", FILES | hidden)
 
 
 def read_all(url: str) -> dict[str, bytes]:
@@ -244,12 +238,11 @@ def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_ur
         for path in (folder / "cats.jpg", hidden):
             path.write_bytes(b"x")
         hidden.chmod(0)
-        os.seteuid(NO_USER)
+        os.seteuid(65534)  # nobody
         try:
+            said = r"dogs\.jpg cannot be read: Permission d"
             for source in (folder, hidden):
-                with pytest.raises(
-                    UnexpectedFiles, match=r"dogs\.jpg cannot be read: Permission d"
-                ):
+                with pytest.raises(UnexpectedFiles, match=said):
                     upload(source, f"{bucket_url}/x")
         finally:
             os.seteuid(0)
