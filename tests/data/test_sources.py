@@ -80,15 +80,12 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
 
 
-PATH = Path("items.csv")
-
-
 def test_cells_are_known_when_all_are_there():
     columns = {"numeric": ["size"], "categorical": ["color"], "missing_values": ["NA"]}
     columns |= {"missing": {"size": "median", "color": "category"}}
     target = {"label_column": "price", "label_kind": "number"}
-    settings = DataSettings(source="text_table", path=str(PATH), **columns, **target)
-    kept = KeptCells(path=PATH, settings=settings, names=("size", "color", "price"))
+    settings = DataSettings(source="text_table", path="items.csv", **columns, **target)
+    kept = KeptCells(path=Path("items.csv"), settings=settings, names=("size", "color", "price"))
     rows = [(" 1,5", "NA", "10"), ("2,25", "red", "11"), ("", "red", "x"), ("4", "blue", "13")]
     found = read_listing(kept.make_table(rows))
     assert found.columns.columns.categories == (("", "blue", "red"),)
@@ -104,6 +101,6 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
     with pytest.raises(UnreadableSource) as refusal:
         named = name_columns(settings, "text_column")
         named |= {"data.text_column": ["review"]}
-        check_names(PATH, settings, named, input_name="text")
+        check_names(Path("x"), settings, named, input_name="text")
     assert "label (data.label_column and data.numeric)" in str(refusal.value)
     assert "a column that the model sees is named text, as the text itself" in str(refusal.value)

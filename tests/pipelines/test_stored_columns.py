@@ -31,7 +31,6 @@ from throughline.shared.errors import (
 from throughline.shared.object_store import RETRIES, open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("small_pieces")]
-PAGE = 4096  # bytes; what a file on a tmpfs takes at least
 LANES = {"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}}
 
 
@@ -147,7 +146,7 @@ def test_columns_in_files_are_read_there_whatever_the_url(arrays, tmp_path):
 def fill(disk: Path) -> None:
     """Take all room of a disk, as others do who write to it."""
     with suppress(OSError), (disk / "others").open("ab", buffering=0) as file:
-        while file.write(bytes(PAGE)):
+        while file.write(bytes(4096)):  # what a file on a tmpfs takes at least
             pass
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import shutil
@@ -75,7 +74,7 @@ def test_without_a_record_or_a_cache_there_is_none(done, tmp_path, monkeypatch, 
 
 
 PARAMS = {
-    **copy.deepcopy(SMALL),
+    **SMALL,
     "data": {**SMALL["data"], "source": "image_folder", "path": "source/photos"},
     "shard": {**SMALL["shard"], "min_shards": 4},
     "preprocess": ["decode", "my_ops:Stamp", {"resize": {"height": 16, "width": 18}}],

@@ -59,10 +59,8 @@ stages:
 def history(tmp_path_factory) -> Path:
     """A project with snapshots FIRST and SECOND in commits, and TRIED in an experiment."""
     folder = tmp_path_factory.mktemp("history")
-    for words in (("git", "init", "-q"), ("dvc", "init", "-q")):
-        run(folder, *words)
-    for name, value in (("user.name", "t"), ("user.email", "t@example.org")):
-        run(folder, "git", "config", name, value)
+    run(folder, "git", "init", "-q")
+    run(folder, "dvc", "init", "-q")
     (folder / "dvc.yaml").write_text(STAGE)
     for key in (FIRST, SECOND, TRIED):
         (folder / "key.json").write_text(json.dumps({"key": key}))
