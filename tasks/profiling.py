@@ -20,7 +20,6 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
-from throughline.assembly.training import open_batches
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
 from throughline.diagnosis.facts import Facts
@@ -43,7 +42,6 @@ from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.progress import echo, echo_result
 from throughline.shared.termination import exit_on_sigterm
-from throughline.training.fit import Position
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
@@ -55,7 +53,7 @@ def open_steps(params: Params, pipeline: InputPipeline) -> Callable[[], object]:
     models = build_models_for(params, pipeline.data)
     single = params.train.model_copy(update={"steps_per_execution": 1})
     step = StepFunction(make_step_model(models, single, Feed.of(pipeline, single)))
-    batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
+    batches = iter(pipeline.steps(epochs=MANY_EPOCHS))
     for _ in range(pipeline.steps_per_epoch if pipeline.plan.caches else 0):
         next(batches)
     return partial(advance, step, batches)

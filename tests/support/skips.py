@@ -20,6 +20,8 @@ import pytest
 from infra.local.postgres import installed
 from throughline.shared.limits import VERSIONS, list_cgroups
 
+TORCH = os.environ.get("TORCH_PYTHON", "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
@@ -105,6 +107,14 @@ NEEDS = {
         untested="readings of NVIDIA GPUs, whose libraries are compiled for the test",
         remedy="apt-get install gcc libc6-dev",
         met=lambda: shutil.which("cc") is not None,
+    ),
+    "torch": Need(
+        untested="changes of PyTorch's DataLoader, with the real one",
+        remedy=(
+            "python -m venv torch-env; torch-env/bin/pip install torch; and set"
+            " TORCH_PYTHON=torch-env/bin/python"
+        ),
+        met=lambda: bool(TORCH),
     ),
     "root": Need(
         untested="what other users of the machine can do",

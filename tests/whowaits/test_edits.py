@@ -59,7 +59,8 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
 @pytest.mark.parametrize(
     ("source", "edit", "reason"),
     [
-        (SCRIPT, Edit("train.py:9", "map", PARALLEL), "may have num_parallel_calls already"),
+        (b"f(a, num_workers=n)", Edit("train.py:1", "f", "num_workers=2"), "num_workers=n, which"),
+        (b"f(a, **b)", Edit("train.py:1", "f", "num_workers=2"), "may have num_workers already"),
         (SCRIPT, Edit("train.py:10", "map", PARALLEL),
          "2 calls of map can be meant by train.py:10"),
         (SCRIPT, Edit("train.py:4", "map", "", given="decode"), "no call of map can be meant"),
@@ -77,3 +78,13 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
 def test_what_cannot_be_written_is_refused_by_name(source, edit, reason):
     with pytest.raises(CannotBeWritten, match=reason):
         edit_source(source, "train.py", [edit])
+
+
+def test_a_constant_is_replaced_by_the_value_that_was_tried():
+    source = b"x = DataLoader(\n    data, num_workers=0, batch_size=8,\n)\n"
+    added = [
+        Edit("train.py:1", "DataLoader", each)
+        for each in ("num_workers=12", "persistent_workers=True")
+    ]
+    edited = edit_source(source, "train.py", added).decode()
+    assert "data, num_workers=12, batch_size=8, persistent_workers=True,\n" in edited

@@ -114,6 +114,28 @@ def test_a_loop_that_trains_is_measured_and_ended():
     assert script.written[0].startswith("train.py: ")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_each(fails):
+    script, worked, batches = Script(), [], []
+
+    def tries(training):
+        for number in range(8):
+            script.now += 0.3
+            worked.append((yield ["tried", number]))
+        if fails:
+            raise OSError("no process")
+
+    for batch in until_measured(script, epoch=300, tries=tries):
+        if batch[0] == "tried":
+            batches.append(batch[1])
+            assert script.watch.repeats, "no schedule goes on"
+            script.watch.pass_by(list, validates=batch[1] == 3)
+        script.train(0.01)
+    assert batches == [*range(8)]
+    assert worked == pytest.approx([0.01, 0.01, 0.01, None, *[0.01] * 4])
+    assert ("no change could be tried: OSError: no process" in script.training.notes) is fails
+
+
 def test_an_epoch_of_an_iterator_that_is_begun_again_has_as_many_steps_as_the_script_counts():
     script, repeats, lengths = Script(), set(), set()
     batches = Batches(10**6)  # as of persistent workers

@@ -143,10 +143,10 @@ def session(tmp_path, monkeypatch):
     session = Session(Options(script="train.py"), lambda _: None)
     watch = saves.SaveWatch(session)
     watch._patch(LIBRARY, ("save", "Trainer.save", "Trainer.none", "Nobody.save"))
-    session.on_other_batches = watch.watch_files
+    session.saves.on_first = watch.watch_files
     LIBRARY.Trainer().save("early")
     assert Path("early").read_text() == "saved by a trainer", "nothing has been repeated yet"
-    session.leave_saves_out()
+    session.saves.leave_out()
     return session
 
 

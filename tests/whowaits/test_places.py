@@ -16,6 +16,7 @@ from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.changes.patch import _write
 from whowaits.changes.places import is_changed
 from whowaits.changes.proposals import InputChange, propose_changes
+from whowaits.changes.ratios import Ratios
 from whowaits.changes.trials import Pace, Trials, find_edits
 from whowaits.hooks.fits import FitWatch
 from whowaits.hooks.loops import LoopWatch
@@ -70,7 +71,10 @@ def build(numbers):
 
 def summarize(dataset, changes):
     trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
-    return trials._summarize(changes, [[3.0, 3.0, 3.0]] * len(changes))
+    ratios = Ratios(1.0)
+    for at in [*range(len(changes))] * 3:
+        ratios.add(at, changed=3.0, as_it_is=1.0)
+    return list(trials._describe_all(changes, ratios).values())
 
 
 def try_changes(dataset):

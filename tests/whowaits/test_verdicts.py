@@ -4,15 +4,14 @@ change that is named first, and two reports next to each other.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
 import pytest
-import tensorflow as tf
 
 from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Tried, find_first, rank
-from whowaits.changes.proposals import InputChange
-from whowaits.changes.trials import FEW_FACTOR, Pace, Trials
+from whowaits.changes.ratios import FEW_FACTOR, SPREADS, Ratios
 from whowaits.cli import main
 from whowaits.compare import compare
 from whowaits.fail_if import Condition
@@ -180,19 +179,18 @@ def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(change
     assert (found.text if found else None) == first
 
 
-def test_a_single_pair_is_as_uncertain_as_the_dataset_as_it_is_was():
-    trials = Trials(print, tf.data.Dataset.range(9), Pace(step_ms=1), deadline=0, beat=print)
+def interval(paces, gains):
+    ratios = Ratios(paces[0])
+    for pace, gain in itertools.zip_longest(paces[1:], gains, fillvalue=paces[-1]):
+        before = ratios._paces[-1]
+        ratios.add(0, changed=gain * (before + pace) / 2, as_it_is=pace)
+    return pytest.approx(ratios.interval(0)[1:])
 
-    def summarize(*gains):
-        (tried,) = trials._summarize([InputChange("", None)], [gains])
-        return tried.low, tried.high
 
-    trials._paces = [100.0, 104.0, 99.0]
-    assert summarize(2.0) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
-    trials._paces = [100.0, 180.0, 90.0]
-    low, high = summarize(2.0)
-    assert low < 1 < 2 < high, "by more than half from block to block"
-    assert summarize(2.0, 1.9, 2.2) == (1.9, 2.2)
+def test_a_single_pair_is_as_uncertain_as_the_input_as_it_is_was():
+    assert interval([100.0, 104.0], [2.0]) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
+    assert interval([100.0, 190.0], [2.0]) == (2.0 / 1.9**SPREADS, 2.0 * 1.9**SPREADS)
+    assert interval([100.0] * 4, [2.0, 1.9, 2.2]) == (1.9, 2.2)
 
 
 def write_report(path, **values):

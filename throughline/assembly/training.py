@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from throughline.assembly.inputs import check_memory, open_input_pipeline
 from throughline.config.model_checks import find_monitor_problem
@@ -145,7 +144,8 @@ def train(
     elif start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     epochs = settings.epochs
-    batches = [] if checkpoints.ended else open_batches(pipelines.train, start, epochs=epochs)
+    first = start.epoch * pipelines.train.steps_per_epoch + start.step
+    batches = [] if checkpoints.ended else pipelines.train.steps(first_step=first, epochs=epochs)
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
         UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor,
@@ -226,14 +226,6 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
                 for name in losses
             },
         }
-
-
-def open_batches(pipeline: InputPipeline, start: Position, *, epochs: int) -> tf.data.Dataset:
-    """Return the batches from a position to the end of training, as one sequence."""
-    first = start.epoch * pipeline.steps_per_epoch + start.step
-    if pipeline.plan.gathers_on_device:
-        return tf.data.Dataset.range(first, epochs * pipeline.steps_per_epoch)
-    return pipeline.dataset(first_step=first, epochs=epochs)
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:

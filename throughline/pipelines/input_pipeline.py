@@ -153,6 +153,14 @@ class InputPipeline:
             tf.data.experimental.assert_cardinality(self.steps_per_epoch)
         ).with_options(self._context.options())
 
+    def steps(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
+        """Return what the steps of a training take: batches, or their numbers if it gathers them
+        on the device.
+        """
+        if self.plan.gathers_on_device:
+            return tf.data.Dataset.range(first_step, epochs * self.steps_per_epoch)
+        return self.dataset(first_step=first_step, epochs=epochs)
+
     def batches(self, *, first_step: int = 0, epochs: int = 1) -> Iterator[Any]:
         """Iterate over the batches of `dataset`, gathering on the device if the plan says so."""
         if not self.plan.gathers_on_device:

@@ -26,7 +26,6 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
-from throughline.assembly.training import open_batches
 from throughline.config.params import Params
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.sequence_batches import sequence_lengths
@@ -35,7 +34,6 @@ from throughline.plan.steps import Read
 from throughline.race.jobs import Entry, Opened
 from throughline.race.sample import sample_shards
 from throughline.shared.layout import Layout
-from throughline.training.fit import Position
 from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
@@ -63,7 +61,7 @@ class Training:
         pipeline, self._step, self._sample = _open(entry, address=address)
         self._pipeline = pipeline
         started_at = time.perf_counter()
-        self._batches = iter(open_batches(pipeline, Position(), epochs=MANY_EPOCHS))
+        self._batches = iter(pipeline.steps(epochs=MANY_EPOCHS))
         saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
         self._saved_s = time.perf_counter() - started_at if saves else 0.0
         self._left, has_cache, self._is_drained = 0, bool(pipeline.plan.caches), False

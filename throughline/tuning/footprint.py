@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from throughline.assembly.training import SplitPipelines, open_batches
+from throughline.assembly.training import SplitPipelines
 from throughline.models.builders import Models
 from throughline.models.model_files import save_model
 from throughline.race.training import MANY_EPOCHS, WARM_UP_STEPS, advance, warm_up
@@ -24,7 +24,7 @@ from throughline.tracking.recorder import import_client
 from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback, NoLog
-from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
+from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.model_state import build_optimizer
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
@@ -45,7 +45,7 @@ def measure_besides_steps(
     """
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
-    batches = iter(open_batches(pipelines.train, Position(), epochs=MANY_EPOCHS))
+    batches = iter(pipelines.train.steps(epochs=MANY_EPOCHS))
     steps = min(WARM_UP_STEPS, warm_up(step, partial(advance, step, batches), seconds=EPOCH_S))
     stepping, validation, scratch = own_memory(), pipelines.validation, Scratch(root)
     with watched() as samples, TemporaryDirectory(dir=scratch.folder) as folder:

@@ -55,7 +55,7 @@ def _is_of_others(name: str) -> bool:
     """Return whether a file is ours, Python's, or another installed package's."""
     if name.startswith(tuple(_own)):
         return False
-    others = name.startswith((OURS, STANDARD, "<frozen"))
+    others = name.startswith((OURS, STANDARD, "<frozen", "<string"))
     return others or not INSTALLED.isdisjoint(Path(name).parts)
 
 
@@ -67,6 +67,15 @@ def calls_by_itself(frame: Any) -> bool:
             return True
         if name.startswith(OURS) or not INSTALLED.isdisjoint(Path(name).parts):
             return False
+        frame = frame.f_back
+    return False
+
+
+def calls_from(frame: Any, package: str) -> bool:
+    """Return whether a package's module called, before the script's own code did."""
+    while frame is not None and _is_of_others(frame.f_code.co_filename):
+        if str(frame.f_globals.get("__name__")).startswith(package):
+            return True
         frame = frame.f_back
     return False
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .changes.advice import ORDER, SAME, Tried, find_first
+from .changes.advice import DRAWS, ORDER, SAME, Tried, find_first
 from .timing.blocks import LEAST_GAPS, Timing
 from .timing.rounds import Block
 from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, describe_others
@@ -17,6 +17,7 @@ from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, descr
 MEANINGS = {
     SAME: "the same examples in the same order",
     ORDER: "the same examples in another order",
+    DRAWS: "the same examples in the same order; what is drawn at random for them falls otherwise",
 }
 WORTH_SAYING = 3  # the gap between epochs, in steps
 SLOWER_FIRST_EPOCH = 1.3  # compared with later epochs' steps

@@ -78,7 +78,7 @@ def observe(session: Session) -> FitWatch:
             imports.on_import(name, fits.patch_counting)
         saves.install(imports)
         _observers.extend((fits, loops, saves))
-    session.on_other_batches = _observers[2].watch_files
+    session.saves.on_first = _observers[2].watch_files
     for observer in _observers:
         observer.session = session
     return _observers[0]

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from .callers import find_caller
 from .changes.cache_files import delete_unfinished
 from .fail_if import Condition
+from .left_out import LeftOutSaves
 from .report import Report, make_report, undecided
 from .timing import machine
 from .timing.batches import count_examples
@@ -29,7 +30,8 @@ from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
 # Time from the first steps until the report; extra time for measuring, and for trials.
-VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 55.0
+VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 70.0
+TRIED_S = 60.0  # after the time by which the verdict has to be known
 AFTER_END_S = 5.0  # for the script to clean up
 STILL_S = 30.0  # without a training, before that is said
 UNSEEN_STEPS = 20  # with gradients, but without batches that are seen
@@ -167,8 +169,7 @@ class Session:
         self._exit_code: int | None = None  # set once the report is printed
         self._failures: set[str] = set()
         self.refusal = ""  #: why nothing is timed
-        self.on_other_batches: Callable[[], object] = lambda: None
-        self._left_out: list[str] | None = None  # None while saves are written
+        self.saves = LeftOutSaves(self.say)
 
     @property
     def here(self) -> bool:
@@ -203,29 +204,11 @@ class Session:
             f" {timing.passive.waited_pct:.0f} % of its time"
             + ("" if self.options.keep else "; now the model alone is timed")
         )
-        timing.on_took = self.leave_saves_out
+        timing.on_took = self.saves.leave_out
         if training.passive_because:
             timing.active = False
         self.trainings.append(training)
         return training
-
-    def leave_saves_out(self) -> None:
-        """Leave out all further saves, as a training has had other batches or epochs than meant."""
-        if self._left_out is None:
-            self._left_out = []
-            self.on_other_batches()
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether the script's saves are left out."""
-        return self._left_out is not None and not self.in_child
-
-    def leave_out(self, save: str) -> None:
-        """Note a save that is left out; say so at the first."""
-        if not self._left_out:
-            self.say(f"{save} and later saves are left out: the model has seen repeated batches")
-        if self._left_out is not None:
-            self._left_out.append(save)
 
     def beat(self, *, expects: float | None = STEP_S) -> None:
         """Note progress; the next must come within `expects` seconds, or at any time if None."""
@@ -258,6 +241,31 @@ class Session:
             if self.ends_with(training):
                 self.end()
             training.timing.task = "train"
+
+    def begin_trials(self, training: Training) -> bool:
+        """Return whether changes of a measured training's input are to be tried."""
+        skips = training.passive_because or not self.options.tries
+        if skips or not self.ends_with(training):
+            return False
+        self.trying = True
+        self.beat(expects=None)
+        if not training.may_gain:
+            return False
+        if training.is_filling_a_cache:
+            training.notes.append(
+                "no change is tried: the epoch that fills the cache is not over, and later ones"
+                " read what it keeps; --seconds gives it more time"
+            )
+            return False
+        self.say(training.report(self.options.script).lines[0] + "; trying changes")
+        return True
+
+    def trials_end(self, training: Training) -> float:
+        """Return when no further trial is to begin, by `time.perf_counter` [s]."""
+        if self.options.channel:
+            return math.inf
+        left_s = self.verdict_s + TRIED_S - training.timing.elapsed_s
+        return time.perf_counter() + left_s
 
     def ends_with(self, training: Training) -> bool:
         return training in self.measured and not self.options.keep
@@ -296,11 +304,7 @@ class Session:
             best = max(self.trainings, key=lambda each: (len(each.timing.rounds), each.timing.seen))
         if reason:
             best.notes.append(reason)
-        if self._left_out:
-            best.notes.append(
-                f"{len(self._left_out)} saves of the script were left out, since the model had seen"
-                f" repeated batches; the first was {self._left_out[0]}"
-            )
+        best.notes += self.saves.notes
         number = self.trainings.index(best) + 1
         if len(self.trainings) > 1:
             best.notes.append(

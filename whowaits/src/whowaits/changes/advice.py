@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# What a change does to the training: nothing, other orders, threads, fewer random draws.
-SAME, ORDER, THREADS, DRAWN_ONCE = "same", "order", "threads", "drawn less often"
+# What a change does to the training: nothing, other orders, other random draws, threads, fewer
+# random draws, or something that is not known.
+SAME, ORDER, DRAWS, THREADS = "same", "order", "draws", "threads"
+DRAWN_ONCE, UNSHOWN = "drawn less often", "not shown"
+LOADER = "DataLoader"  # the kind of a change that is not one of a tf.data dataset
 WORTH = 1.1  # least gain of a change that is named first
 SHARED = "the same call makes another dataset, too, such as one for validation"
 ALIKE = 0.9  # of the best gain: among those, the change that alters least comes first
@@ -69,7 +72,7 @@ class Tried:
     @property
     def may_be_proven(self) -> bool:
         """Whether it can be advised once a changed copy has delivered the same."""
-        safe = self.meaning != DRAWN_ONCE and not self.inside
+        safe = self.meaning not in (DRAWN_ONCE, UNSHOWN) and not self.inside
         return self.gain >= WORTH and safe and self.fits_memory
 
     @property
@@ -87,6 +90,10 @@ class Tried:
         return f"{self.gain:.2f} × ({self.low:.2f} to {self.high:.2f}) {at}{self.text}{noted}"
 
 
+def sort_by_gain(tried: Iterable[Tried]) -> list[Tried]:
+    return sorted(tried, key=lambda each: -each.gain)
+
+
 def find_first(tried: Sequence[Tried]) -> Tried | None:
     """Return the change to make first: a safe one, about as good as the best, that alters least."""
     return next(iter(rank([each for each in tried if each.may_be_first])), None)
@@ -99,7 +106,7 @@ def rank(tried: Sequence[Tried]) -> list[Tried]:
 
     def order(each: Tried) -> tuple[object, ...]:
         less = each.gain < ALIKE * most
-        alters = (SAME, ORDER, THREADS).index(each.meaning)
+        alters = (SAME, ORDER, DRAWS, THREADS).index(each.meaning)
         return not each.is_certain, less, -each.gain if less else 0.0, alters, bool(each.keeps)
 
     return sorted(safe, key=order)

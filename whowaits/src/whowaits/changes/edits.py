@@ -20,7 +20,7 @@ from .advice import Edit
 
 # Positional arguments that a call may have, besides the one that a change adds.
 MOST_POSITIONAL = {
-    "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
+    "DataLoader": 5, "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
     "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
 }  # fmt: skip
 
@@ -70,8 +70,11 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     adds = edit.adds
     if "tf." in adds:
         adds = adds.replace("tf.", f"{_tensorflow(tree, name)}.")
-    meant = ast.dump(_change(tree, call, adds))
     becomes, added = _split(adds)
+    given = _given(call, added)
+    if given is not None:
+        return _replace(source, given.value, added.partition("=")[2])
+    meant = ast.dump(_change(tree, call, adds))
     for line_of, column, text in _candidates(call, added):
         edited = _insert(source, line_of, column, text)
         if becomes:  # before the added text, so the position is still right
@@ -106,12 +109,32 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
     (call,) = calls
     keyword = _split(edit.adds)[1].partition("=")[0]
     most = 1 if keyword == "cycle_length" else MOST_POSITIONAL.get(edit.called, 1)
-    taken = any(each.arg in (keyword, None) for each in call.keywords) or len(call.args) > most
+    taken = any(each.arg is None for each in call.keywords) or len(call.args) > most
     if not edit.adds.startswith(".") and (
         taken or any(isinstance(each, ast.Starred) for each in call.args)
     ):
         raise CannotBeWritten(f"{edit.called} at {edit.where} may have {keyword} already")
+    given = _given(call, keyword)
+    if given is not None and not isinstance(given.value, ast.Constant):
+        raise CannotBeWritten(
+            f"{edit.called} at {edit.where} has {keyword}={ast.unparse(given.value)}, which the"
+            " script computes: change it there"
+        )
     return call
+
+
+def _given(call: ast.Call, adds: str) -> ast.keyword | None:
+    """Return the keyword that a call has and that would be added, if any."""
+    keyword = "" if adds.startswith(".") else adds.partition("=")[0]
+    return next((each for each in call.keywords if each.arg == keyword), None)
+
+
+def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
+    """Write another value of a keyword in the place of a constant."""
+    line, end = value.end_lineno or 0, value.end_col_offset or 0
+    if value.lineno != line:
+        raise CannotBeWritten(f"a value in line {line} is not written plainly")
+    return _insert(source, line, end, text, instead_of=end - value.col_offset)
 
 
 def _may_be_given(call: ast.Call, name: str) -> bool:

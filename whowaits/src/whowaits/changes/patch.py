@@ -74,6 +74,8 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
 def _write(change: Tried, source: bytes, script: str) -> bytes:
     if change.alters_another:
         raise CannotBeWritten(f"{SHARED}, which would be changed with it")
+    if not change.edits:
+        raise CannotBeWritten("it is more than an edit of one call")
     return edit_source(source, script, change.edits)
 
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from whowaits.timing.rounds import median_interval
 
-from .advice import ORDER, THREADS, WORTH, Tried
+from .advice import DRAWS, LOADER, ORDER, THREADS, WORTH, Tried
+from .passes import compare
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
 ANSWER_S = 120.0  # for one request, or until the second step
-LEAST_BATCHES = 16  # to compare, if an epoch is too long to compare all
 END_S = 5.0  # for a copy to end
 SEEDS = {"PYTHONHASHSEED": "0"}
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
@@ -101,15 +101,20 @@ def _fill(script: Asked, other: Asked, change: Tried) -> None:
 
 def _compare(script: Asked, other: Asked, change: Tried) -> str:
     batches = script.ask("batches"), other.ask("batches")
-    same = _say_same(*batches, "batches")
-    if same:
+    _, same = compare(*batches, "batches")
+    if same and change.kind != LOADER:
         return same
     added = next((each.adds for each in change.edits if change.kind), "")
     if added and not other.ask("changed", change.kind, change.number, added):
         raise NoPatch("the edited call makes another transformation than the one that was tried")
-    if change.meaning in (ORDER, THREADS) and change.kind:
+    if not same and change.meaning == DRAWS:
+        _, same = compare(script.ask("drawn"), other.ask("drawn"), "batches")
+        same = same and f"{same}, but for what is drawn at random"
+    if same:
+        return same
+    if change.meaning in (ORDER, THREADS) and change.kind not in ("", LOADER):
         one, two = (each.ask("elements", change.kind, change.number) for each in (script, other))
-        same = _say_same(one, two, f"elements after {change.text.partition(':')[0]}")
+        _, same = compare(one, two, f"elements after {change.text.partition(':')[0]}")
         if same:
             return f"{same}; what is drawn after that falls on other examples"
     raise _refuse(*batches)
@@ -122,23 +127,6 @@ def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
         "its batches are others, also up to order; where the script draws without a seed of its"
         " own, or in several threads, that looks like a change, too"
     )
-
-
-def _say_same(one: dict[str, Any], other: dict[str, Any], what: str) -> str:
-    """Say in which way the data are the same, or return "" if they are not."""
-    epochs = list(zip(one["epochs"], other["epochs"]))
-    whole = one["whole"] and other["whole"]
-    if whole and all(a["in_order"] == b["in_order"] for a, b in epochs):
-        return f"the {what} of two epochs are equal ({len(epochs[0][0]['in_order'])} each)"
-    if whole and all(
-        (a["in_any_order"], a["count"]) == (b["in_any_order"], b["count"]) for a, b in epochs
-    ):
-        return f"the {what} of two epochs hold the same, in another order"
-    heads = [tuple(zip(a["in_order"], b["in_order"])) for a, b in epochs]
-    equal = all(a == b for head in heads for a, b in head)
-    if not whole and equal and len(heads[0]) >= LEAST_BATCHES:
-        return f"the first {len(heads[0])} {what} are equal; an epoch was too long for all of them"
-    return ""
 
 
 class _Copy:

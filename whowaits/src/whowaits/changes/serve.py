@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from whowaits.timing.machine import wait_until_idle
 
+from .passes import digest_epoch
 from .places import find, is_changed
 from .trials import Epochs
 
@@ -68,38 +68,18 @@ def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict
     """Digest two epochs of `steps` elements, or all; `whole` says that neither was cut short."""
     deadline = perf_counter() + EPOCHS_S
     iterator = iter(dataset.repeat()) if steps else None
-    epochs, whole = [], True
-    for _ in range(2):
-        elements = itertools.islice(iterator, steps) if iterator else iter(dataset)
-        digests, total, count = [], 0, 0
-        for element in elements:
-            parts = list(_digests(element, by_example=by_example))
-            digests.append(hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest())
-            total += sum(int.from_bytes(part, "big") for part in parts)
-            count += len(parts)
-            if perf_counter() > deadline:
-                whole = False
-                break
-        epochs.append({"in_order": digests, "in_any_order": str(total), "count": count})
-    return {"epochs": epochs, "whole": whole}
+    passes = [
+        digest_epoch(
+            itertools.islice(iterator, steps) if iterator else iter(dataset),
+            _arrays_of,
+            lambda _: perf_counter() > deadline,
+            by_example=by_example,
+        )
+        for _ in range(2)
+    ]
+    return {"epochs": [epoch for epoch, _ in passes], "whole": all(whole for _, whole in passes)}
 
 
-def _digests(element: Any, *, by_example: bool) -> Iterator[bytes]:
-    """Yield a digest for each example of a batch, or one for an element without examples."""
+def _arrays_of(element: Any) -> list[Any]:
     tf = sys.modules["tensorflow"]
-    arrays = [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]
-    lengths = {array.shape[0] if array.ndim else None for array in arrays}
-    examples: Any = [arrays]
-    if by_example and len(lengths) == 1 and None not in lengths:
-        examples = zip(*arrays)
-    for example in examples:
-        digest = hashlib.blake2b(digest_size=16)
-        for part in example:
-            digest.update(_content(part))
-        yield digest.digest()
-
-
-def _content(part: Any) -> bytes:
-    if isinstance(part, bytes):
-        return part
-    return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
+    return [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]

@@ -10,20 +10,15 @@ from time import perf_counter
 from typing import Any
 
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
-from whowaits.timing.blocks import statistics  # the script may have a module of this name
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
-from whowaits.timing.rounds import median_interval
 
-from .advice import DRAWN_ONCE, SHARED, THREADS, WORTH, Edit, Tried, find_first
+from .advice import DRAWN_ONCE, SHARED, THREADS, Edit, Tried, sort_by_gain
 from .places import locate, makes_another
 from .proposals import InputChange, propose_changes
+from .ratios import Ratios
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
-MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
-# With fewer pairs the interval is wider: by this factor at least, and by so many root mean squares
-# of how one block of the unchanged dataset differs from the next.
-FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
 MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
 MEMORY_RESERVE = 2.0  # another change needs this many times the memory that one has taken
 ENDS = ("OutOfRangeError", "StopIteration")
@@ -60,7 +55,6 @@ class Trials:
         self._function, self._dataset, self._beat = function, dataset, beat
         self._batches, self._deadline = pace.batches, deadline
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
-        self._paces: list[float] = []  # of the unchanged dataset
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try every change, then the best one again; yield what is known so far."""
@@ -68,40 +62,28 @@ class Trials:
         self._beat()
         as_it_is = Epochs(self._function, self._dataset)
         feeds: list[Epochs] = []
-        factors: list[list[float]] = [[] for _ in changes]
-        self._paces = [self._rate(as_it_is)]
+        ratios = Ratios(self._rate(as_it_is))
         left, most = _left_bytes(), 0.0
         for number, change in enumerate(changes):
             # Each one keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
             feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))
-            self._pair(as_it_is, feeds[number], factors[number])
-            yield self._summarize(changes, factors)
+            self._pair(as_it_is, feeds[number], ratios, number)
+            yield sort_by_gain(self._describe_all(changes, ratios).values())
             had, left = left, _left_bytes()
             most = max(most, had - left)
-        while (best := self._find_doubtful(changes, factors)) is not None and self._has_time(2):
-            self._pair(as_it_is, feeds[best], factors[best])
-            yield self._summarize(changes, factors)
+        while self._has_time(2):
+            known = self._describe_all(changes, ratios)
+            best = ratios.find_doubtful(known, [at for at in known if _is_advisable(changes[at])])
+            if best is None:
+                break
+            self._pair(as_it_is, feeds[best], ratios, best)
+            yield sort_by_gain(self._describe_all(changes, ratios).values())
 
-    def _pair(self, as_it_is: Epochs, feed: Epochs, factors: list[float]) -> None:
+    def _pair(self, as_it_is: Epochs, feed: Epochs, ratios: Ratios, number: int) -> None:
         changed = self._rate(feed)
-        self._paces.append(self._rate(as_it_is))
-        factors.append(changed / statistics.fmean(self._paces[-2:]))
-
-    def _find_doubtful(
-        self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
-    ) -> int | None:
-        """Return a change that gains most, or would be named first, and may owe that to chance."""
-        known = [self._describe(*each) for each in zip(changes, factors) if each[1]]
-        plain = [at for at, _ in enumerate(known) if _is_advisable(changes[at])]
-        named = find_first(known)
-        groups = (group for group in (plain, range(len(known))) if group)
-        best = [max(group, key=lambda at: known[at].gain) for group in groups]
-        best += [known.index(named)] if named else []
-        return next(
-            (at for at in best if len(factors[at]) <= MORE_ROUNDS and known[at].gain >= WORTH), None
-        )
+        ratios.add(number, changed=changed, as_it_is=self._rate(as_it_is))
 
     def _has_time(self, blocks: int) -> bool:
         each = max(WARM_UP_S + BLOCK_S, MAX_DRAIN_S / 2 + (MIN_STEPS + 1) * self._step_s)
@@ -110,17 +92,10 @@ class Trials:
     def _rate(self, feed: Epochs) -> float:
         return 1 / (1 / feed.time(self._step_s, self._beat) + self._between_s)
 
-    def _summarize(
-        self, changes: Sequence[InputChange], factors: Sequence[Sequence[float]]
-    ) -> list[Tried]:
-        tried = [self._describe(*each) for each in zip(changes, factors) if each[1]]
-        return sorted(tried, key=lambda each: -each.gain)
+    def _describe_all(self, changes: Sequence[InputChange], ratios: Ratios) -> dict[int, Tried]:
+        return {at: self._describe(changes[at], *ratios.interval(at)) for at in ratios.tried}
 
-    def _describe(self, change: InputChange, factors: Sequence[float]) -> Tried:
-        low, high = median_interval(factors)
-        if len(factors) < FEW:
-            wider = max(FEW_FACTOR, math.exp(SPREADS * _spread(self._paces)))
-            low, high = low / wider, high * wider
+    def _describe(self, change: InputChange, gain: float, low: float, high: float) -> Tried:
         shared = bool(change.adds) and makes_another(self._dataset, change.kind, change.number)
         says = [each for each in (change.says, SHARED if shared else "") if each]
         return Tried(
@@ -129,7 +104,7 @@ class Trials:
             says="; ".join(says),
             keeps=change.keeps,
             where=locate(self._dataset, change.kind, change.number).where,
-            gain=statistics.median(factors),
+            gain=gain,
             low=low,
             high=high,
             fits_memory=change.kept_bytes < MEMORY_FRACTION * _left_bytes(),
@@ -160,12 +135,6 @@ def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
 
 def _is_advisable(change: InputChange) -> bool:
     return change.meaning not in (THREADS, DRAWN_ONCE) and not change.inside
-
-
-def _spread(paces: Sequence[float]) -> float:
-    """Return the root mean square of the logarithm of one pace divided by the one before."""
-    steps = [math.log(after / before) for before, after in zip(paces, paces[1:])]
-    return math.sqrt(statistics.fmean(each * each for each in steps)) if steps else 0.0
 
 
 # Never destroyed: an iterator over a repeated cache may wait forever.

@@ -324,7 +324,7 @@ class _Clock:
         if self.training:
             self.training.finished += 1
             if self.training.timing.active and self.training.finished >= self.training.epochs:
-                self.session.leave_saves_out()
+                self.session.saves.leave_out()
         self.session.beat(expects=None)  # may take long: it may fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # Other reasons to stop, such as EarlyStopping, see repeated batches in a measured training.

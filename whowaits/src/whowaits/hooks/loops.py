@@ -13,7 +13,7 @@ import copy
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class Source:
     copy: Callable[[Any], Any] = copy.deepcopy
     settle: Callable[[], object] = lambda: None
     steps: Callable[[], int | None] = lambda: None
+    #: yields batches on which changes are tried, and is sent the seconds of work on each
+    tries: Callable[[Training], Generator[Any, float | None, None]] | None = None
 
 
 @dataclass
@@ -80,6 +82,8 @@ class _Loop:
     copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
     from_memory: bool = False
     warm_up: int = 0
+    trials: Generator[Any, float | None, None] | None = None
+    tried_s: float | None = None  # work on the last batch of a trial, if that was its step alone
 
     @property
     def current(self) -> Any:
@@ -216,6 +220,8 @@ class LoopWatch:
         if training is None:
             self.session.beat(expects=None)  # a validation takes as long as it takes
             return None
+        if self._tries(loop, training):
+            return self._try(loop, training)
         self.session.check(training)
         expects = STEP_S if training.timing.warm else FIRST_STEP_S
         # Only the measured training has to progress in time.
@@ -225,6 +231,31 @@ class LoopWatch:
         if training.timing.task == "train" or not loop.confirmed:
             return None
         return self._between_steps(loop, training, take)
+
+    def _tries(self, loop: _Loop, training: Training) -> bool:
+        """Return whether changes of the loop's input are tried, from now on or already."""
+        if loop.trials is None and loop.source.tries is not None:
+            done = training.timing.task == "done"
+            if self.session.serves(training) or (done and self.session.begin_trials(training)):
+                loop.forget()
+                loop.trials, loop.tried_s = loop.source.tries(training), None
+        return loop.trials is not None
+
+    def _try(self, loop: _Loop, training: Training) -> tuple[Any] | None:
+        """Return the next batch of the changes that are tried; end the script after the last."""
+        self.session.beat(expects=None)  # workers may take long to start
+        batch = None
+        try:
+            batch = (loop.trials.send(loop.tried_s),) if loop.trials else None
+        except StopIteration:
+            pass
+        except Exception as error:  # noqa: BLE001 - the verdict stands without
+            training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+        if batch is None:
+            self.session.end()
+        loop.repeated += 1
+        self._hand_over(loop, from_memory=True)
+        return batch
 
     def _give_up(self, loop: _Loop, error: Exception) -> None:
         self.session.fail(error)
@@ -269,6 +300,10 @@ class LoopWatch:
     def _end_step(self, loop: _Loop, now: float) -> None:
         """Record a step, if the script has taken gradients with the batches that it was given."""
         pulls = self._add_pull(loop, now)
+        if loop.trials is not None:
+            loop.tried_s = None if pulls.validates or pulls.others else pulls.work_s
+            loop.pulls = _Pulls()
+            return
         if self.marks == loop.marks:
             return
         loop.pulls = _Pulls()

@@ -75,8 +75,8 @@ class SaveWatch:
         @functools.wraps(original)
         def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             replaces = not REPLACING.isdisjoint(mode) and not isinstance(file, int)
-            if replaces and self.session.leaves_out and calls_by_itself(sys._getframe(1)):
-                self.session.leave_out(f"open at {find_caller(sys._getframe(1))}")
+            if replaces and self.session.saves.are_left_out and calls_by_itself(sys._getframe(1)):
+                self.session.saves.add(f"open at {find_caller(sys._getframe(1))}")
                 file, mode = os.devnull, mode.replace("x", "w")
             return original(file, mode, *args, **kwargs)
 
@@ -101,13 +101,13 @@ class SaveWatch:
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            if not self.session.leaves_out:
+            if not self.session.saves.are_left_out:
                 return original(*args, **kwargs)
             caller = sys._getframe(1)
             in_memory = any(isinstance(each, io.BytesIO) for each in (*args, *kwargs.values()))
             if in_memory or (of_script and not calls_by_itself(caller)):
                 return original(*args, **kwargs)
-            self.session.leave_out(f"{called} at {find_caller(caller)}")
+            self.session.saves.add(f"{called} at {find_caller(caller)}")
             return None
 
         setattr(owner, name, save)

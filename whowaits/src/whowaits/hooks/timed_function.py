@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
@@ -11,10 +10,9 @@ from whowaits.timing.batches import drained_s
 from whowaits.timing.feeds import FEEDS
 from whowaits.timing.machine import OtherPrograms
 from whowaits.timing.rounds import Step
-from whowaits.timing.verdict import DISTURBED_PCT, describe_others
+from whowaits.timing.verdict import say_disturbed
 from whowaits.timing.waits import Waits
 
-TRIED_S = 45.0  # after the time by which the verdict has to be known
 # Steps that are only watched are recorded together, within these limits.
 TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
@@ -97,7 +95,7 @@ class TimedFunction:
         except Exception as error:  # noqa: BLE001 - the training goes on as it is
             self._session.fail(error)
             self._training.only_watch("timing the model alone failed")
-        if self._timing.task == "done" and self._session.ends_with(self._training):
+        if self._timing.task == "done":
             self._try_changes()
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
@@ -174,20 +172,11 @@ class TimedFunction:
 
     def _try_changes(self) -> None:
         """Try changes of the dataset, if another input could make the training faster."""
-        training, session = self._training, self._session
-        if training.dataset is None or training.passive_because or not session.options.tries:
+        training = self._training
+        if training.dataset is None or not self._session.begin_trials(training):
             return
-        session.trying = True
-        session.beat(expects=None)
         try:
-            if training.may_gain and training.is_filling_a_cache:
-                training.notes.append(
-                    "no change is tried: the epoch that fills the cache is not over, and later ones"
-                    " read what it keeps; --seconds gives it more time"
-                )
-            elif training.may_gain:
-                session.say(training.report(session.options.script).lines[0] + "; trying changes")
-                self._run_trials()
+            self._run_trials()
         except Exception as error:  # noqa: BLE001 - the verdict stands without
             training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
 
@@ -208,14 +197,11 @@ class TimedFunction:
                 between_ms=timing.between_ms if training.synchronous else 0.0,
                 batches=self._count_batches(),
             ),
-            deadline=perf_counter() + self._session.verdict_s + TRIED_S - timing.elapsed_s,
+            deadline=self._session.trials_end(training),
             # filling a buffer may take long, which is no fault of the script
             beat=lambda: self._session.beat(expects=None),
         )
         others = OtherPrograms()
         for known in trials.run(examples=training.examples or 1):
             training.changes[:] = known
-        if (took := others.read())[0] >= DISTURBED_PCT:
-            training.notes.append(
-                f"{describe_others(*took)} while changes were tried: run it again"
-            )
+        training.notes += say_disturbed(others)

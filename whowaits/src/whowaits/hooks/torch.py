@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
 import weakref
 from typing import Any
 
-from whowaits.callers import find_caller, is_of_keras
+from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
+from whowaits.changes.loaders import LoaderPlace
 from whowaits.imports import ImportWatch
+from whowaits.session import Training
 from whowaits.timing.accelerators import synchronize
 from whowaits.timing.batches import copy_batch
+from whowaits.timing.machine import OtherPrograms
+from whowaits.timing.verdict import say_disturbed
 
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
 from .loops import LoopWatch, Source
@@ -24,6 +29,7 @@ def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
     imports.on_import("torch.optim.optimizer", hooks.patch_optimizer)
     imports.on_import("torch.optim.lr_scheduler", hooks.patch_schedules)
     imports.on_import("keras", hooks.patch_keras)
+    imports.on_import("transformers.training_args", hooks.patch_arguments)
 
 
 class _Hooks:
@@ -32,6 +38,8 @@ class _Hooks:
         self._opening: dict[int, float] = {}  # time to make an iterator [s]
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._devices: set[Any] = set()  # devices of the parameters that are trained
+        self._arguments_at = ""  # where the script makes TrainingArguments of transformers
+        self._places: dict[int, LoaderPlace] = {}  # of loaders that the script makes, by dataset
 
     def patch_optimizer(self, module: Any) -> None:
         module.register_optimizer_step_post_hook(self._mark)
@@ -75,7 +83,19 @@ class _Hooks:
 
         owner.apply = apply
 
+    def patch_arguments(self, module: Any) -> None:
+        owner, hooks = module.TrainingArguments, self
+        original = owner.__post_init__
+
+        @functools.wraps(original)
+        def finish(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+            hooks._arguments_at = find_caller(sys._getframe(1))
+            return original(arguments, *args, **kwargs)
+
+        owner.__post_init__ = finish
+
     def patch_loader(self, module: Any) -> None:
+        self._patch_init(module.DataLoader)
         self._patch_iter(module.DataLoader)
         base = module._BaseDataLoaderIter
         original = base.__next__
@@ -88,6 +108,26 @@ class _Hooks:
             return hooks._take(iterator, lambda: original(iterator))
 
         base.__next__ = base.next = take
+
+    def _patch_init(self, owner: Any) -> None:
+        original, hooks = owner.__init__, self
+
+        @functools.wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
+            with contextlib.suppress(Exception):  # another kind of loader: no advice on its call
+                loader.whowaits_place = hooks._find_place(loader, sys._getframe(1))
+
+        owner.__init__ = init
+
+    def _find_place(self, loader: Any, caller: Any) -> LoaderPlace:
+        """Return the script's call that sets a loader's keywords, also if a library makes it."""
+        call, dataset = find_call(caller), id(loader.dataset)
+        if call.called in ("", type(loader).__name__):
+            self._places[dataset] = LoaderPlace(call.where, call.called or "DataLoader")
+        elif self._arguments_at and calls_from(caller, "transformers."):
+            return LoaderPlace(self._arguments_at, "TrainingArguments", "dataloader_")
+        return self._places.get(dataset, LoaderPlace(call.where))
 
     def _patch_iter(self, loader: Any) -> None:
         original = loader.__iter__
@@ -103,6 +143,7 @@ class _Hooks:
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
+                iterator.whowaits_loader = weakref.ref(loader)
                 hooks._opening[id(iterator)] = clock() - began
             except AttributeError:  # another kind of iterator: its loop is not timed
                 return iterator
@@ -133,9 +174,32 @@ class _Hooks:
             copy=lambda batch: copy_batch(torch, batch),
             settle=lambda: self._settle(torch),
             steps=lambda: operator.length_hint(iterator) or None,
+            tries=lambda training: self._try_changes(torch, iterator, training),
         )
         opening = self._opening.pop(id(iterator), None)
         return self._loops.pull(source, iterator, take, opening_s=opening)
+
+    def _try_changes(self, torch: Any, iterator: Any, training: Training) -> Any:
+        """Yield batches of copies of an iterator's loader until every change of it is tried."""
+        from whowaits.changes.loader_serve import ServedLoader
+        from whowaits.changes.loader_trials import CannotBeTried
+
+        loader = getattr(iterator, "whowaits_loader", lambda: None)()
+        if loader is None:
+            return
+        session, others = self._loops.session, OtherPrograms()
+        place = getattr(loader, "whowaits_place", LoaderPlace())
+        deadline = session.trials_end(training)
+        trials = ServedLoader(torch, loader, place, training.timing, deadline=deadline)
+        if session.options.channel:
+            yield from trials.serve(*session.options.channel)
+            return
+        training.changes, training.untried = trials.found, ""
+        try:
+            yield from trials.run()
+        except CannotBeTried as reason:
+            training.notes.append(f"no change is tried: {reason}")
+        training.notes += [*trials.refused, *say_disturbed(others)]
 
     def _accelerators(self, torch: Any) -> set[Any]:
         """Return the devices in use, with CUDA's current one, as optimizers may be on the host."""

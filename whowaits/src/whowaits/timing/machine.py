@@ -122,6 +122,11 @@ def _own_cpu_s(processes: dict[int, _Process]) -> float:
     return sum(each.cpu_s + each.ended_children_s for each in own)
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(_cores()) or os.cpu_count() or 1
+
+
 def _cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 

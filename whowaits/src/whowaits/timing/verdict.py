@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .blocks import LEAST_STEPS, Timing
+from .machine import OtherPrograms
 from .rounds import median_interval
 
 INPUT_BOUND, SLIGHTLY_BOUND, COMPUTE_BOUND = "input-bound", "slightly input-bound", "compute-bound"
@@ -202,3 +204,10 @@ def _disturbance(conditions: Conditions) -> str:
 
 def describe_others(pct: float, who: str) -> str:
     return f"{who} took {pct:.0f} % of the cores"
+
+
+def say_disturbed(others: OtherPrograms) -> Iterator[str]:
+    """Say what other programs took while changes were tried, if that is much."""
+    pct, who = others.read()
+    if pct >= DISTURBED_PCT:
+        yield f"{describe_others(pct, who)} while changes were tried: run it again"

@@ -1,0 +1,172 @@
+"""Shows whether a changed copy of a DataLoader delivers the same: each pass runs in a forked
+process, so that the training's dataset, samplers and random states stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+from whowaits.timing.batches import leaves
+
+from .advice import DRAWS, UNSHOWN
+from .loaders import LoaderChange, copy_loader, is_iterable
+from .passes import LEAST_BATCHES, compare, digest_epoch
+
+PASS_S, SLOW_PASS_S = 3.0, 8.0  # for a pass; until it has had enough batches to compare
+SPARE_S = 8.0  # more, for processes to start and a batch to come
+AS_IT_IS = LoaderChange()
+
+
+class LoaderProof:
+    """Compares passes of a loader as it is with passes of changed copies, under equal seeds."""
+
+    def __init__(self, torch: Any, loader: Any) -> None:
+        self._torch, self._loader = torch, loader
+        self._own: dict[bool, Any] = {}  # passes of the loader as it is
+
+    def compare(self, change: LoaderChange) -> tuple[str, str]:
+        """Return what a change does to the batches, and what else there is to say of that."""
+        kind, says = self._compare(change, by_example=False)
+        if kind or is_iterable(self._torch, self._loader):
+            return kind or UNSHOWN, says
+        if self._compare(change, by_example=True)[0]:  # as if each example were drawn by itself
+            return DRAWS, ""
+        return UNSHOWN, says
+
+    def _compare(self, change: LoaderChange, *, by_example: bool) -> tuple[str, str]:
+        if by_example not in self._own:
+            self._own[by_example] = self.digest(AS_IT_IS, by_example=by_example)
+        own, other = self._own[by_example], self.digest(change, by_example=by_example)
+        for each, what in ((own, "the loader as it is"), (other, "with it, the loader")):
+            if "failed" in each:
+                return "", f"what it delivers was not seen: {what} {each['failed']}"
+        kind, says = compare(own, other, "batches")
+        if kind:
+            return kind, says
+        counts = [each["epochs"][0]["count"] for each in (other, own)]
+        if own["whole"] and other["whole"] and counts[0] != counts[1]:
+            return "", f"an epoch has {counts[0]} examples in place of {counts[1]}"
+        return "", "that it delivers the same could not be shown"
+
+    def digest(self, change: LoaderChange, *, by_example: bool) -> Any:
+        """Digest a pass; if `by_example`, as if each example's draws came from its index."""
+        return run_forked(
+            lambda: _digest(self._torch, self._loader, change, by_example),
+            limit_s=SLOW_PASS_S + SPARE_S,
+        )
+
+
+def run_forked(function: Callable[[], Any], *, limit_s: float) -> Any:
+    """Return what a function returns in a forked process, or {"failed": why}."""
+    reads, writes = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        _answer(function, writes, limit_s)
+    os.close(writes)
+    answer, deadline = b"", perf_counter() + limit_s
+    try:
+        with os.fdopen(reads, "rb", buffering=0) as pipe:
+            while select.select([pipe], [], [], max(0.0, deadline - perf_counter()))[0]:
+                part = pipe.read(1 << 16)
+                if not part:
+                    break
+                answer += part
+    finally:
+        for kill, whom in ((os.killpg, child), (os.kill, child)):  # with its workers
+            with contextlib.suppress(ProcessLookupError):
+                kill(whom, signal.SIGKILL)
+        os.waitpid(child, 0)
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return {"failed": f"did not answer within {limit_s:.0f} s"}
+
+
+def _answer(function: Callable[[], Any], writes: int, limit_s: float) -> None:
+    """Write a function's result in the forked process, and end it without any clean-up."""
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(limit_s) + 1)  # also where this process's parent is killed
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        try:
+            found = function()
+        except BaseException as error:  # noqa: BLE001 - goes to the parent
+            found = {"failed": f"failed with {type(error).__name__}: {error}"}
+        with os.fdopen(writes, "w") as pipe:
+            json.dump(found, pipe)
+    finally:
+        os._exit(0)
+
+
+def _digest(torch: Any, loader: Any, change: LoaderChange, by_example: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)  # those of the training are not in this process
+    dataset = _make_drawn_by_index(torch, loader.dataset) if by_example else None
+    copied = copy_loader(torch, loader, change, dataset)
+    _seed(torch, 0)
+    for owner in (loader, loader.sampler, loader.batch_sampler):
+        generator = getattr(owner, "generator", None)
+        if generator is not None:
+            generator.manual_seed(0)
+    began = perf_counter()
+
+    def is_over(batches: int) -> bool:
+        seconds = perf_counter() - began
+        return seconds > SLOW_PASS_S or (seconds > PASS_S and batches >= LEAST_BATCHES)
+
+    epoch, whole = digest_epoch(copied, _arrays_of, is_over)
+    return {"epochs": [epoch], "whole": whole}
+
+
+def _arrays_of(batch: Any) -> list[Any]:
+    return [part.numpy() if hasattr(part, "numpy") else part for part in leaves(batch)]
+
+
+def _seed(torch: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    for name, draws in (("random", "seed"), ("numpy.random", "seed")):
+        if name in sys.modules:
+            getattr(sys.modules[name], draws)(seed)
+
+
+@contextlib.contextmanager
+def _own_draws(torch: Any, seed: int) -> Iterator[None]:
+    """Draw from a seed of its own in the block; then go on with the draws before it."""
+    python, numpy = sys.modules.get("random"), sys.modules.get("numpy.random")
+    states = torch.get_rng_state(), python and python.getstate(), numpy and numpy.get_state()
+    _seed(torch, seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        if python:
+            python.setstate(states[1])
+        if numpy:
+            numpy.set_state(states[2])
+
+
+def _make_drawn_by_index(torch: Any, dataset: Any) -> Any:
+    """Return a dataset whose examples are drawn from their index, in whatever process."""
+
+    class DrawnByIndex(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(dataset)
+
+        def __getitem__(self, index: Any) -> Any:
+            with _own_draws(torch, zlib.crc32(repr(index).encode())):
+                return dataset[index]
+
+    return DrawnByIndex()

@@ -1,0 +1,151 @@
+"""Changes that a PyTorch DataLoader leaves open, and copies of it with one of them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .advice import Edit
+
+WHOLE = "so that the dataset is asked for whole batches"
+MORE_PREFETCHED = 8  # batches that each worker may make ahead, instead of two
+MOST_COUNTS = 3  # numbers of workers to try
+KEPT = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+    *("multiprocessing_context", "persistent_workers", "prefetch_factor"),
+)
+OF_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
+# Packages whose open files cannot be shared by processes.
+FILES = frozenset(("h5py", "lmdb", "netCDF4", "socket", "sqlite3", "tables", "tarfile", "zipfile"))
+EXACT = sys.version_info >= (3, 11)  # whether Python gives the line of a call's name
+DEEPEST, MOST_LOOKED_AT = 3, 64  # levels of attributes, and items of each, to look for handles
+
+
+@dataclass(frozen=True)
+class LoaderPlace:
+    """The call that sets the loader's keywords, where it is, and how it names them."""
+
+    where: str = ""
+    called: str = "DataLoader"
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class LoaderChange:
+    """Keywords of a DataLoader to set, or whole batches: the dataset gets each batch's indices."""
+
+    keywords: tuple[tuple[str, Any], ...] = ()
+    whole: str = ""  #: the sampler of whole batches, as it is written
+
+    def text(self, place: LoaderPlace) -> str:
+        if self.whole:
+            return f"{place.called}: sampler={self.whole}, batch_size=None, {WHOLE}"
+        return f"{place.called}: {', '.join(self._written(place))}"
+
+    def edits(self, place: LoaderPlace) -> tuple[Edit, ...]:
+        """Return the edit of the script, if keywords are all there is to change."""
+        if self.whole or not place.where:
+            return ()
+        return tuple(
+            Edit(place.where, place.called, each, exact=EXACT) for each in self._written(place)
+        )
+
+    def _written(self, place: LoaderPlace) -> list[str]:
+        return [f"{place.prefix}{name}={value}" for name, value in self.keywords]
+
+    @property
+    def more_workers(self) -> bool:
+        return "num_workers" in dict(self.keywords)
+
+
+def propose_changes(
+    loader: Any, *, cores: int, on_cuda: bool, gap_matters: bool
+) -> Iterator[LoaderChange]:
+    """Yield keywords that the loader leaves open; `gap_matters` is that between two epochs."""
+    workers = loader.num_workers
+    counts = {2 * workers, cores, 2 * cores} if workers else {2, max(1, cores // 2), cores}
+    for count in sorted(each for each in counts if each > workers)[:MOST_COUNTS]:
+        yield LoaderChange((("num_workers", count),))
+    if workers and gap_matters and not loader.persistent_workers:
+        yield LoaderChange((("persistent_workers", True),))
+    if workers and (loader.prefetch_factor or 0) < MORE_PREFETCHED:
+        yield LoaderChange((("prefetch_factor", MORE_PREFETCHED),))
+    if on_cuda and not loader.pin_memory:
+        yield LoaderChange((("pin_memory", True),))
+
+
+def propose_whole_batches(torch: Any, loader: Any) -> LoaderChange | None:
+    """Return the change to whole batches where each comes from indices and PyTorch's collation."""
+    data, batches = torch.utils.data, loader.batch_sampler
+    if batches is None or loader.collate_fn is not data.default_collate:
+        return None
+    sampler, written = getattr(batches, "sampler", None), "the batch_sampler as it is"
+    if type(batches) is data.BatchSampler:
+        of = f"{type(sampler).__name__}(dataset)"
+        written = f"BatchSampler({of}, {batches.batch_size}, {batches.drop_last})"
+    return LoaderChange(whole=written)
+
+
+def gives_whole_batches(torch: Any, loader: Any) -> bool:
+    """Return whether the dataset makes the same of several indices as of each and collation."""
+    data, dataset = torch.utils.data, loader.dataset
+    indices = list(next(iter(loader.batch_sampler)))[:2]
+    together = data.default_convert(dataset[indices])
+    apart = data.default_collate([dataset[each] for each in indices])
+    return all(torch.equal(one, other) for one, other in zip(_tensors(together), _tensors(apart)))
+
+
+def _tensors(batch: Any) -> list[Any]:
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return list(parts) if isinstance(parts, (list, tuple)) else [batch]
+
+
+def copy_loader(torch: Any, loader: Any, change: LoaderChange, dataset: Any = None) -> Any:
+    """Return a DataLoader of the same parts with a change, and with another `dataset` if given."""
+    data = torch.utils.data
+    given = {**{name: getattr(loader, name) for name in KEPT}, **dict(change.keywords)}
+    if not given["num_workers"]:
+        given = {name: value for name, value in given.items() if name not in OF_WORKERS}
+    given = {name: value for name, value in given.items() if value is not None}
+    given["dataset"] = loader.dataset if dataset is None else dataset
+    if is_iterable(torch, loader):
+        given.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif change.whole:
+        given.update(batch_size=None, sampler=loader.batch_sampler)
+        given["collate_fn"] = data.default_convert
+    elif loader.batch_sampler is not None:
+        given["batch_sampler"] = loader.batch_sampler
+    else:
+        given.update(batch_size=None, sampler=loader.sampler)
+    return data.DataLoader(**given)
+
+
+def is_iterable(torch: Any, loader: Any) -> bool:
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def find_handle(dataset: Any, depth: int = DEEPEST) -> str:
+    """Return the attribute that holds an open file, or a tensor on a GPU, which workers cannot
+    share; "" if none does.
+    """
+    for name, value in list(getattr(dataset, "__dict__", {}).items())[:MOST_LOOKED_AT]:
+        many = value.values() if isinstance(value, dict) else value
+        items = list(many)[:MOST_LOOKED_AT] if isinstance(value, (dict, list, tuple)) else [value]
+        for item in items:
+            if _cannot_be_shared(item):
+                return name
+            if depth > 1 and hasattr(item, "__dict__") and not isinstance(item, type):
+                inside = find_handle(item, depth - 1)
+                if inside:
+                    return f"{name}.{inside}"
+    return ""
+
+
+def _cannot_be_shared(value: Any) -> bool:
+    if isinstance(value, io.IOBase):
+        return not isinstance(value, (io.BytesIO, io.StringIO))
+    kinds = {each.__module__.partition(".")[0] for each in type(value).__mro__}
+    return bool(getattr(value, "is_cuda", False)) or not FILES.isdisjoint(kinds)

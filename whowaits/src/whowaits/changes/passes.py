@@ -1,0 +1,76 @@
+"""Digests of the batches that a pass over an input delivers, and how two passes compare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .advice import ORDER, SAME
+
+LEAST_BATCHES = 16  # to compare, if an epoch is too long to compare all
+
+
+def digest_epoch(
+    elements: Iterable[Any],
+    arrays_of: Callable[[Any], list[Any]],
+    is_over: Callable[[int], bool],
+    *,
+    by_example: bool = True,
+) -> tuple[dict[str, Any], bool]:
+    """Digest an epoch in order, and its examples in any order; return whether it was whole.
+
+    `is_over` tells from the number of elements so far whether to stop before the end.
+    """
+    digests, total, count, whole = [], 0, 0, True
+    for element in elements:
+        parts = list(_digests(arrays_of(element), by_example=by_example))
+        digests.append(hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest())
+        total += sum(int.from_bytes(part, "big") for part in parts)
+        count += len(parts)
+        if is_over(len(digests)):
+            whole = False
+            break
+    return {"in_order": digests, "in_any_order": str(total), "count": count}, whole
+
+
+def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str, str]:
+    """Compare passes {"epochs": …, "whole": …}: SAME, ORDER or "", and a sentence that says so."""
+    epochs = list(zip(one["epochs"], other["epochs"]))
+    of_all = "two epochs" if len(epochs) == 2 else "an epoch"  # noqa: PLR2004
+    whole = one["whole"] and other["whole"]
+    if whole and all(a["in_order"] == b["in_order"] for a, b in epochs):
+        each = " each" if len(epochs) > 1 else ""
+        return SAME, f"the {what} of {of_all} are equal ({len(epochs[0][0]['in_order'])}{each})"
+    if whole and all(
+        (a["in_any_order"], a["count"]) == (b["in_any_order"], b["count"]) for a, b in epochs
+    ):
+        return ORDER, f"the {what} of {of_all} hold the same, in another order"
+    heads = [tuple(zip(a["in_order"], b["in_order"])) for a, b in epochs]
+    equal = all(a == b for head in heads for a, b in head)
+    if not whole and equal and len(heads[0]) >= LEAST_BATCHES:
+        return SAME, (
+            f"the first {len(heads[0])} {what} are equal; an epoch was too long for all of them"
+        )
+    return "", ""
+
+
+def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
+    """Yield a digest for each example of a batch, or one for an element without examples."""
+    lengths = {part.shape[0] if getattr(part, "ndim", 0) else None for part in arrays}
+    examples: Any = [arrays]
+    if by_example and len(lengths) == 1 and None not in lengths:
+        examples = zip(*arrays)
+    for example in examples:
+        digest = hashlib.blake2b(digest_size=16)
+        for part in example:
+            digest.update(_content(part))
+        yield digest.digest()
+
+
+def _content(part: Any) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if not hasattr(part, "dtype"):
+        return repr(part).encode()
+    return repr(part.tolist()).encode() if part.dtype == object else part.tobytes()

@@ -1,0 +1,66 @@
+"""What changes gain: blocks on a changed input, each compared with unchanged blocks around it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from whowaits.timing.blocks import statistics  # the script may have a module of this name
+from whowaits.timing.rounds import median_interval
+
+from .advice import WORTH, Tried, find_first
+
+MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
+# With fewer pairs the interval is wider: by this factor at least, and by so many root mean squares
+# of how one block of the unchanged input differs from the next.
+FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
+
+
+class Ratios:
+    """Rates [steps/s] of changed inputs, divided by those of the unchanged one before and after."""
+
+    def __init__(self, pace: float) -> None:
+        self._paces = [pace]  # of the unchanged input
+        self._factors: defaultdict[int, list[float]] = defaultdict(list)  # by number of the change
+
+    def add(self, change: int, *, changed: float, as_it_is: float) -> None:
+        self._paces.append(as_it_is)
+        self._factors[change].append(changed / statistics.fmean(self._paces[-2:]))
+
+    @property
+    def tried(self) -> list[int]:
+        """Numbers of the changes that were timed."""
+        return list(self._factors)
+
+    def interval(self, change: int) -> tuple[float, float, float]:
+        """Return the median gain, and the ends of its interval."""
+        factors = self._factors[change]
+        low, high = median_interval(factors)
+        if len(factors) < FEW:
+            wider = max(FEW_FACTOR, math.exp(SPREADS * self._spread))
+            low, high = low / wider, high * wider
+        return statistics.median(factors), low, high
+
+    def find_doubtful(self, known: Mapping[int, Tried], plain: Sequence[int]) -> int | None:
+        """Return a change that gains most, of all or of the `plain` ones, or would be named first,
+        and may owe that to chance.
+        """
+        named = find_first(list(known.values()))
+        groups = (group for group in (plain, list(known)) if group)
+        best = [max(group, key=lambda at: known[at].gain) for group in groups]
+        best += [at for at, each in known.items() if each is named]
+        return next(
+            (
+                at
+                for at in best
+                if len(self._factors[at]) <= MORE_ROUNDS and known[at].gain >= WORTH
+            ),
+            None,
+        )
+
+    @property
+    def _spread(self) -> float:
+        """Root mean square of the logarithm of one pace divided by the one before."""
+        steps = [math.log(after / before) for before, after in zip(self._paces, self._paces[1:])]
+        return math.sqrt(statistics.fmean(each * each for each in steps)) if steps else 0.0

@@ -1,0 +1,42 @@
+"""The script's saves that are left out, once its training has had other batches than it meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+
+class LeftOutSaves:
+    """Saves that are not written; `say` prints a line about the first."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say, self._pid = say, os.getpid()
+        self._names: list[str] | None = None  # None while saves are written
+        self.on_first: Callable[[], object] = lambda: None  #: called before any is left out
+
+    def leave_out(self) -> None:
+        """Leave out all further saves."""
+        if self._names is None:
+            self._names = []
+            self.on_first()
+
+    @property
+    def are_left_out(self) -> bool:
+        """Whether saves of this process are left out; those of the script's children are not."""
+        return self._names is not None and os.getpid() == self._pid
+
+    def add(self, save: str) -> None:
+        """Note a save that is left out."""
+        if not self._names:
+            self._say(f"{save} and later saves are left out: the model has seen repeated batches")
+        if self._names is not None:
+            self._names.append(save)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._names:
+            return []
+        return [
+            f"{len(self._names)} saves of the script were left out, since the model had seen"
+            f" repeated batches; the first was {self._names[0]}"
+        ]
