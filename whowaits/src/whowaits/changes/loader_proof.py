@@ -17,13 +17,14 @@ from typing import Any
 
 from whowaits.timing.batches import leaves
 
-from .advice import DRAWS, UNSHOWN
+from .advice import DRAWS, SAME, UNSHOWN
 from .loaders import LoaderChange, copy_loader, is_iterable
 from .passes import LEAST_BATCHES, compare, digest_epoch
 
 PASS_S, SLOW_PASS_S = 3.0, 8.0  # for a pass; until it has had enough batches to compare
 SPARE_S = 8.0  # more, for processes to start and a batch to come
 AS_IT_IS = LoaderChange()
+DIFFERS = "differs"
 
 
 class LoaderProof:
@@ -36,9 +37,10 @@ class LoaderProof:
     def compare(self, change: LoaderChange) -> tuple[str, str]:
         """Return what a change does to the batches, and what else there is to say of that."""
         kind, says = self._compare(change, by_example=False)
-        if kind or is_iterable(self._torch, self._loader):
-            return kind or UNSHOWN, says
-        if self._compare(change, by_example=True)[0]:  # as if each example were drawn by itself
+        if kind != DIFFERS:
+            return kind, says
+        maps = not is_iterable(self._torch, self._loader)  # so each example can be drawn by itself
+        if maps and self._compare(change, by_example=True)[0] == SAME:
             return DRAWS, ""
         return UNSHOWN, says
 
@@ -48,14 +50,18 @@ class LoaderProof:
         own, other = self._own[by_example], self.digest(change, by_example=by_example)
         for each, what in ((own, "the loader as it is"), (other, "with it, the loader")):
             if "failed" in each:
-                return "", f"what it delivers was not seen: {what} {each['failed']}"
+                return UNSHOWN, f"what it delivers was not seen: {what} {each['failed']}"
         kind, says = compare(own, other, "batches")
         if kind:
             return kind, says
-        counts = [each["epochs"][0]["count"] for each in (other, own)]
-        if own["whole"] and other["whole"] and counts[0] != counts[1]:
-            return "", f"an epoch has {counts[0]} examples in place of {counts[1]}"
-        return "", "that it delivers the same could not be shown"
+        (one,), (two,) = own["epochs"], other["epochs"]
+        whole = own["whole"] and other["whole"]
+        if whole and one["count"] != two["count"]:
+            return DIFFERS, f"an epoch has {two['count']} examples in place of {one['count']}"
+        pairs = list(zip(one["in_order"], two["in_order"]))
+        if not whole and all(a == b for a, b in pairs):
+            return UNSHOWN, f"only {len(pairs)} batches could be compared, which are equal"
+        return DIFFERS, "that it delivers the same could not be shown"
 
     def digest(self, change: LoaderChange, *, by_example: bool) -> Any:
         """Digest a pass; if `by_example`, as if each example's draws came from its index."""
