@@ -104,7 +104,7 @@ def _answer(function: Callable[[], Any], writes: int, limit_s: float) -> None:
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(limit_s) + 1)  # also where this process's parent is killed
+        signal.alarm(int(limit_s) + 1)  # also if the training is killed meanwhile
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)

@@ -4,6 +4,7 @@ copies, in alternation with those of a copy without a change.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from time import perf_counter
 from typing import Any
@@ -39,6 +40,10 @@ Steps = Generator[Any, "float | None", Any]
 
 class CannotBeTried(Exception):
     """Says why no change of a loader is tried."""
+
+
+class _Over(Exception):
+    """The time for trials is over."""
 
 
 class _Feed:
@@ -106,7 +111,18 @@ class LoaderTrials:
         Raises:
           CannotBeTried: says why.
         """
-        changes = self._propose()
+        if not hasattr(os, "fork"):
+            raise CannotBeTried("this system forks no process, in which batches are compared")
+        try:
+            yield from self._try_all(self._propose())
+        except _Over:
+            if not self.found:
+                raise CannotBeTried("the time was over before a change was timed") from None
+        finally:
+            for feed in (self._as_it_is, *self._feeds.values()):
+                feed.close()
+
+    def _try_all(self, changes: list[LoaderChange]) -> Steps:
         ratios = Ratios((yield from self._rate(self._as_it_is)))
         for number, change in enumerate(changes):
             if self._has_time() and not self._is_refused(change):
@@ -123,8 +139,6 @@ class LoaderTrials:
                 break
             yield from self._pair(changes[best], ratios, best)
         self._describe_all(changes, ratios)
-        for feed in (self._as_it_is, *self._feeds.values()):
-            feed.close()
 
     def _propose(self) -> list[LoaderChange]:
         loader, torch = self._loader, self._torch
@@ -229,7 +243,7 @@ class LoaderTrials:
                 step = Step(wait_s=wait_s, work_s=work_s, epoch=1, opens_epoch=opens)
                 block.add(step)
             if perf_counter() > self._deadline:
-                raise CannotBeTried("its time was over before a change of its DataLoader was timed")
+                raise _Over
         asked = perf_counter()
         self._timing.settle()
         block.work_s += perf_counter() - asked
