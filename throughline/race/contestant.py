@@ -1,7 +1,7 @@
 """A process per contestant, forked from one that has imported TensorFlow, and frozen between turns.
 
 In a single process, contestants would fill their buffers and take cores during the others' turns;
-AUTOTUNE looked three times as fast that way as it trains (docs/decisions/060). A turn is charged
+AUTOTUNE looked three times as fast that way as it trains (docs/decisions, 6.1). A turn is charged
 with all the time in which the process is awake: a batch that is ready at its end was paid for in
 this turn and benefits the next one. A contestant ends with the process that started it, however
 that ends, even while it is frozen: the kernel kills it when its parent is gone. The parent is this

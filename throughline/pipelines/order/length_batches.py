@@ -4,7 +4,7 @@ A bucket holds the examples for which its boundary is the smallest that suffices
 depends on the lengths alone and never changes. Each epoch permutes every bucket, cuts it into
 batches, the last one smaller, and permutes the batches of all buckets. So every example comes once,
 the number of steps is constant, an epoch can be entered anywhere, and no order pads less with these
-boundaries (docs/decisions/029).
+boundaries (docs/decisions, 2.3).
 """
 
 from __future__ import annotations
