@@ -8,7 +8,6 @@ configurations.md is written by hand and kept.
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -28,25 +27,25 @@ MARKER = "<!-- generated: everything below comes from the code -->"
 
 def configurations(kept: str) -> str:
     """Return the page with the kept text and the tables of all sections and ops."""
-    lines = [kept.split(MARKER)[0].rstrip(), "", MARKER, "", "## Every key", ""]
+    lines = [
+        kept.split(MARKER)[0].rstrip(),
+        "",
+        MARKER,
+        "",
+        "## Every key",
+        "",
+        "| key | default | meaning |",
+        "|---|---|---|",
+    ]
     for name, field in ParamsDocument.model_fields.items():
         section = _model(field.annotation)
-        lines += [
-            f"### `{name}`" + (" (one mapping per configuration)" if name == "pipelines" else ""),
-            "",
-        ]
         if section is None:
-            lines += [*_wrap(f"{field.description}. Default: `{_default(field)}`."), ""]
+            lines.append(f"| **`{name}`** | `{_default(field)}` | {field.description} |")
             continue
-        lines += [
-            *_wrap(" ".join((section.__doc__ or "").split())),
-            "",
-            "| key | default | meaning |",
-            "|---|---|---|",
-            *_rows(section, ""),
-            "",
-        ]
+        lines.append(f"| **`{name}`** | | {' '.join((section.__doc__ or '').split())} |")
+        lines += _rows(section, "pipelines.NAME." if name == "pipelines" else f"{name}.")
     lines += [
+        "",
         "## Ops",
         "",
         "| op | takes | random | on the device | what it does | arguments |",
@@ -93,22 +92,15 @@ def error_reference() -> str:
     lines = [
         "# Errors",
         "",
-        *_wrap(
-            "Shown as one paragraph, with exit code 2. What is not listed here is a bug: exit code"
-            " 1, with its traceback, which a flow keeps in `.throughline/logs/` and shows with"
-            " `--debug`."
-        ),
+        "Each is shown as one paragraph, with exit code 2. Anything else is a bug: exit code 1, with",
+        "its traceback, which a flow keeps in `.throughline/logs/` and shows with `--debug`.",
         "",
+        "| error | meaning |",
+        "|---|---|",
     ]
     for kind in errors.UserError.__subclasses__():
-        lines += _wrap(f"* **{kind.__name__}**: {' '.join((kind.__doc__ or '').split())}", "  ")
+        lines.append(f"| {kind.__name__} | {' '.join((kind.__doc__ or '').split())} |")
     return "\n".join(lines) + "\n"
-
-
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _rows(section: type[BaseModel], prefix: str) -> list[str]:
