@@ -1,7 +1,7 @@
 """Print figures of the shape of this program: `python infra/shape.py`.
 
 Packages with modules, lines and imports of each other, the longest functions and files, and the
-width of lines. docs/architecture.md shows them.
+width of lines.
 """
 
 from __future__ import annotations
