@@ -52,17 +52,11 @@ def configurations(kept: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, op in REGISTRY.items():
-        arguments = (
-            ", ".join(
-                f"`{key}` ({field.description}; default `{_default(field)}`)"
-                for key, field in op.model_fields.items()
-            )
-            or "none"
-        )
         takes = {"both": "example or batch"}.get(op.takes, op.takes)
         what = " ".join((op.__doc__ or "").split())
         lines.append(
-            f"| `{name}` | {takes} | {_yes(op.random)} | {_yes(op.device)} | {what} | {arguments} |"
+            f"| `{name}` | {takes} | {_yes(op.random)} | {_yes(op.device)} | {what} |"
+            f" {_parts(op) or 'none'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -92,8 +86,8 @@ def error_reference() -> str:
     lines = [
         "# Errors",
         "",
-        "Each is shown as one paragraph, with exit code 2. Anything else is a bug: exit code 1, with",
-        "its traceback, which a flow keeps in `.throughline/logs/` and shows with `--debug`.",
+        "Each is shown as one paragraph, with exit code 2. Anything else is a bug: exit code 1,",
+        "with its traceback, which a flow keeps in `.throughline/logs/` and shows with `--debug`.",
         "",
         "| error | meaning |",
         "|---|---|",
@@ -104,20 +98,32 @@ def error_reference() -> str:
 
 
 def _rows(section: type[BaseModel], prefix: str) -> list[str]:
+    """Return a row per key; the parts of a key are listed in its row."""
     rows = []
     for name, field in section.model_fields.items():
-        key, inner = field.alias or name, _model(field.annotation)
-        if inner is not None:
-            note = field.description or " ".join((inner.__doc__ or "").split())
-            rows += [f"| `{prefix}{key}` | | {note} |", *_rows(inner, f"{prefix}{key}.")]
+        key, inner = f"`{prefix}{field.alias or name}`", _model(field.annotation)
+        if inner is None:
+            rows.append(f"| {key} | `{_default(field)}` | {_meaning(field)} |")
         else:
-            meaning = field.description or _range(field)
-            words = _choices(field.annotation)
-            if len(words) > 1 and not all(word in meaning for word in words):
-                shown = ", ".join(f"`{word}`" for word in words).replace("|", "\\|")
-                meaning += f" ({shown})"
-            rows.append(f"| `{prefix}{key}` | `{_default(field)}` | {meaning} |")
+            note = field.description or " ".join((inner.__doc__ or "").split())
+            rows.append(f"| {key} | | {note.rstrip('.')}.<br>{_parts(inner, '<br>')} |")
     return rows
+
+
+def _parts(section: type[BaseModel], between: str = ", ") -> str:
+    """Return the parts of a key, or the arguments of an op, with their meanings and defaults."""
+    return between.join(
+        f"`{name}` ({_meaning(field)}; default `{_default(field)}`)"
+        for name, field in section.model_fields.items()
+    )
+
+
+def _meaning(field: Any) -> str:
+    meaning, words = field.description or _range(field), _choices(field.annotation)
+    if len(words) > 1 and not all(word in meaning for word in words):
+        shown = ", ".join(f"`{word}`" for word in words).replace("|", "\\|")
+        meaning += f" ({shown})"
+    return meaning
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
