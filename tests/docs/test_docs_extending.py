@@ -21,7 +21,7 @@ FILES = (
     "tests/plan/test_plan.py",
 )
 WORDS = (
-    "extension", "examples.py", "posterize", "deep", "read_ahead", "calls",
+    "extension", "examples.py", "posterize", "deep", "every_field", "calls",
 )  # fmt: skip
 # Tests of the copy in which the examples are used: a part of their ids.
 USES = (
@@ -32,7 +32,7 @@ USES = (
     "test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set[Posterize(bits=3)]",
     "test_every_preset_is_described",
     "test_every_step_has_a_text_a_key_and_a_builder[ReadAhead]",
-    "test_every_field_changes_the_plan[read_ahead-8]",
+    "test_every_field_changes_the_plan",
     "test_a_rule_holds_from_its_limit_on[deep_prefetch]",
     "-8 calls share 2 threads]",
 )
