@@ -127,6 +127,8 @@ def extend(root: Path) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "params.yaml"):
         shutil.copy(ROOT / name, root / name)
+    encodings = root / "throughline" / "data" / "encodings"
+    shutil.copy(PAGE.parent / "examples" / "sounds.py", encodings)
     for language, block in blocks(PAGE.read_text()):
         apply(root, language, block)
     return root
