@@ -4,7 +4,7 @@ An experiment is named after the dataset's folder or file and the first digest o
 recognized by its content when data is added or its folder is moved: it carries a sketch, the
 smallest hashes of (example, label). The sketch of a dataset that has grown still contains those of
 the earlier sketch that are small enough, so two sketches tell how much of one dataset is in the
-other (docs/decisions, 4.5).
+other (docs/decisions, 4.4).
 """
 
 from __future__ import annotations
