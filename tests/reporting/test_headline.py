@@ -78,7 +78,7 @@ SENTENCES = {
        " for its input is undecided (18 to 22 % of the time)."),
     "nothing is certain":
       ({"naive": NAIVE, "open": raced(26.0, 50, "undecided")},
-       "Whether anything trains faster than `naive` is undecided: `open` is 0.6 to 4.6× as fast."),
+       "Whether anything trains faster than `naive` is undecided: `open` is 0.5 to 5.1× as fast."),
     "one that waits for nothing":
       ({"optimized": FAST},
        "`optimized` trains 98 examples per second and waits for its input 3 % of the time: its"
