@@ -5,7 +5,7 @@ Categories and classes are the text of their cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from throughline.data.encodings.labels import (
     labeled,
     list_numbers,
 )
-from throughline.data.found import Arrays, Rejected
+from throughline.data.found import Arrays, ColumnReading, Rejected
 from throughline.data.tables.column_kinds import (
     FEW_CATEGORIES,
     Kind,
@@ -62,6 +62,7 @@ from throughline.data.tables.tabular import (
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
+NamedValues = tuple[str, np.ndarray]  # of a column: its name and its numbers (rows,)
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
 
@@ -72,6 +73,58 @@ def scan(settings: DataSettings) -> Arrays:
     `data.label_kind` says whether labels are classes or numbers; `auto` decides by the column.
     """
     table = read_table(Path(settings.path), settings)
+    kinds, kind = _check_kinds(table)
+    numeric = settings.numeric or [name for name in kinds if kinds[name] == "number"]
+    categorical = settings.categorical or [name for name in kinds if kinds[name] == "category"]
+    columns = choose_columns(table, numeric, categorical)
+    values, problems = code_rows(table, columns, hint=True)
+    number = kind == "number"
+    numbers = read_targets(table, problems) if number else np.empty((len(table), 0))
+    labels: list[Any] = list_numbers(numbers) if number else _read_classes(table, problems)
+    features = [*zip(numeric, values.T, strict=False)]
+    targets = [*zip(settings.label_columns, numbers.T, strict=False)]
+    _reject_totals_and_units(table, [*features, *targets], problems)
+    splits = read_splits(table)
+    reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
+    rows = [row for row, reason in enumerate(reasons) if reason is None]
+    labels, ids = [labels[row] for row in rows], [f"{row:08d}" for row in rows]
+    groups = table.cells(settings.group) if settings.group else []
+    value = array_feature("numbers", (len(columns.names),), "float32", columns)
+    return Arrays(
+        values=values[rows],
+        labels=labels,
+        ids=ids,
+        splits=[splits[row][0] for row in rows],
+        classes=[] if number else sorted(sorted({*labels}), key=_by_value),
+        schema=labeled(value, kind, targets=len(settings.label_columns)),
+        rejected=[
+            Rejected(id=f"row {row + 1}", reason=reason)
+            for row, reason in enumerate(reasons)
+            if reason is not None
+        ],
+        readings=_describe_columns(table, kinds),
+        dialect=table.describe_dialect(),
+        left_out=table.left_out,
+        warnings=[
+            *table.warnings,
+            *table.describe_unread(),
+            *find_missing_marks(columns),
+            *find_totals(
+                table,
+                [name for name in kinds if kinds[name] != "number"],
+                {row for row, reason in enumerate(reasons) if reason},
+            ),
+            *find_sentinels(table, [*features, *targets]),
+            *(find_same(features, targets[0][1]) if number else find_leaks(table, columns.names)),
+            *find_groups(table, [*kinds]),
+        ],
+        groups={name: groups[row] for name, row in zip(ids, rows, strict=True) if groups},
+    )
+
+
+def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
+    """Return the kinds of the features and of the labels, once the table has what settings name."""
+    settings = table.settings
     named = {
         "data.label_column": settings.label_columns,
         "data.numeric": settings.numeric,
@@ -89,67 +142,25 @@ def scan(settings: DataSettings) -> Arrays:
         partial(_find_feature_kinds, table, apart),
         partial(_find_label_kind, table),
     )
-    number = kind == "number"
-    numeric = settings.numeric or [name for name, each in kinds.items() if each == "number"]
-    categorical = settings.categorical or [
-        name for name, each in kinds.items() if each == "category"
-    ]
-    columns = choose_columns(table, numeric, categorical)
-    values, problems = code_rows(table, columns, hint=True)
-    targets = read_targets(table, problems) if number else np.empty((len(table), 0))
-    labels: list[Any] = list_numbers(targets) if number else _read_classes(table, problems)
-    numbers = [*zip(numeric, values.T, strict=False)]
-    if find_total(table, (*(column for _, column in numbers), *targets.T)):
+    return kinds, kind
+
+
+def _reject_totals_and_units(
+    table: TextTable, numbers: Sequence[NamedValues], problems: list[str | None]
+) -> None:
+    """Enter into `problems` a last row that sums up the others, and first rows that hold units."""
+    if find_total(table, [values for _, values in numbers]):
         problems[-1] = "sums up the rows above it"
-    for row in find_units(table, [*numeric, *(settings.label_columns if number else ())]):
+    for row in find_units(table, [name for name, _ in numbers]):
         problems[row] = "holds units or a second header: remove it"
-    splits = read_splits(table)
-    reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
-    rows = [row for row, reason in enumerate(reasons) if reason is None]
-    labels, ids = [labels[row] for row in rows], [f"{row:08d}" for row in rows]
+
+
+def _describe_columns(table: TextTable, kinds: Mapping[str, Kind]) -> list[ColumnReading]:
+    settings = table.settings
     roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
-    groups = []
     if settings.group:
-        roles[settings.group], groups = "group", table.cells(settings.group)
-    value = array_feature("numbers", (len(columns.names),), "float32", columns)
-    return Arrays(
-        values=values[rows],
-        labels=labels,
-        ids=ids,
-        splits=[splits[row][0] for row in rows],
-        classes=[] if number else sorted(sorted({*labels}), key=_by_value),
-        schema=labeled(value, kind, targets=len(settings.label_columns)),
-        rejected=[
-            Rejected(id=f"row {row + 1}", reason=reason)
-            for row, reason in enumerate(reasons)
-            if reason is not None
-        ],
-        readings=[
-            describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns
-        ],
-        dialect=table.describe_dialect(),
-        left_out=table.left_out,
-        warnings=[
-            *table.warnings,
-            *table.describe_unread(),
-            *find_missing_marks(columns),
-            *find_totals(
-                table,
-                [name for name, each in kinds.items() if each != "number"],
-                {row for row, reason in enumerate(reasons) if reason},
-            ),
-            *find_sentinels(
-                table, [*numbers, *zip(settings.label_columns, targets.T, strict=False)]
-            ),
-            *(
-                find_same(numbers, targets[:, 0])
-                if number
-                else find_leaks(table, [*numeric, *categorical])
-            ),
-            *find_groups(table, [*kinds]),
-        ],
-        groups={name: groups[row] for name, row in zip(ids, rows, strict=True) if groups},
-    )
+        roles[settings.group] = "group"
+    return [describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns]
 
 
 def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
