@@ -7,6 +7,7 @@ with a column of bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from throughline.data.listed_paths import find_listed
 from throughline.data.sources.table import refuse_double_spelling
 from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
-from throughline.data.tables.table_columns import check_names, name_columns, read_listing
+from throughline.data.tables.table_columns import Listing, check_names, name_columns, read_listing
 from throughline.data.tables.table_files import find_table_files
 from throughline.data.tables.tabular import (
     TABLES,
+    TextTable,
     check_columns,
     open_files,
     read_splits,
@@ -49,43 +51,19 @@ def scan(settings: DataSettings) -> Files:
     listing = read_listing(table)
     if settings.label_kind == "auto":
         refuse_double_spelling(table)
-    columns, count, root = listing.columns, len(table), path if path.is_dir() else path.parent
-    classes, numbers = table.cells(settings.label_columns[0]), [()] * count
-    if listing.numbers is not None:
-        classes, numbers = [""] * count, [*map(tuple, listing.numbers.tolist())]
-    files, rejected, places = [], [], []
+    columns, root = listing.columns, path if path.is_dir() else path.parent
     names, notes = (
         (column.name_examples(), {})
         if column
         else find_listed(table.cells(settings.path_column), table.path, root, settings)
     )
-    for row, (name, (split, problem)) in enumerate(zip(names, read_splits(table), strict=True)):
-        where = name if column else f"row {row + 1}: {name}"
-        if not name:
-            rejected.append(Rejected(id=f"row {row + 1}", reason="path missing"))
-        elif not (classes[row] or numbers[row]):
-            rejected.append(Rejected(id=where, reason="label missing"))
-        elif reason := problem or listing.problems[row]:
-            rejected.append(Rejected(id=where, reason=reason))
-        else:
-            files.append(
-                ExampleFile(
-                    id=name,
-                    path=root / name,
-                    label=classes[row],
-                    split=split,
-                    numbers=numbers[row],
-                    offset=row if column else -1,
-                )
-            )
-            places.append(row)
+    found = [*_read_rows(table, listing, names, root, in_table=bool(column))]
+    files = [one for one in found if isinstance(one, ExampleFile)]
+    places = [row for row, one in enumerate(found) if isinstance(one, ExampleFile)]
     groups = table.cells(settings.group) if settings.group in table.columns else []
     used = {settings.path_column, *settings.label_columns}
-    warnings = [
-        *table.warnings,
-        *listing.warnings,
-        *find_groups(table, [name for name in table.columns if name not in used]),
-    ]
+    warnings = [*table.warnings, *listing.warnings]
+    warnings += find_groups(table, [name for name in table.columns if name not in used])
     if path == Path(settings.path) and not column:
         warnings = [UNWATCHED, *warnings]
     return Files(
@@ -94,7 +72,7 @@ def scan(settings: DataSettings) -> Files:
         label_kind=listing.label_kind,
         targets=listing.targets,
         listed=columns and replace(columns, values=columns.values[places]),
-        rejected=rejected,
+        rejected=[one for one in found if isinstance(one, Rejected)],
         readings=listing.readings,
         dialect=listing.dialect,
         groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
@@ -103,6 +81,32 @@ def scan(settings: DataSettings) -> Files:
         column=column,
         notes=notes,
     )
+
+
+def _read_rows(
+    table: TextTable, listing: Listing, names: Sequence[str], root: Path, *, in_table: bool
+) -> Iterator[ExampleFile | Rejected]:
+    """Yield the example of each row, or why it has none; images are files, or `in_table`."""
+    classes, numbers = table.cells(table.settings.label_columns[0]), [()] * len(table)
+    if listing.numbers is not None:
+        classes, numbers = [""] * len(table), [*map(tuple, listing.numbers.tolist())]
+    for row, (name, (split, problem)) in enumerate(zip(names, read_splits(table), strict=True)):
+        where = name if in_table else f"row {row + 1}: {name}"
+        if not name:
+            yield Rejected(id=f"row {row + 1}", reason="path missing")
+        elif not (classes[row] or numbers[row]):
+            yield Rejected(id=where, reason="label missing")
+        elif reason := problem or listing.problems[row]:
+            yield Rejected(id=where, reason=reason)
+        else:
+            yield ExampleFile(
+                id=name,
+                path=root / name,
+                label=classes[row],
+                split=split,
+                numbers=numbers[row],
+                offset=row if in_table else -1,
+            )
 
 
 def _find_table(path: Path) -> Path:
