@@ -75,64 +75,32 @@ def ingest(
     ):
         where = Folder(path=folder, final=out, inspections=inspections, verify=verify)
         found = examine(source, where, settings)
-        rows, rejected, classes, schema = found.rows, found.rejected, found.classes, found.schema
-        alike: list[str] = []
-        for words in schema.columns.categories:
-            refuse_alike(settings.path, "categories", words)
-            alike += find_alike("categories", words, "correct them in the table")
-        rows = rows.assign(place=np.arange(len(rows)))  # positions in `found.columns`
-        total, dropped = len(rows) + len(rejected), {}
-        if schema.target and not schema.predicts_number:
-            # Blanks around a name are invisible: `cat` and `cat ` are one class.
-            rows = rows.assign(label=[name.strip() for name in rows["label"]])
-            classes = tuple(dict.fromkeys(name.strip() for name in classes))
-            refuse_alike(settings.path, "classes", classes)
-            rows, classes, unnamed = drop_odd_classes(rows, classes)
-            rejected += unnamed
-            rows, classes, dropped = leave_out(rows, classes, settings.leave_out)
-            rows, classes, unlabeled = leave_out_unlabeled(rows, classes, settings)
-            dropped |= unlabeled
-            rows, classes = join_alike(rows, classes, settings.same_labels)
-        if not schema.is_series:
-            # Two photos with the same bytes are one photo; two equal rows of numbers are two
-            # observations.
-            rows, duplicates = _without_duplicates(
-                rows,
-                keep=settings.duplicates == "keep" or schema.input.encoding.modality == "numbers",
-            )
-            rejected = sorted([*rejected, *duplicates], key=lambda item: _in_natural_order(item.id))
-        rejects = pd.DataFrame(
-            [(item.id, item.reason, item.cause) for item in rejected],
-            columns=["id", "reason", "cause"],
-        ).map(_printable)
+        alike = _compare_categories(found.schema, settings.path)
+        total = len(found.rows) + len(found.rejected)
+        # Positions in `found.columns`.
+        found = replace(found, rows=found.rows.assign(place=np.arange(len(found.rows))))
+        found, dropped = _settle_classes(found, settings)
+        found = _reject_duplicates(found, settings)
+        classes, given = found.classes, set(found.rows["split"])
+        rejects = _list_rejects(found.rejected)
         check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        groups = read_groups(rows["id"].tolist(), source.groups, settings)
-        by = rows["digest"] if groups is None else groups
-        examples = _table(rows.assign(by=by), classes, settings.split, series=schema.is_series)
+        groups = read_groups(found.rows["id"].tolist(), source.groups, settings)
+        examples = _table(found, groups, settings.split)
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
         stats["left_out"] |= dropped
         check_left_out(settings, stats["left_out"])
-        classified = schema.target and not schema.predicts_number and settings.label_kind != "none"
-        left = (
-            [classes[number] for number in sorted(set(examples["label"]))] if classified else None
-        )
-        _check_usable(stats, set(rows["split"]), classes=left)
+        left = None
+        if _has_classes(schema) and settings.label_kind != "none":
+            left = [classes[number] for number in sorted(set(examples["label"]))]
+        _check_usable(stats, given, classes=left)
         if left is not None:
+            balance = stats["class_balance"]
+            stats["warnings"] += compare_splits(balance, given, settings.path)
             alike += find_alike("classes", left, "data.same_labels: ignore_marks makes them one")
-            alike += find_unlabeled(stats["class_balance"], settings)
-            stats["warnings"] += compare_splits(
-                stats["class_balance"], set(rows["split"]), settings.path
-            )
-        if groups is not None:
-            by_id = dict(zip(rows["id"], groups, strict=True))
-            alike += find_crossing(
-                [by_id[name] for name in examples["id"]], examples["split"].tolist()
-            )
-        elif "" in set(rows["split"]) and isinstance(source, sources.Files):
-            alike += find_name_groups(examples["id"].tolist(), len(classes))
-        stats["warnings"] += alike
+            alike += find_unlabeled(balance, settings)
+        stats["warnings"] += [*alike, *_find_torn_groups(found, examples, groups, source)]
         stats["problems"] = find_problems(stats, of_table=SOURCES[settings.source].label_kind)
         manifest = Manifest(
             examples=examples,
@@ -150,16 +118,48 @@ def ingest(
     return replace(manifest, folder=out)
 
 
-def _without_duplicates(
-    rows: pd.DataFrame, *, keep: bool
-) -> tuple[pd.DataFrame, list[sources.Rejected]]:
-    """Drop examples with the same bytes as another one; return the others and the dropped ones.
+def _compare_categories(schema: Schema, path: str) -> list[str]:
+    """Refuse categories that look the same; return warnings of those that are nearly so."""
+    alike: list[str] = []
+    for words in schema.columns.categories:
+        refuse_alike(path, "categories", words)
+        alike += find_alike("categories", words, "correct them in the table")
+    return alike
+
+
+def _has_classes(schema: Schema) -> bool:
+    return bool(schema.target) and not schema.predicts_number
+
+
+def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, dict[str, int]]:
+    """Decide which classes there are; return what is left, and how much was left out, by reason."""
+    if not _has_classes(found.schema):
+        return found, {}
+    # Blanks around a name are invisible: `cat` and `cat ` are one class.
+    rows = found.rows.assign(label=[name.strip() for name in found.rows["label"]])
+    classes = tuple(dict.fromkeys(name.strip() for name in found.classes))
+    refuse_alike(settings.path, "classes", classes)
+    rows, classes, unnamed = drop_odd_classes(rows, classes)
+    rows, classes, dropped = leave_out(rows, classes, settings.leave_out)
+    rows, classes, unlabeled = leave_out_unlabeled(rows, classes, settings)
+    rows, classes = join_alike(rows, classes, settings.same_labels)
+    rejected = [*found.rejected, *unnamed]
+    return replace(found, rows=rows, classes=classes, rejected=rejected), dropped | unlabeled
+
+
+def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
+    """Reject examples with the same bytes as another one.
 
     Of several copies, the one in the test split is kept, else one in validation, so that training
-    never sees a test example. With `keep`, copies are dropped only if the source puts them into
-    different splits, or an id is listed twice: that is one example, whatever labels it has. Rows
-    are compared by position because an id may be listed twice.
+    never sees a test example. Copies that settings keep, and equal rows of numbers, which are two
+    observations, are rejected only if the source puts them into different splits, or an id is
+    listed twice: that is one example, whatever labels it has. Rows are compared by position because
+    an id may be listed twice.
     """
+    if found.schema.is_series:
+        return found
+    keep = settings.duplicates == "keep" or found.schema.input.encoding.modality == "numbers"
+    rows = found.rows
     rank = [-SPLITS.index(split) if split else 0 for split in rows["split"]]
     rows = (
         rows.assign(rank=rank)
@@ -180,14 +180,12 @@ def _without_duplicates(
         same = earlier["id"] == row["id"]
         what = ("listed twice", "") if same else ("duplicate", f" of {earlier['id']}")
         notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
-        notes += (
-            [f"in the {earlier['split']} split"]
-            if earlier["split"] and row["split"] not in ("", earlier["split"])
-            else []
-        )
+        if earlier["split"] and row["split"] not in ("", earlier["split"]):
+            notes.append(f"in the {earlier['split']} split")
         reason = Reason(what[0], ", ".join([what[1], *(f"there {note}" for note in notes)]))
         dropped.append(sources.Rejected(id=row["id"], reason=reason))
-    return rows.loc[~doubled], dropped
+    rejected = sorted([*found.rejected, *dropped], key=lambda item: _in_natural_order(item.id))
+    return replace(found, rows=rows.loc[~doubled], rejected=rejected)
 
 
 def _in_natural_order(text: str) -> list[str | int]:
@@ -200,30 +198,33 @@ def _in_natural_order(text: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
+def _list_rejects(rejected: Sequence[sources.Rejected]) -> pd.DataFrame:
+    items = [(item.id, item.reason, item.cause) for item in rejected]
+    return pd.DataFrame(items, columns=["id", "reason", "cause"]).map(_printable)
+
+
 def _printable(text: str) -> str:
     return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
 
 
-def _table(
-    rows: pd.DataFrame, classes: Sequence[str], split: SplitSettings, *, series: bool
-) -> pd.DataFrame:
-    """Number examples and classes, and assign splits by the digests in the column `by`.
+def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> pd.DataFrame:
+    """Number examples and classes, and assign splits by groups or, without any, by digests.
 
     If the source names test examples itself, only validation is assigned.
     """
-    number = {name: index for index, name in enumerate(classes)}
+    rows, ids = found.rows, found.rows["id"].tolist()
+    number = {name: index for index, name in enumerate(found.classes)}
     shares = {"validation": split.validation} | (
         {} if "test" in rows["split"].tolist() else {"test": split.test}
     )
+    by = rows["digest"] if groups is None else groups
     assigned = [
-        given or assign_split(digest, shares=shares, seed=split.seed)
-        for given, digest in zip(rows["split"], rows["by"], strict=True)
+        given or assign_split(one, shares=shares, seed=split.seed)
+        for given, one in zip(rows["split"], by, strict=True)
     ]
-    labels = [number[label] for label in rows["label"]] if classes else rows["label"]
-    keys = (
-        rows["row"].tolist() if series else [example_key(example_id) for example_id in rows["id"]]
-    )
-    _check_unique(keys, rows["id"].tolist())
+    labels = [number[label] for label in rows["label"]] if number else rows["label"]
+    keys = rows["row"].tolist() if found.schema.is_series else [*map(example_key, ids)]
+    _check_unique(keys, ids)
     numbered = rows.assign(key=keys, label=labels, split=assigned)
     table = pd.DataFrame(numbered, columns=[*COLUMNS, "place"])
     return table.sort_values(by="id", ignore_index=True)
@@ -289,6 +290,19 @@ def _stats(
         "columns": [asdict(reading) for reading in (*source.readings, *found.readings)],
         "empty_classes": list(source.empty_classes),
     }
+
+
+def _find_torn_groups(
+    found: Examined, examples: pd.DataFrame, groups: list[str] | None, source: sources.Source
+) -> list[str]:
+    """Return a warning if groups are in several splits, or may be, as file names suggest some."""
+    ids, rows = examples["id"].tolist(), found.rows
+    if groups is not None:
+        by_id = dict(zip(rows["id"], groups, strict=True))
+        return find_crossing([by_id[name] for name in ids], examples["split"].tolist())
+    if "" in set(rows["split"]) and isinstance(source, sources.Files):
+        return find_name_groups(ids, len(found.classes))
+    return []
 
 
 def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
