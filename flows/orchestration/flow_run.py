@@ -23,7 +23,7 @@ from flows.run.experiments import find_experiment, is_saved, save_experiment
 from flows.run.fork_server import stage_server
 from flows.run.locks import hold_folder
 from flows.run.parameters import Changes, derive_name
-from flows.run.resolution import resolve
+from flows.run.resolution import ResolvedParams, resolve
 from flows.run.source_check import check_code, check_named_files, check_source, is_large
 from flows.run.workspace import (
     Workspace,
@@ -217,27 +217,9 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         ),
     )
     with disk_errors(), opened as workspace:
-        # MLflow's store stays the project's: for this process, and for the stages by their
-        # environment.
-        os.environ[STORE_HOME] = str(workspace.project)
-        use_store()
-        environment = {
-            STORE_HOME: str(workspace.project),
-            lineage.FLOW_RUN: str(flow_run.id or ""),
-        }
-        document, listed = parse_yaml(resolved.text, PARAMS_FILE.name), []
-        if workspace.isolated:
-            environment |= {lineage.EXPERIMENT: run_name, **workspace.environment}
-            check_code(workspace.project, find_own_code(document, workspace.project))
-            listed = list_watched_files(workspace.root)
-        data = resolved.params.data
-        check_source(workspace.root, data.path, fetched=data.fetch)
-        check_named_files(workspace.root, document, listed)
-        if workspace.is_new and not is_address(data.path) and is_large(workspace.root / data.path):
-            get_run_logger().info(
-                f"DVC reads all of {data.path} now, as once in every new worktree; a later run with"
-                f" --name {run_name} reads only what has changed"
-            )
+        environment = _keep_store_of_project(workspace, run_name)
+        _check_files(workspace, resolved)
+        _announce_first_reading(workspace, resolved.params.data.path, run_name)
         stage_env = StageEnvironment(
             workspace.root,
             _stale_stages(workspace, environment),
@@ -258,6 +240,35 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
                 )
         finally:
             clear_scratch(workspace.root)  # what stages left that were stopped
+
+
+def _keep_store_of_project(workspace: Workspace, run_name: str) -> dict[str, str]:
+    """Let this process use the project's MLflow store; return the environment of the stages."""
+    os.environ[STORE_HOME] = str(workspace.project)
+    use_store()
+    environment = {STORE_HOME: str(workspace.project), lineage.FLOW_RUN: str(flow_run.id or "")}
+    if workspace.isolated:
+        environment |= {lineage.EXPERIMENT: run_name, **workspace.environment}
+    return environment
+
+
+def _check_files(workspace: Workspace, resolved: ResolvedParams) -> None:
+    """Check that the workspace has the data, files and code that params.yaml names."""
+    document, listed = parse_yaml(resolved.text, PARAMS_FILE.name), []
+    if workspace.isolated:
+        check_code(workspace.project, find_own_code(document, workspace.project))
+        listed = list_watched_files(workspace.root)
+    data = resolved.params.data
+    check_source(workspace.root, data.path, fetched=data.fetch)
+    check_named_files(workspace.root, document, listed)
+
+
+def _announce_first_reading(workspace: Workspace, data: str, run_name: str) -> None:
+    if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
+        get_run_logger().info(
+            f"DVC reads all of {data} now, as once in every new worktree; a later run with"
+            f" --name {run_name} reads only what has changed"
+        )
 
 
 @contextmanager
