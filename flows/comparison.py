@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from prefect import flow, get_run_logger
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
-from flows.orchestration.flow_run import Run, start_run
+from flows.orchestration.flow_run import FinishedStage, Run, start_run
 from flows.orchestration.stages import OF_EACH, PREPARATION, list_again
 from flows.run.parameters import (
     NO_PIPELINES,
@@ -65,54 +67,30 @@ def comparison(
     selected = select_pipelines(list(dict.fromkeys(pipelines)))
     with start_run(changes, name, only=selected) as run:
         chosen = selected or list(run.params.pipelines)
-        measured = [f"{stage}@{pipeline}" for pipeline in chosen for stage in OF_EACH]
         complete = set(chosen) == set(run.params.pipelines)
         if promote and not complete:
             raise InvalidParams(
                 ["promote: a champion is the best of all configurations; leave out the selection"]
             )
-        stages = [*PREPARATION, *measured, "race", *(["report"] if complete else [])]
+        each = [[f"{stage}@{pipeline}" for stage in OF_EACH] for pipeline in chosen]
+        stages = [*PREPARATION, *itertools.chain(*each), "race", *(["report"] if complete else [])]
         run = run.with_progress_bar(len(stages))
         again = list_again(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        layout = Layout(run.workspace.root)
-        with run.hold_results():
-            run_key = make_run_key(
-                layout.manifest,
-                run.params.data.path,
-                pipeline="comparison",
-                window=run.params.window,
-            )
+        run_key, layout = name_comparison(run), Layout(run.workspace.root)
         certain = prepared.changed or bool(again) or promote
-        promotion: comparison_run.Promotion = (
-            "asked for" if promote else "none" if run.workspace.isolated else "earned"
-        )
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
-            profiled = [
-                run.with_parent_run(parent).chain(
-                    [f"{stage}@{pipeline}" for stage in OF_EACH], after=[prepared]
-                )
-                for pipeline in chosen
-            ]
-            raced = run.with_parent_run(parent).chain(["race"], after=profiled)
-            finished = run.chain(["report"], after=[raced]) if complete else raced
-            changed = finished.changed
-            run.check_up_to_date(stages, changed=changed)
+            finished = train_and_race(run.with_parent_run(parent), each, prepared)
+            if complete:
+                finished = run.chain(["report"], after=[finished])
+            run.check_up_to_date(stages, changed=finished.changed)
             with run.hold_results():
-                if not complete:
-                    compared = compare_some(chosen, layout)
-                else:
-                    compared = Comparison.read(layout.report)
-                    if parent:
-                        comparison_run.close_comparison(
-                            parent,
-                            run_key,
-                            compared,
-                            layout.report,
-                            note=to_markdown(compared),
-                            promotion=promotion,
-                        )
+                compared = (
+                    Comparison.read(layout.report) if complete else compare_some(chosen, layout)
+                )
+                if parent:
+                    close_parent(parent, run, run_key, compared, promote=promote)
         if not complete:
             get_run_logger().info(
                 "skipping report: it compares all configurations of params.yaml, and only some were"
@@ -121,9 +99,15 @@ def comparison(
             return ComparisonResult(compared=compared, report=None)
         with run.hold_results():  # the parent run has ended, whatever fails here
             show_comparison(compared, layout.report, parent)
-        report = run.save_experiment(changed=changed) or layout.report
+        report = run.save_experiment(changed=finished.changed) or layout.report
         link_to_report(report)
         return ComparisonResult(compared=compared, report=report)
+
+
+def name_comparison(run: Run) -> RunKey:
+    manifest, params = Layout(run.workspace.root).manifest, run.params
+    with run.hold_results():
+        return make_run_key(manifest, params.data.path, pipeline="comparison", window=params.window)
 
 
 def open_parent(
@@ -142,6 +126,27 @@ def open_parent(
             if comparison_run.has_comparison(report):
                 return nullcontext()
     return comparison_run.open_comparison(run_key, run.name, run.tags)
+
+
+def train_and_race(
+    run: Run, each: Sequence[Sequence[str]], prepared: FinishedStage
+) -> FinishedStage:
+    """Run the stages of `each` configuration on the `prepared` data, then the race of all."""
+    return run.chain(["race"], after=[run.chain(stages, after=[prepared]) for stages in each])
+
+
+def close_parent(
+    parent: str, run: Run, run_key: RunKey, compared: Comparison, *, promote: bool
+) -> None:
+    """Complete the comparison's MLflow run, and choose the champion unless the run has changes."""
+    comparison_run.close_comparison(
+        parent,
+        run_key,
+        compared,
+        Layout(run.workspace.root).report,
+        note=to_markdown(compared),
+        promotion="asked for" if promote else "none" if run.workspace.isolated else "earned",
+    )
 
 
 def command(  # noqa: PLR0913 - the options of a command line
