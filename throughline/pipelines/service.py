@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import end_process
@@ -182,8 +183,7 @@ def _exit_on_sigterm() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main() -> None:
-    """Run a dispatcher or a worker until it is stopped."""
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m throughline.pipelines.service",
         description=__doc__,
@@ -220,7 +220,37 @@ def main() -> None:
     )
     for role in (dispatcher, worker):
         role.add_argument("--port", type=int, default=0, help="0: any free one")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def _serve_as_dispatcher(service: Any, options: argparse.Namespace) -> tuple[Any, str]:
+    """Return the server of TensorFlow's module `service`, and its address."""
+    server = service.DispatchServer(
+        service.DispatcherConfig(
+            port=options.port,
+            worker_addresses=options.worker or ["localhost:%port%"] * options.workers,
+            work_dir=options.work_dir,
+            fault_tolerant_mode=options.work_dir is not None,
+        )
+    )
+    return server, server.target
+
+
+def _serve_as_worker(service: Any, options: argparse.Namespace) -> tuple[Any, str]:
+    server = service.WorkerServer(
+        service.WorkerConfig(
+            dispatcher_address=options.dispatcher.removeprefix("grpc://"),
+            worker_address=f"{options.host}:%port%",
+            port=options.port,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+        )
+    )
+    return server, server._address
+
+
+def main() -> None:
+    """Run a dispatcher or a worker until it is stopped."""
+    options = _parse_options()
     below_parent = stat.S_ISFIFO(os.fstat(0).st_mode)
     if below_parent:
         end_with_parent()  # a worker waits for a lost dispatcher, and does not see its parent's end
@@ -229,28 +259,8 @@ def main() -> None:
     import_tensorflow_alone()
     import tensorflow as tf
 
-    service = tf.data.experimental.service
-    if options.role == "dispatcher":
-        addresses = options.worker or ["localhost:%port%"] * options.workers
-        server = service.DispatchServer(
-            service.DispatcherConfig(
-                port=options.port,
-                worker_addresses=addresses,
-                work_dir=options.work_dir,
-                fault_tolerant_mode=options.work_dir is not None,
-            )
-        )
-        address = server.target
-    else:
-        joined = options.dispatcher.removeprefix("grpc://")
-        config = service.WorkerConfig(
-            dispatcher_address=joined,
-            worker_address=f"{options.host}:%port%",
-            port=options.port,
-            heartbeat_interval_ms=HEARTBEAT_MS,
-        )
-        server = service.WorkerServer(config)
-        address = server._address
+    serve = _serve_as_dispatcher if options.role == "dispatcher" else _serve_as_worker
+    server, address = serve(tf.data.experimental.service, options)
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     if below_parent:
