@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -137,39 +137,20 @@ def _write_snapshot(
     damage: Damage,
 ) -> WrittenSnapshot:
     schema, key = shards.schema, compute_snapshot_key(shards, preprocess)
-    out, store = destination.folder, destination.store
-    with resumable_folder(
-        out,
-        key=digest_json(
-            {
-                "key": key,
-                "fraction": settings.stored_fraction,
-                "problems": damage.problems,
-                "program": digest_program("snapshot"),
-                "needs": destination.needs,
-                # What a note calls written is in this store only.
-                "store": store.url if store else "",
-            }
-        ),
-    ) as folder:
+    partial_key = _identify_partial(key, destination, settings, damage)
+    with resumable_folder(destination.folder, key=partial_key) as folder:
         repaired = repair_shards(
             shards, files, damage, folder, max_lost_fraction=settings.max_corrupt_fraction
         )
         whole, shards = shards, shards.with_repaired(repaired)
         if repaired:
-            left_out = sum(
-                whole.examples(split) - shards.examples(split) for split in shards.splits
-            )
-            echo_problem(
-                f"{left_out:,} examples dropped; all configurations read the repaired"
-                f" shards in {out / REPAIRED}"
-            )
+            _report_dropped(whole, shards, destination.folder)
         files = replace(files, snapshot_folder=folder)
         tokens = _prepare_tokenizer(shards, files, folder, preprocess)
         ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
-        columns = _columns(ops, schema, tokens)
-        counts = {split: shards.examples(split) for split in shards.splits}
         extra = tokens.files if tokens else {}
+        counts = {split: shards.examples(split) for split in shards.splits}
+        columns = _columns(ops, schema, tokens)
         context = WriteContext(
             folder=folder,
             shard_files=files,
@@ -181,42 +162,28 @@ def _write_snapshot(
                 for split, count in counts.items()
             },
             key=key,
-            store=store,
+            store=destination.store,
         )
         earlier = find_earlier_rows(destination, key, preprocess, columns, extra)
-        for split, count in counts.items() if store is None else ():
-            allocate(folder, split, context.columns_of_all_rows, count)
-            allocate(folder, split, context.value_columns, context.stored[split])
+        _allocate_columns(context, counts)
         placed = list(_place(shards.shards, earlier))
         written = in_parallel(partial(write_or_resume, context), placed, workers=usable_cores())
         started_at = time.perf_counter()
         done = list(progress(written, total=len(placed), label="snapshot", unit="shards"))
         rows_s = time.perf_counter() - started_at
-        by_split = {
-            split: [
-                rows for one, rows in zip(placed, done, strict=True) if one.shard.split == split
-            ]
-            for split in counts
-        }
+        by_split = {split: [] for split in counts}
+        for one, rows in zip(placed, done, strict=True):
+            by_split[one.shard.split].append(rows)
         index = SnapshotIndex(
             key=key,
             statistics=merge_moments(part for rows in done for part in rows.moments),
             columns=columns,
-            splits={
-                split: finish_split(context, split, found) for split, found in by_split.items()
-            },
+            splits={split: finish_split(context, split, rows) for split, rows in by_split.items()},
             repaired=repaired,
             vocabulary=tokens.vocabulary if tokens else 0,
             files=extra,
         )
-        if store:
-            check_put(store, key, itertools.chain.from_iterable(rows.objects for rows in done))
-        write_index(folder, index)
-        if store:
-            put_index(store, key, folder)
-        # Last, so that the same command can resume if a store failed before.
-        for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
-            left.unlink()
+        _complete(context, index, itertools.chain.from_iterable(rows.objects for rows in done))
     rows_of = [(one.shard.examples, rows) for one, rows in zip(placed, done, strict=True)]
     return WrittenSnapshot(
         index=index,
@@ -224,6 +191,50 @@ def _write_snapshot(
         resumed=sum(count for count, rows in rows_of if rows.resumed),
         rows_s=rows_s,
     )
+
+
+def _identify_partial(
+    key: str, destination: Destination, settings: SnapshotSettings, damage: Damage
+) -> str:
+    """Return the digest of what an interrupted run has to agree in, to be resumed."""
+    return digest_json(
+        {
+            "key": key,
+            "fraction": settings.stored_fraction,
+            "problems": damage.problems,
+            "program": digest_program("snapshot"),
+            "needs": destination.needs,
+            # What a note calls written is in this store only.
+            "store": destination.store.url if destination.store else "",
+        }
+    )
+
+
+def _report_dropped(whole: ShardIndex, repaired: ShardIndex, out: Path) -> None:
+    dropped = sum(whole.examples(split) - repaired.examples(split) for split in repaired.splits)
+    echo_problem(
+        f"{dropped:,} examples dropped; all configurations read the repaired"
+        f" shards in {out / REPAIRED}"
+    )
+
+
+def _allocate_columns(context: WriteContext, counts: Mapping[str, int]) -> None:
+    for split, count in counts.items() if context.store is None else ():
+        allocate(context.folder, split, context.columns_of_all_rows, count)
+        allocate(context.folder, split, context.value_columns, context.stored[split])
+
+
+def _complete(context: WriteContext, index: SnapshotIndex, objects: Iterable[str]) -> None:
+    """Write the index, also next to the store's `objects`, and remove what only resuming needs."""
+    folder, store = context.folder, context.store
+    if store:
+        check_put(store, context.key, objects)
+    write_index(folder, index)
+    if store:
+        put_index(store, context.key, folder)
+    # Last, so that the same command can resume if a store failed before.
+    for left in (*folder.glob(".done-*"), *folder.glob("*/.part-*")):
+        left.unlink()
 
 
 def _columns(
