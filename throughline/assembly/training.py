@@ -18,7 +18,8 @@ from throughline.models.builders import Models, Target
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.steps import TokenWindow
-from throughline.results.train import TrainResult, TrainThroughput
+from throughline.results.base import Usage
+from throughline.results.train import HeldOut, TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
@@ -31,15 +32,13 @@ from throughline.training.callbacks import (
 )
 from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
-from throughline.training.gpus import count_training_gpus
 from throughline.training.model_state import build_optimizer
 from throughline.training.replicas import Replicas, explain_losses
 from throughline.training.replicated_model import (
     StepDeadline,
-    check_gradients_add_up,
+    adapt_to_replicas,
     check_weights,
     make_random_layers_differ,
-    synchronize_normalization,
 )
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
@@ -69,6 +68,17 @@ class TrainingOutcome:
     ended_by: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedTraining:
+    """A training that goes on from `start`, whose weights its network has."""
+
+    train_function: StepFunction
+    network: keras.Model
+    validation: SplitEvaluation
+    callbacks: Callbacks
+    start: Position
+
+
 def open_split_pipelines(
     params: Params, name: str, data: PreparedData, *, address: str
 ) -> SplitPipelines:
@@ -88,8 +98,7 @@ def open_split_pipelines(
         validation=evaluated("validation"),
         test=evaluated("test") if "test" in data.shards.splits else None,
     )
-    kept = [pipelines.train, pipelines.validation, *filter(None, [pipelines.test])]
-    check_memory(kept)
+    check_memory([pipelines.train, pipelines.validation, *filter(None, [pipelines.test])])
     return pipelines
 
 
@@ -112,7 +121,56 @@ def train(
       UnknownModel: Settings contradict each other, or a callback ended the training before its
         first epoch.
     """
-    plan, replicas = pipelines.train.plan, replicas or Replicas()
+    replicas = replicas or Replicas()
+    training = prepare(models, pipelines, checkpoints, settings, replicas)
+    network, callbacks = training.network, training.callbacks
+    usage = run_epochs(training, pipelines.train, checkpoints, settings, replicas)
+    if not checkpoints.rows:
+        raise UnknownModel("train.callbacks: one of them ended the training before its first epoch")
+    cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
+    test = {}
+    if pipelines.test is not None:
+        model, test_split = training.train_function.model, pipelines.test.dataset()
+        test = SplitEvaluation(model, test_split, pipelines.test.steps_per_epoch).run()
+    best = find_best_epoch(callbacks)
+    row = checkpoints.rows[-1 if best is None else best]
+    kept = {name: value for name, value in row.items() if name != "epoch"}
+    if averages_weights(network) or may_replace_weights(callbacks):
+        # The kept weights differ from those after the last epoch.
+        kept |= {f"val_{name}": value for name, value in training.validation.run().items()}
+    examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
+    measured = checkpoints.measured_steps * examples_per_step
+    timer = training.train_function.timer
+    result = TrainResult(
+        metric=models.target.metric,
+        held_out=describe_judged(pipelines.train, targets),
+        last_epoch=with_perplexity(kept, models.target),
+        test=with_perplexity(test, models.target),
+        throughput=find_throughput(
+            [one * examples_per_step for one in timer.rates], checkpoints.rows
+        ),
+        step=timer.step_times() if timer.rates else None,
+        cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
+        usage=usage,
+        processes=replicas.worker.count,
+    )
+    steps, planned = checkpoints.steps, settings.epochs * pipelines.train.steps_per_epoch
+    return TrainingOutcome(
+        rows=checkpoints.rows,
+        result=result,
+        steps=steps,
+        ended_by=find_ender(callbacks, settings) if steps < planned else "",
+    )
+
+
+def prepare(
+    models: Models,
+    pipelines: SplitPipelines,
+    checkpoints: CheckpointCallback,
+    settings: TrainSettings,
+    replicas: Replicas,
+) -> PreparedTraining:
+    """Build the model to train, check that it can be trained so, and restore the checkpoint."""
     feed, held_out = Feed.of(pipelines.train, settings), pipelines.validation.dataset()
     with explain_losses(replicas.worker), replicas.scope():
         model = make_step_model(models, settings, feed)
@@ -138,80 +196,61 @@ def train(
             remedy="runs/ has to be on storage that all hosts of the training share",
         )
         make_random_layers_differ(replicas, network)
-        train_function = StepFunction(model)
+        return PreparedTraining(
+            train_function=StepFunction(model),
+            network=network,
+            validation=validation,
+            callbacks=callbacks,
+            start=start,
+        )
+
+
+def run_epochs(
+    training: PreparedTraining,
+    pipeline: InputPipeline,
+    checkpoints: CheckpointCallback,
+    settings: TrainSettings,
+    replicas: Replicas,
+) -> Usage:
+    """Train from the start position to the end, and return what that used of the machine."""
+    train_function, start, epochs = training.train_function, training.start, settings.epochs
     if checkpoints.ended:
         echo_fact("the interrupted training has no step left; what follows its last epoch goes on")
     elif start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
-    epochs = settings.epochs
-    first = start.epoch * pipelines.train.steps_per_epoch + start.step
-    batches = [] if checkpoints.ended else pipelines.train.steps(first_step=first, epochs=epochs)
+    first = start.step + start.epoch * pipeline.steps_per_epoch
+    batches = [] if checkpoints.ended else pipeline.steps(first_step=first, epochs=epochs)
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
-        UsageMonitor(used_gpus(device_names(network)), paused=True) as monitor,
+        UsageMonitor(used_gpus(device_names(training.network)), paused=True) as monitor,
         explain_losses(replicas.worker),
         replicas.scope(),
     ):
-        checkpoints.attach(
-            train_function,
-            monitor,
-            callbacks,
-            agree=replicas.is_any,
-        )
+        checkpoints.attach(train_function, monitor, training.callbacks, agree=replicas.is_any)
         fit(
             train_function,
             batches,
-            Schedule(steps_per_epoch=feed.steps_per_epoch, epochs=epochs, start=start),
-            evaluation=validation,
-            callbacks=[*watching, *callbacks, checkpoints],
+            Schedule(steps_per_epoch=pipeline.steps_per_epoch, epochs=epochs, start=start),
+            evaluation=training.validation,
+            callbacks=[*watching, *training.callbacks, checkpoints],
             last_logs=checkpoints.last_logs,
         )
-        check_weights(replicas, network)
-    if not checkpoints.rows:
-        raise UnknownModel("train.callbacks: one of them ended the training before its first epoch")
-    usage, timer = monitor.measured, train_function.timer
-    cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
-    test = {}
-    if pipelines.test is not None:
-        test_split = pipelines.test.dataset()
-        test = SplitEvaluation(model, test_split, pipelines.test.steps_per_epoch).run()
-    best = find_best_epoch(callbacks)
-    kept = checkpoints.rows[-1 if best is None else best]
-    if averages_weights(network) or may_replace_weights(callbacks):
-        # The kept weights differ from those after the last epoch.
-        kept = {**kept, **{f"val_{name}": value for name, value in validation.run().items()}}
-    examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
+        check_weights(replicas, training.network)
+    return monitor.measured
+
+
+def describe_judged(pipeline: InputPipeline, targets: Sequence[int] | None) -> HeldOut:
+    window = pipeline.plan.window
+    if isinstance(window, TokenWindow):
+        return describe_next_tokens(pipeline.data, window)
+    return describe_held_out(pipeline.data, targets=targets)
+
+
+def find_throughput(rates: Sequence[float], rows: Sequence[Mapping[str, float]]) -> TrainThroughput:
     # If everything was trained before an interruption, only the rows have rates.
-    rates = [rate * examples_per_step for rate in timer.rates] or [
-        row["examples_per_s"] for row in checkpoints.rows
-    ]
-    measured = checkpoints.measured_steps * examples_per_step
-    result = TrainResult(
-        metric=models.target.metric,
-        held_out=(
-            describe_next_tokens(pipelines.train.data, plan.window)
-            if isinstance(plan.window, TokenWindow)
-            else describe_held_out(pipelines.train.data, targets=targets)
-        ),
-        last_epoch=with_perplexity(
-            {name: value for name, value in kept.items() if name != "epoch"}, models.target
-        ),
-        test=with_perplexity(test, models.target),
-        throughput=TrainThroughput(
-            train_examples_per_s=float(np.median(rates[1:] or rates)),
-            cold_examples_per_s=rates[0],
-        ),
-        step=timer.step_times() if timer.rates else None,
-        cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
-        usage=usage,
-        processes=replicas.worker.count,
-    )
-    steps, planned = checkpoints.steps, epochs * pipelines.train.steps_per_epoch
-    return TrainingOutcome(
-        rows=checkpoints.rows,
-        result=result,
-        steps=steps,
-        ended_by=find_ender(callbacks, settings) if steps < planned else "",
+    rates = rates or [row["examples_per_s"] for row in rows]
+    return TrainThroughput(
+        train_examples_per_s=float(np.median(rates[1:] or rates)), cold_examples_per_s=rates[0]
     )
 
 
@@ -219,13 +258,10 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
     """Add the perplexity of each loss, if next tokens are predicted."""
     losses = [name for name in values if name.endswith("loss") and target.kind == "next_token"]
     with np.errstate(over="ignore"):  # infinite for a diverged training
-        return {
-            **values,
-            **{
-                f"{name.removesuffix('loss')}perplexity": float(np.exp(values[name]))
-                for name in losses
-            },
+        perplexities = {
+            f"{name.removesuffix('loss')}perplexity": float(np.exp(values[name])) for name in losses
         }
+    return {**values, **perplexities}
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
@@ -304,21 +340,3 @@ def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
 
 def device_names(model: keras.Model) -> set[str]:
     return {str(variable.value.device) for variable in model.variables}
-
-
-def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
-    """Make several processes train the model exactly as one would.
-
-    Raises:
-      UnknownModel: They cannot; the message gives the reason.
-    """
-    check_gradients_add_up(network)
-    synchronize_normalization(network)
-    if not count_training_gpus():
-        model.jit_compile = False  # XLA has no form of what processes exchange
-    if type(network).train_step is not keras.Model.train_step:
-        echo_fact(
-            "the model has a train step of its own: its gradients are added up over the processes,"
-            " so its loss has to be divided by their number, as Keras' losses are, and it would"
-            " clip those of a slice (docs/training.md, Several processes)"
-        )

@@ -12,13 +12,33 @@ import numpy as np
 
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
+from throughline.shared.progress import echo_fact
 from throughline.training.compiling import gives_one_number
+from throughline.training.gpus import count_training_gpus
 from throughline.training.replicas import Replicas, digest_to_int
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+
+
+def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
+    """Make several processes train the model exactly as one would.
+
+    Raises:
+      UnknownModel: They cannot; the message gives the reason.
+    """
+    check_gradients_add_up(network)
+    synchronize_normalization(network)
+    if not count_training_gpus():
+        model.jit_compile = False  # XLA has no form of what processes exchange
+    if type(network).train_step is not keras.Model.train_step:
+        echo_fact(
+            "the model has a train step of its own: its gradients are added up over the processes,"
+            " so its loss has to be divided by their number, as Keras' losses are, and it would"
+            " clip those of a slice (docs/training.md, Several processes)"
+        )
 
 
 def check_weights(replicas: Replicas, model: keras.Model) -> None:
