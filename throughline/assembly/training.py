@@ -140,15 +140,13 @@ def train(
         kept |= {f"val_{name}": value for name, value in training.validation.run().items()}
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
     measured = checkpoints.measured_steps * examples_per_step
-    timer = training.train_function.timer
+    timer, rows = training.train_function.timer, checkpoints.rows
     result = TrainResult(
         metric=models.target.metric,
         held_out=describe_judged(pipelines.train, targets),
         last_epoch=with_perplexity(kept, models.target),
         test=with_perplexity(test, models.target),
-        throughput=find_throughput(
-            [one * examples_per_step for one in timer.rates], checkpoints.rows
-        ),
+        throughput=find_throughput([one * examples_per_step for one in timer.rates], rows),
         step=timer.step_times() if timer.rates else None,
         cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
         usage=usage,
@@ -156,7 +154,7 @@ def train(
     )
     steps, planned = checkpoints.steps, settings.epochs * pipelines.train.steps_per_epoch
     return TrainingOutcome(
-        rows=checkpoints.rows,
+        rows=rows,
         result=result,
         steps=steps,
         ended_by=find_ender(callbacks, settings) if steps < planned else "",
