@@ -59,47 +59,50 @@ def keep_private(context: typer.Context) -> None:
     context.obj = os.umask(0o077)
 
 
+PostgresPort = Annotated[
+    int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
+]
+S3Port = Annotated[
+    int | None,
+    typer.Option(
+        max=55_000, help="of the S3 store, which takes the next three, too, and 10,000 above them"
+    ),
+]
+InputPort = Annotated[
+    int | None,
+    typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
+]
+InputWorkers = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="workers of the tf.data service, which listens on every interface and asks for no"
+        " password; 0: no such service",
+    ),
+]
+DaskPort = Annotated[
+    int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
+]
+DaskWorkers = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="workers of a Dask cluster, through which any user of this machine can run programs"
+        " as you; 0: no such cluster",
+    ),
+]
+
+
 @app.command()
 def up(  # noqa: PLR0913 - each is an option of the command
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
-    postgres_port: Annotated[
-        int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
-    ] = None,
-    s3_port: Annotated[
-        int | None,
-        typer.Option(
-            max=55_000,
-            help="of the S3 store, which takes the next three, too, and 10,000 above them",
-        ),
-    ] = None,
-    input_port: Annotated[
-        int | None,
-        typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
-    ] = None,
-    input_workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help=(
-                "workers of the tf.data service, which listens on every interface and asks for no"
-                " password; 0: no such service"
-            ),
-        ),
-    ] = 0,
-    dask_port: Annotated[
-        int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
-    ] = None,
-    dask_workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help=(
-                "workers of a Dask cluster, through which any user of this machine can run programs"
-                " as you; 0: no such cluster"
-            ),
-        ),
-    ] = 0,
+    postgres_port: PostgresPort = None,
+    s3_port: S3Port = None,
+    input_port: InputPort = None,
+    input_workers: InputWorkers = 0,
+    dask_port: DaskPort = None,
+    dask_workers: DaskWorkers = 0,
     runs_at_once: RunsAtOnce = 2,
     home: Folder = HOME_FOLDER,
 ) -> None:
@@ -132,25 +135,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
             running.enter_context(published_environment(here, endpoints.environment))
             _write_client_environment(opened, endpoints)
             print_urls(endpoints, runs_at_once)
-            typer.echo(
-                f"  S3        {opened.objects['AWS_ENDPOINT_URL']}               buckets"
-                f" {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`"
-            )
-            if input_workers:
-                typer.echo(
-                    f"  tf.data   grpc://{clusters.input_address(opened)}               "
-                    f" {input_workers} workers; for `service: {{address: …}}`"
-                )
-            if dask_workers:
-                typer.echo(
-                    f"  Dask      {clusters.dask_address(opened)}                {dask_workers}"
-                    " workers; for `engine: {address: …}`"
-                )
-            typer.echo(
-                "Users and passwords, and all a terminal needs: source"
-                f" {opened.folder / ENVIRONMENT_FILE}"
-            )
-            typer.echo("Ctrl-C stops all of it.")
+            _print_more_urls(opened, input_workers, dask_workers)
 
             def check_all() -> None:
                 check_stores()
@@ -160,6 +145,27 @@ def up(  # noqa: PLR0913 - each is an option of the command
 
             run_until_interrupted(check_all)
         typer.echo("stopped")
+
+
+def _print_more_urls(home: StackConfig, input_workers: int, dask_workers: int) -> None:
+    typer.echo(
+        f"  S3        {home.objects['AWS_ENDPOINT_URL']}               buckets"
+        f" {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`"
+    )
+    if input_workers:
+        typer.echo(
+            f"  tf.data   grpc://{clusters.input_address(home)}               "
+            f" {input_workers} workers; for `service: {{address: …}}`"
+        )
+    if dask_workers:
+        typer.echo(
+            f"  Dask      {clusters.dask_address(home)}                {dask_workers}"
+            " workers; for `engine: {address: …}`"
+        )
+    typer.echo(
+        f"Users and passwords, and all a terminal needs: source {home.folder / ENVIRONMENT_FILE}"
+    )
+    typer.echo("Ctrl-C stops all of it.")
 
 
 @app.command()
