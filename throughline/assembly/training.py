@@ -216,7 +216,7 @@ def run_epochs(
         echo_fact("the interrupted training has no step left; what follows its last epoch goes on")
     elif start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
-    first = start.step + start.epoch * pipeline.steps_per_epoch
+    first = start.epoch * pipeline.steps_per_epoch + start.step
     batches = [] if checkpoints.ended else pipeline.steps(first_step=first, epochs=epochs)
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (

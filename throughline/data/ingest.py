@@ -219,8 +219,8 @@ def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> p
     )
     by = rows["digest"] if groups is None else groups
     assigned = [
-        given or assign_split(one, shares=shares, seed=split.seed)
-        for given, one in zip(rows["split"], by, strict=True)
+        given or assign_split(digest, shares=shares, seed=split.seed)
+        for given, digest in zip(rows["split"], by, strict=True)
     ]
     labels = [number[label] for label in rows["label"]] if number else rows["label"]
     keys = rows["row"].tolist() if found.schema.is_series else [*map(example_key, ids)]

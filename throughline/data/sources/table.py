@@ -79,10 +79,10 @@ def scan(settings: DataSettings) -> Arrays:
     columns = choose_columns(table, numeric, categorical)
     values, problems = code_rows(table, columns, hint=True)
     number = kind == "number"
-    numbers = read_targets(table, problems) if number else np.empty((len(table), 0))
-    labels: list[Any] = list_numbers(numbers) if number else _read_classes(table, problems)
+    predicted = read_targets(table, problems) if number else np.empty((len(table), 0))
+    labels: list[Any] = list_numbers(predicted) if number else _read_classes(table, problems)
     features = [*zip(numeric, values.T, strict=False)]
-    targets = [*zip(settings.label_columns, numbers.T, strict=False)]
+    targets = [*zip(settings.label_columns, predicted.T, strict=False)]
     _reject_totals_and_units(table, [*features, *targets], problems)
     splits = read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
