@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from tasks.own_code import find_needs
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
@@ -31,8 +32,9 @@ from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
 from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
-from throughline.models.model_files import check_savable
+from throughline.models.model_files import LoadRequirements, check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.results.base import name_machine
 from throughline.results.evaluation import Evaluation
 from throughline.results.train import (
@@ -56,13 +58,12 @@ from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallba
 from throughline.training.compiling import describe_own_compile
 from throughline.training.gpus import count_training_gpus, describe_idle_gpus
 from throughline.training.processes import run_one_of_several
+from throughline.training.replicas import Replicas
 
 LEAST_STEPS = 3  # per epoch; with fewer, a batch is about as large as the split
 
 
-def log_inputs(
-    recorder: Recorder, params: Params, name: str, *, data_digest: str, pipeline: InputPipeline
-) -> None:
+def log_inputs(recorder: Recorder, params: Params, name: str, pipeline: InputPipeline) -> None:
     """Log the resolved configuration, the dataset and the machine.
 
     The number of processes is logged as a tag: an interrupted training may resume with another
@@ -86,7 +87,16 @@ def log_inputs(
     recorder.log_params({"machine": describe_machine()})
     worker = pipeline.worker
     recorder.set_tags({"processes": str(worker.count), "batch_multiple": str(worker.multiple)})
-    recorder.log_input(params.data.source, data_digest)
+    recorder.log_input(params.data.source, pipeline.data.shards.data_digest)
+
+
+def log_results(recorder: Recorder, out: Path, new: Path, result: TrainResult, epochs: int) -> None:
+    """Log the result after `epochs` and its files: earlier ones of `out`, and `new` ones."""
+    recorder.log_metrics(train_metrics(result))
+    recorder.log_metrics(validation_metrics(result), step=epochs)
+    written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
+    for file in (*written, *Layout().at_a_glance):
+        recorder.log_artifact(file)
 
 
 def summarize(result: TrainResult, *, stopped: str = "") -> str:
@@ -176,6 +186,47 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
         echo(f"  {reason}")
     if idle := describe_idle_gpus(visible=len(gpus), used=count_training_gpus()):
         echo_problem(idle)
+    for problem in read_problems(Layout().manifest):
+        echo_problem(f"data: {problem}")
+
+
+def echo_end(
+    training: TrainingOutcome, params: Params, models: Models, evaluation: Evaluation
+) -> None:
+    stopped = describe_stop(training, params.train)
+    weakness = find_weakness(
+        training.result, steps=training.steps, stopped=stopped, ended_by=training.ended_by
+    )
+    if weakness and not models.emulation:
+        echo_problem(weakness)
+    echo_result(summarize(training.result, stopped=stopped))
+    for target, error in evaluation.mae_by_target.items():
+        echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
+
+
+def check_own_layers(params: Params, models: Models) -> LoadRequirements | None:
+    """Check that layers of the user's own can be saved; return what loading them takes."""
+    modules = layer_modules(params)
+    needs = check_savable(models.full_model, sorted(modules)) if modules else None
+    if needs and (hint := needs.hint()):
+        echo(f"  {hint}")
+    return needs
+
+
+def open_checkpoints(
+    params: Params, name: str, data: PreparedData, replicas: Replicas
+) -> CheckpointStore:
+    """Return the checkpoints of this work, after a check that all processes do the same."""
+    fingerprint = training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train"))
+    replicas.check_same(
+        {
+            **fingerprint,
+            "batch_multiple": replicas.worker.multiple,
+            "checkpoint_every": params.train.checkpoint_every,
+        },
+        remedy="all hosts need the same parameters, code, data and versions",
+    )
+    return CheckpointStore(Layout().results(name) / CHECKPOINT_FOLDER, fingerprint)
 
 
 def main() -> None:
@@ -186,25 +237,12 @@ def main() -> None:
         replicas = meet_processes(params, name, ["tasks.train"])
         if replicas is None:
             return
-        worker = replicas.worker
-        configure_process(params.train, worker)
+        configure_process(params.train, replicas.worker)
         out, data = Layout().results(name), open_inputs(params, Layout())
         pipelines = open_split_pipelines(params, name, data, address=address)
         with replicas.scope():
             models = build_models_for(params, data)
-        checkpoint_folder, fingerprint = (
-            out / CHECKPOINT_FOLDER,
-            training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train")),
-        )
-        replicas.check_same(
-            {
-                **fingerprint,
-                "batch_multiple": worker.multiple,
-                "checkpoint_every": params.train.checkpoint_every,
-            },
-            remedy="all hosts need the same parameters, code, data and versions",
-        )
-        store = CheckpointStore(checkpoint_folder, fingerprint)
+        store = open_checkpoints(params, name, data, replicas)
         if not replicas.is_chief:
             checkpoints = CheckpointCallback(pipelines.train, store, params.train, NoLog())
             train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
@@ -220,25 +258,13 @@ def main() -> None:
             data_digest=data.shards.data_digest,
         )
         echo_start(name, params, pipelines.train, models)
-        for problem in read_problems(Layout().manifest):
-            echo_problem(f"data: {problem}")
-        needs = None
-        if modules := layer_modules(params):
-            needs = check_savable(models.full_model, sorted(modules))
-            if needs.hint():
-                echo(f"  {needs.hint()}")
+        needs = check_own_layers(params, models)
         with (
             explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
             atomic_files(out) as new,
             Recorder(run_key, run_id=store.run_id, unsent=store.unsent) as recorder,
         ):
-            log_inputs(
-                recorder,
-                params,
-                name,
-                data_digest=data.shards.data_digest,
-                pipeline=pipelines.train,
-            )
+            log_inputs(recorder, params, name, pipelines.train)
             window = make_series_window(params, data)
             if models.network.compiled:
                 echo_problem(describe_own_compile(params.train))
@@ -261,26 +287,14 @@ def main() -> None:
             )
             write_history(new, training.rows)
             result.write(new)
-            recorder.log_metrics(train_metrics(result))
-            recorder.log_metrics(validation_metrics(result), step=len(training.rows))
-            written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
-            for file in (*written, *Layout().at_a_glance):
-                recorder.log_artifact(file)
+            log_results(recorder, out, new, result, len(training.rows))
             evaluation = write_evaluation(models, params, data, Layout(), new / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(new / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(new / MODEL_FILE, needs.objects if needs else {})
         RunRecord(mlflow_run_id=recorder.run_id, unsent=recorder.unsent).write(out)
-        shutil.rmtree(checkpoint_folder, ignore_errors=True)
-        stopped = describe_stop(training, params.train)
-        weakness = find_weakness(
-            result, steps=training.steps, stopped=stopped, ended_by=training.ended_by
-        )
-        if weakness and not models.emulation:
-            echo_problem(weakness)
-        echo_result(summarize(result, stopped=stopped))
-        for target, error in evaluation.mae_by_target.items():
-            echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
+        shutil.rmtree(out / CHECKPOINT_FOLDER, ignore_errors=True)
+        echo_end(replace(training, result=result), params, models, evaluation)
         replicas.wait_for_chief()
 
 
