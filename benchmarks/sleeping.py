@@ -23,11 +23,17 @@ class Sleep(Op):
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """Sleep by tf.data's transformation: once for the element, once to find its end."""
+        """Sleep by tf.data's transformation, in slices of 1 ms: a sleep goes on while its process is
+        frozen, which real work does not. One slice more is slept to find the element's end.
+        """
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
-        microseconds = tf.cast(1e3 / 2 * self.ms * factor, tf.int64)
+        milliseconds = self.ms * factor
+        slices = tf.cast(tf.math.ceil(milliseconds), tf.int64)
+        each_us = 1e3 * milliseconds / tf.cast(slices + 1, tf.float32)
         return (
             tf.data.Dataset.from_tensors(element)
-            .apply(testing.sleep(microseconds))
+            .repeat(slices)
+            .apply(testing.sleep(tf.cast(each_us, tf.int64)))
+            .skip(slices - 1)
             .get_single_element()
         )
