@@ -12,6 +12,7 @@ outlives a parent that is killed.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
@@ -171,16 +172,14 @@ def _read_address(process: subprocess.Popen[str]) -> str:
 
 
 def _exit_on_sigterm() -> None:
-    """End the process on SIGTERM by a thread; call this before others start.
+    """End the process on SIGTERM with the signal's number as exit code.
 
-    A container's first process ignores SIGTERM, and a handler would wait for TensorFlow.
+    A container's first process ignores SIGTERM without a handler, and one of Python would never be
+    called while TensorFlow waits for a dispatcher: it holds the interpreter's lock meanwhile.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        os._exit(128 + signal.sigwait({signal.SIGTERM}))
-
-    threading.Thread(target=wait, daemon=True).start()
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(signal.SIGTERM, ctypes.cast(libc._exit, ctypes.c_void_p))
 
 
 def _parse_options() -> argparse.Namespace:
