@@ -169,6 +169,7 @@ def tried(text, gain, low, meaning=SAME, **given):
         ([tried("other order", 1.5, 1.4, ORDER), tried("same", 1.4, 1.2)], "same"),
         ([tried("other order", 3.0, 2.0, ORDER), tried("same", 1.4, 1.2)], "other order"),
         ([tried("too large", 3.0, 2.0, keeps="9 TiB", fits_memory=False)], None),
+        ([tried("made by a library", 3.0, 2.0, inside="load")], None),
     ],
 )
 def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(changes, first):

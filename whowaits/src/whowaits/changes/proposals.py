@@ -64,6 +64,8 @@ BY_ORDER = ("Zip", "Window", "Take", "Skip", "Shard", "Scan")
 COMPOSING = ("Batch", "GroupBy", *BY_ORDER)
 # These change the number of elements.
 COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
+# Functions of Keras whose call and result the script can change, and not what is between.
+KERAS_FOLDERS = frozenset(f"{each}_dataset_from_directory" for each in ("image", "text", "audio"))
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
 MORE_COPIES = 5  # of a graph: read, edited, serialized, with a prefetch, with a cache
 PROVEN_S = 4.0  # time limit of a pass
@@ -307,20 +309,29 @@ class _Draft:
                 " elements had been in the one before, now all would",
             )
         position = self.position(node)
-        if position["inside"]:
-            cannot = f"nothing can be added inside {position['inside']}"
+        inside, adds = position["inside"], f".cache(){order}"
+        text = f"{self.title(node)}: {adds} after it"
+        if inside in KERAS_FOLDERS:
+            ahead = f".prefetch({AUTOTUNE})" if self.prefetches_last() else ""
+            call, again = ("", "") if batch == 1 else ("(batch_size=None)", f".batch({batch})")
+            text, adds = f"{inside}{call}: {adds}{again}{ahead} after it", ""
+            position["inside"] = ""  # the script can write it
+        elif inside:
+            cannot = f"nothing can be added inside {inside}"
             says = f"{says}; {cannot}" if says else cannot
         change = self.change(
-            f"{self.title(node)}: .cache(){order} after it",
+            text,
             graph,
             keeps=keeps,
             kept_bytes=kept_bytes,
             meaning=meaning,
             says=says,
-            adds=f".cache(){order}",
+            adds=adds,
             **position,
         )
-        return replace(change, dataset=self._end(change.dataset))
+        return replace(
+            change, dataset=self._end(change.dataset), ahead=change.ahead if adds else ""
+        )
 
     def _end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """End an endless dataset where the original ends, because an epoch's end takes time."""
