@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from .graphs import count_bytes
+from .passes import content_of
 
 FEWEST_PROVEN = 4  # elements, however long that takes
 
@@ -48,6 +49,5 @@ def digest_some(
 def digest(element: Any) -> bytes:
     content = hashlib.sha256()
     for part in tf.nest.flatten(element):
-        array = part.numpy()
-        content.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+        content.update(content_of(part.numpy()))  # bytes if it is a single string
     return content.digest()

@@ -64,11 +64,12 @@ def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
     for example in examples:
         digest = hashlib.blake2b(digest_size=16)
         for part in example:
-            digest.update(_content(part))
+            digest.update(content_of(part))
         yield digest.digest()
 
 
-def _content(part: Any) -> bytes:
+def content_of(part: Any) -> bytes:
+    """Return the bytes of an array, or of another value as it is written."""
     if isinstance(part, bytes):
         return part
     if not hasattr(part, "dtype"):
