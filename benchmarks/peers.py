@@ -98,11 +98,7 @@ def run_all(workload: data.Workload, theirs: Theirs, rounds: int) -> dict[str, l
 def start_peer(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
     """Start a peer, which is killed at the end of the stack's block."""
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     stack.callback(process.kill)
     return process
