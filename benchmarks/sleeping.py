@@ -23,8 +23,8 @@ class Sleep(Op):
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """Sleep by tf.data's transformation, in slices of 1 ms: a sleep goes on while its process is
-        frozen, which real work does not. One slice more is slept to find the element's end.
+        """Sleep by tf.data's transformation, in slices of 1 ms, as a sleep goes on while its
+        process is frozen, and real work does not. Finding the element's end takes a slice, too.
         """
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
         milliseconds = self.ms * factor
