@@ -207,12 +207,11 @@ class LoaderTrials:
             if change not in self._feeds:
                 self._feeds[change] = _Feed(copy_loader(self._torch, self._loader, change))
             changed = yield from self._rate(self._feeds[change])
-        except CannotBeTried:
+        except (CannotBeTried, _Over):
             raise
         except Exception as error:  # noqa: BLE001 - a change that fails is not advised
-            self.refused.append(
-                f"{change.text(self._place)} fails: {type(error).__name__}: {error}"
-            )
+            why = str(error).strip().rpartition("\n")[2]  # of a worker's traceback
+            self.refused.append(f"{change.text(self._place)} fails: {type(error).__name__}: {why}")
             return
         finally:
             if change in self._feeds:
