@@ -12,6 +12,8 @@ from tensorflow.python.data.experimental.ops import testing
 
 from throughline.plan.ops import Op
 
+SLICE_MS = 5.0  # shorter ones take notably longer on a busy machine
+
 
 class Sleep(Op):
     """Pass a batch on after `ms`, uniformly ± `spread` of it."""
@@ -23,12 +25,12 @@ class Sleep(Op):
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """Sleep by tf.data's transformation, in slices of 1 ms, as a sleep goes on while its
+        """Sleep by tf.data's transformation, in slices of some 5 ms, as a sleep goes on while its
         process is frozen, and real work does not. Finding the element's end takes a slice, too.
         """
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
         milliseconds = self.ms * factor
-        slices = tf.cast(tf.math.ceil(milliseconds), tf.int64)
+        slices = tf.cast(tf.math.ceil(milliseconds / SLICE_MS), tf.int64)
         each_us = 1e3 * milliseconds / tf.cast(slices + 1, tf.float32)
         return (
             tf.data.Dataset.from_tensors(element)
