@@ -257,7 +257,8 @@ class LoaderTrials:
     def _describe(
         self, change: LoaderChange, number: int, gain: float, low: float, high: float
     ) -> Tried:
-        meaning, says = self._show(change) if gain >= WORTH else (UNSHOWN, "")
+        shows = gain >= WORTH or change in self._shown
+        meaning, says = self._show(change) if shows else (UNSHOWN, "")
         return Tried(
             text=change.text(self._place),
             meaning=meaning,
