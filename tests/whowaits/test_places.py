@@ -72,7 +72,7 @@ def summarize(dataset, changes):
     trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
     ratios = Ratios(1.0)
     for at in [*range(len(changes))] * 3:
-        ratios.add(at, changed=3.0, as_it_is=1.0)
+        ratios.add(at, changed=3.0, unchanged=1.0)
     return list(trials._describe_all(changes, ratios).values())
 
 

@@ -184,11 +184,11 @@ def interval(paces, gains):
     ratios = Ratios(paces[0])
     for pace, gain in itertools.zip_longest(paces[1:], gains, fillvalue=paces[-1]):
         before = ratios._paces[-1]
-        ratios.add(0, changed=gain * (before + pace) / 2, as_it_is=pace)
+        ratios.add(0, changed=gain * (before + pace) / 2, unchanged=pace)
     return pytest.approx(ratios.interval(0)[1:])
 
 
-def test_a_single_pair_is_as_uncertain_as_the_input_as_it_is_was():
+def test_a_single_pair_is_as_uncertain_as_the_input_unchanged_was():
     assert interval([100.0, 104.0], [2.0]) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
     assert interval([100.0, 190.0], [2.0]) == (2.0 / 1.9**SPREADS, 2.0 * 1.9**SPREADS)
     assert interval([100.0] * 4, [2.0, 1.9, 2.2]) == (1.9, 2.2)

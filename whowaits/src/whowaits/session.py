@@ -115,6 +115,9 @@ class Training:
         self.timing.active, self.timing.task = False, "train"
         self.passive_because = because
 
+    def note_failed_trials(self, error: Exception) -> None:
+        self.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+
     @property
     def may_gain(self) -> bool:
         """Whether another input could make it faster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,14 +24,14 @@ class Edit:
       adds: An argument; calls after this one, if it begins with a dot; or another method with
         arguments, as in `interleave(num_parallel_calls=2)`.
       given: The name of the function that the call is given, if it has one.
-      exact: Whether LINE is that of the method's name.
+      exact: Whether LINE is that of the method's name, as Python gives it from 3.11 on.
     """
 
     where: str
     called: str
     adds: str
     given: str = ""
-    exact: bool = True
+    exact: bool = sys.version_info >= (3, 11)
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,16 @@ from .passes import LEAST_BATCHES, compare, digest_epoch
 
 PASS_S, SLOW_PASS_S = 3.0, 8.0  # for a pass; until it has had enough batches to compare
 SPARE_S = 8.0  # more, for processes to start and a batch to come
-AS_IT_IS = LoaderChange()
+UNCHANGED = LoaderChange()
 DIFFERS = "differs"
 
 
 class LoaderProof:
-    """Compares passes of a loader as it is with passes of changed copies, under equal seeds."""
+    """Compares passes of the unchanged loader with passes of changed copies, under equal seeds."""
 
     def __init__(self, torch: Any, loader: Any) -> None:
         self._torch, self._loader = torch, loader
-        self._own: dict[bool, Any] = {}  # passes of the loader as it is
+        self._own: dict[bool, Any] = {}  # passes of the unchanged loader
 
     def compare(self, change: LoaderChange) -> tuple[str, str]:
         """Return what a change does to the batches, and what else there is to say of that."""
@@ -48,9 +48,9 @@ class LoaderProof:
         known, other = self._own.get(by_example), self.digest(change, by_example=by_example)
         if known is None or not _are_alike(known, other):
             # Compared with a pass from the same state: samplers may count their passes.
-            self._own[by_example] = self.digest(AS_IT_IS, by_example=by_example)
+            self._own[by_example] = self.digest(UNCHANGED, by_example=by_example)
         own = self._own[by_example]
-        for each, what in ((own, "the loader as it is"), (other, "with it, the loader")):
+        for each, what in ((own, "the unchanged loader"), (other, "with it, the loader")):
             if "failed" in each:
                 return UNSHOWN, f"what it delivers was not seen: {what} {each['failed']}"
         kind, says = compare(own, other, "batches")

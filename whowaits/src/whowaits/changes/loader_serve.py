@@ -8,7 +8,7 @@ import os
 from collections.abc import Generator
 from typing import Any
 
-from .loader_proof import AS_IT_IS
+from .loader_proof import UNCHANGED
 from .loader_trials import LoaderTrials, Steps
 
 
@@ -31,19 +31,19 @@ class ServedLoader(LoaderTrials):
 
     def ask_batches(self) -> dict[str, Any]:
         """Digest the batches of an epoch in order, and their examples in any order."""
-        return self._proof.digest(AS_IT_IS, by_example=False)
+        return self._proof.digest(UNCHANGED, by_example=False)
 
     def ask_drawn(self) -> dict[str, Any]:
         """Do the same with examples that are drawn by their index."""
-        return self._proof.digest(AS_IT_IS, by_example=True)
+        return self._proof.digest(UNCHANGED, by_example=True)
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:
         name, _, value = added.partition("=")
-        name = name.replace("dataloader_", "")
+        name = name[len(self._place.prefix) :]
         return getattr(self._loader, name) == ast.literal_eval(value)
 
     def ask_fill(self) -> bool:
         return True
 
     def ask_rate(self, _step_s: float) -> Steps:
-        return self._rate(self._as_it_is)
+        return self._rate(self._unchanged)

@@ -100,8 +100,8 @@ class LoaderTrials:
         self._proof = LoaderProof(torch, loader)
         self._shown: dict[LoaderChange, tuple[str, str]] = {}
         self._feeds: dict[LoaderChange, _Feed] = {}
-        self._as_it_is = _Feed(copy_loader(torch, loader, LoaderChange()))
-        self._as_it_is.gaps_s.extend(timing.gaps_s)
+        self._unchanged = _Feed(copy_loader(torch, loader, LoaderChange()))
+        self._unchanged.gaps_s.extend(timing.gaps_s)
         self.found: list[Tried] = []
         self.refused: list[str] = []  # changes that failed, or that would alter the examples
 
@@ -119,11 +119,11 @@ class LoaderTrials:
             if not self.found:
                 raise CannotBeTried("the time was over before a change was timed") from None
         finally:
-            for feed in (self._as_it_is, *self._feeds.values()):
+            for feed in (self._unchanged, *self._feeds.values()):
                 feed.close()
 
     def _try_all(self, changes: list[LoaderChange]) -> Steps:
-        ratios = Ratios((yield from self._rate(self._as_it_is)))
+        ratios = Ratios((yield from self._rate(self._unchanged)))
         for number, change in enumerate(changes):
             if self._has_time() and not self._is_refused(change):
                 yield from self._pair(change, ratios, number)
@@ -216,7 +216,7 @@ class LoaderTrials:
         finally:
             if change in self._feeds:
                 self._feeds[change].pause()
-        ratios.add(number, changed=changed, as_it_is=(yield from self._rate(self._as_it_is)))
+        ratios.add(number, changed=changed, unchanged=(yield from self._rate(self._unchanged)))
 
     def _rate(self, feed: _Feed) -> Steps:
         """Return steps per second, with an average share of the gaps between epochs."""
@@ -224,7 +224,7 @@ class LoaderTrials:
         feed.drain(drained_s(self._timing.step_ms))
         yield from self._train(feed, WARM_UP_S, 1)
         block = yield from self._train(feed, BLOCK_S, MIN_STEPS)
-        gaps_s, steps = feed.gaps_s or self._as_it_is.gaps_s, self._timing.steps_per_epoch
+        gaps_s, steps = feed.gaps_s or self._unchanged.gaps_s, self._timing.steps_per_epoch
         if gaps_s and steps:
             block = block.with_gaps(statistics.median(gaps_s), steps)
         else:

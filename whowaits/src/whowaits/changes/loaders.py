@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from whowaits.timing.batches import leaves
 
 from .advice import Edit
 
@@ -20,7 +21,6 @@ KEPT = (
 OF_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
 # Packages whose open files cannot be shared by processes.
 FILES = frozenset(("h5py", "lmdb", "netCDF4", "socket", "sqlite3", "tables", "tarfile", "zipfile"))
-EXACT = sys.version_info >= (3, 11)  # whether Python gives the line of a call's name
 DEEPEST, MOST_LOOKED_AT = 3, 64  # levels of attributes, and items of each, to look for handles
 
 
@@ -49,9 +49,7 @@ class LoaderChange:
         """Return the edit of the script, if keywords are all there is to change."""
         if self.whole or not place.where:
             return ()
-        return tuple(
-            Edit(place.where, place.called, each, exact=EXACT) for each in self._written(place)
-        )
+        return tuple(Edit(place.where, place.called, each) for each in self._written(place))
 
     def _written(self, place: LoaderPlace) -> list[str]:
         return [f"{place.prefix}{name}={value}" for name, value in self.keywords]
@@ -93,14 +91,9 @@ def gives_whole_batches(torch: Any, loader: Any) -> bool:
     """Return whether the dataset makes the same of several indices as of each and collation."""
     data, dataset = torch.utils.data, loader.dataset
     indices = list(next(iter(loader.batch_sampler)))[:2]
-    together = data.default_convert(dataset[indices])
-    apart = data.default_collate([dataset[each] for each in indices])
-    return all(torch.equal(one, other) for one, other in zip(_tensors(together), _tensors(apart)))
-
-
-def _tensors(batch: Any) -> list[Any]:
-    parts = batch.values() if isinstance(batch, dict) else batch
-    return list(parts) if isinstance(parts, (list, tuple)) else [batch]
+    together = list(leaves(data.default_convert(dataset[indices])))
+    apart = list(leaves(data.default_collate([dataset[each] for each in indices])))
+    return len(together) == len(apart) and all(map(torch.equal, together, apart))
 
 
 def copy_loader(torch: Any, loader: Any, change: LoaderChange, dataset: Any = None) -> Any:

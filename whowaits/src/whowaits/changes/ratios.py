@@ -24,8 +24,8 @@ class Ratios:
         self._paces = [pace]  # of the unchanged input
         self._factors: defaultdict[int, list[float]] = defaultdict(list)  # by number of the change
 
-    def add(self, change: int, *, changed: float, as_it_is: float) -> None:
-        self._paces.append(as_it_is)
+    def add(self, change: int, *, changed: float, unchanged: float) -> None:
+        self._paces.append(unchanged)
         self._factors[change].append(changed / statistics.fmean(self._paces[-2:]))
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -60,16 +59,16 @@ class Trials:
         """Try every change, then the best one again; yield what is known so far."""
         changes = propose_changes(self._dataset, batch=examples, steps=self._batches)
         self._beat()
-        as_it_is = Epochs(self._function, self._dataset)
+        unchanged = Epochs(self._function, self._dataset)
         feeds: list[Epochs] = []
-        ratios = Ratios(self._rate(as_it_is))
+        ratios = Ratios(self._rate(unchanged))
         left, most = _left_bytes(), 0.0
         for number, change in enumerate(changes):
             # Each one keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
             feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))
-            self._pair(as_it_is, feeds[number], ratios, number)
+            self._pair(unchanged, feeds[number], ratios, number)
             yield sort_by_gain(self._describe_all(changes, ratios).values())
             had, left = left, _left_bytes()
             most = max(most, had - left)
@@ -78,12 +77,12 @@ class Trials:
             best = ratios.find_doubtful(known, [at for at in known if _is_advisable(changes[at])])
             if best is None:
                 break
-            self._pair(as_it_is, feeds[best], ratios, best)
+            self._pair(unchanged, feeds[best], ratios, best)
             yield sort_by_gain(self._describe_all(changes, ratios).values())
 
-    def _pair(self, as_it_is: Epochs, feed: Epochs, ratios: Ratios, number: int) -> None:
+    def _pair(self, unchanged: Epochs, feed: Epochs, ratios: Ratios, number: int) -> None:
         changed = self._rate(feed)
-        ratios.add(number, changed=changed, as_it_is=self._rate(as_it_is))
+        ratios.add(number, changed=changed, unchanged=self._rate(unchanged))
 
     def _has_time(self, blocks: int) -> bool:
         each = max(WARM_UP_S + BLOCK_S, MAX_DRAIN_S / 2 + (MIN_STEPS + 1) * self._step_s)
@@ -122,15 +121,14 @@ def _left_bytes() -> float:
 
 
 def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
-    exact = sys.version_info >= (3, 11)
     if change.adds:
         called, _, given = change.title.rstrip(")").partition("(")
         place = locate(dataset, change.kind, change.number)
         where = "" if change.inside else place.where  # another call there may look the same
-        yield Edit(where, called, change.adds, given, exact)
+        yield Edit(where, called, change.adds, given)
     if change.ahead:
         place = locate(dataset, "", 0)
-        yield Edit(place.where, place.called, change.ahead, exact=exact)
+        yield Edit(place.where, place.called, change.ahead)
 
 
 def _is_advisable(change: InputChange) -> bool:

@@ -250,7 +250,7 @@ class LoopWatch:
         except StopIteration:
             pass
         except Exception as error:  # noqa: BLE001 - the verdict stands without
-            training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+            training.note_failed_trials(error)
         if batch is None:
             self.session.end()
         loop.repeated += 1

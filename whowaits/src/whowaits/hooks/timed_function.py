@@ -178,7 +178,7 @@ class TimedFunction:
         try:
             self._run_trials()
         except Exception as error:  # noqa: BLE001 - the verdict stands without
-            training.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+            training.note_failed_trials(error)
 
     def _count_batches(self) -> int | None:
         """Return the number of batches in the input; None if the script ends epochs before."""
