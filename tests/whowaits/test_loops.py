@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from whowaits.hooks.loops import LoopWatch, Source
+from whowaits.hooks.loop_state import Source
+from whowaits.hooks.loops import LoopWatch
 from whowaits.report import make_report
 from whowaits.session import Ended, Options, Session
-from whowaits.timing.batches import count_examples, keep_batches
 from whowaits.timing.blocks import WARM_UP_STEPS
 from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
@@ -272,25 +271,6 @@ def test_an_error_of_the_scripts_own_input_is_the_scripts():
     with pytest.raises(OSError, match="a file is gone"):
         for _ in script.loop(batches()):
             script.train()
-
-
-class Sparse(SimpleNamespace):
-    """As PyTorch's sparse and nested tensors: exceptions say what they have not."""
-
-    dtype = None
-
-    def __getattr__(self, name):
-        raise RuntimeError(f"{name} is not defined for sparse tensors")
-
-
-def test_batches_are_kept_up_to_a_number_and_a_time_whatever_they_say_of_their_size():
-    each_half_second = itertools.count(step=0.5).__next__
-    assert len(keep_batches(lambda: ([1],)).batches) == 64
-    assert len(keep_batches(lambda: ([1],), clock=each_half_second).batches) == 5, "more than 2 s"
-    assert not keep_batches(lambda: None).batches
-    for batch, examples in (({"texts": Sparse()}, None), ([Sparse(), Sparse(shape=(8, 2))], 8)):
-        assert count_examples(batch) == examples
-        assert keep_batches(iter([(batch,), None]).__next__).batches == [batch]
 
 
 @pytest.mark.parametrize(

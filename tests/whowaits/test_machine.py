@@ -1,9 +1,10 @@
-"""What other programs take of the machine, and saves that are held back."""
+"""What other programs take of the machine, saves that are held back, and batches that are kept."""
 
 from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import os
 import pickle
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from whowaits.hooks import saves
 from whowaits.session import Options, Session
 from whowaits.timing import machine
+from whowaits.timing.batches import count_examples, keep_batches
 
 
 class Clocks:
@@ -187,3 +189,22 @@ def test_what_is_no_save_is_done_as_it_is(session):
     name = "site-packages/library.py"  # such as one that compiles what it is given
     exec(compile("open('compiled', 'w').close()", name, "exec"), {})
     assert Path("compiled").exists()
+
+
+class Sparse(SimpleNamespace):
+    """As PyTorch's sparse and nested tensors: exceptions say what they have not."""
+
+    dtype = None
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"{name} is not defined for sparse tensors")
+
+
+def test_batches_are_kept_up_to_a_number_and_a_time_whatever_they_say_of_their_size():
+    each_half_second = itertools.count(step=0.5).__next__
+    assert len(keep_batches(lambda: ([1],)).batches) == 64
+    assert len(keep_batches(lambda: ([1],), clock=each_half_second).batches) == 5, "more than 2 s"
+    assert not keep_batches(lambda: None).batches
+    for batch, examples in (({"texts": Sparse()}, None), ([Sparse(), Sparse(shape=(8, 2))], 8)):
+        assert count_examples(batch) == examples
+        assert keep_batches(iter([(batch,), None]).__next__).batches == [batch]

@@ -182,9 +182,9 @@ def test_a_module_is_refused_as_by_python(tmp_path, run_here, capsys):
 
 
 def test_a_file_is_named_as_in_the_folder_of_the_command(monkeypatch):
-    monkeypatch.setattr(callers, "HERE", "/work")
-    assert callers.name_from_here("/work/pkg/train.py") == "pkg/train.py"
-    assert callers.name_from_here("/workshop/pkg/train.py") == "train.py"
+    monkeypatch.setattr(callers, "HERE", "/home")
+    assert callers.name_from_here("/home/pkg/train.py") == "pkg/train.py"
+    assert callers.name_from_here("/homework/pkg/train.py") == "train.py"
 
 
 def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from whowaits.callers import find_caller
-from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.session import FIRST_STEP_S, STEP_S, Session
 from whowaits.timing.accelerators import default_accelerator
 from whowaits.timing.blocks import LEAST_STEPS
 from whowaits.timing.waits import Waits
+from whowaits.training import Training
 
 from .sources import count_steps, explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction

@@ -9,108 +9,24 @@ them before they train. To time the model alone, `next` gives batches from memor
 
 from __future__ import annotations
 
-import copy
 import itertools
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.session import FIRST_STEP_S, STEP_S, Session
 from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s, keep_batches
 from whowaits.timing.rounds import Step
+from whowaits.training import Training
+
+from .loop_state import Loop, Pulls, Source
 
 FEWEST_TRAINED = 2  # steps with gradients that make a loop a training
-FEWEST_SHARED = 3  # steps with a batch of another dataset before that may be normal
 MOST_SINGLE = 8  # successive iterators that give one batch each
 SINGLE = (
     "each iterator gave one batch, and so there are none to time the model alone on; where"
     " next(iter(…)) makes one for each batch, keep it"
 )
-
-
-@dataclass
-class Source:
-    """What a loop takes its batches from; `key` identifies it in the next epoch."""
-
-    key: Hashable
-    name: Callable[[], str]
-    facts: Callable[[], dict[str, Any]]
-    copy: Callable[[Any], Any] = copy.deepcopy
-    settle: Callable[[], object] = lambda: None
-    steps: Callable[[], int | None] = lambda: None
-    #: yields batches on which changes are tried, and is sent the seconds of work on each
-    tries: Callable[[Training], Generator[Any, float | None, None]] | None = None
-
-
-@dataclass
-class _Pulls:
-    """Batches taken since the last gradients, and the time that took [s]."""
-
-    steps: int = 0
-    wait_s: float = 0.0
-    work_s: float = 0.0
-    others: bool = False  # whether another loop took a batch meanwhile
-    validates: bool = False
-
-
-@dataclass
-class _Loop:
-    source: Source
-    training: Training | None = None
-    iterator: Callable[[], Any] | None = None  #: returns this epoch's iterator
-    handed: float | None = None  #: when its last batch was given to the script
-    wait_s: float = 0.0  # for that batch
-    marks: int = 0  # gradients taken until then
-    others: int = 0  # batches that other loops took within the step
-    others_wait_s: float = 0.0
-    validates: bool = False  # within the step
-    pulls: _Pulls = field(default_factory=_Pulls)
-    trained: int = 0  # steps in which gradients were taken
-    shared: int = 0  # those in which another loop took a batch
-    single: int = 0  # successive epochs of one batch until now
-    epoch: int = 0  # counts those in which gradients were taken
-    confirmed: bool = False  #: whether a gradient was taken in this epoch
-    batches: int = 0  # in this epoch
-    taken: int = 0  # batches for another purpose, in this epoch
-    repeated: int = 0  # batches given from memory, in this epoch
-    ended: bool = False  # whether this epoch's iterator is exhausted
-    opens: bool = True
-    exhausted: bool = False
-    memory: list[Any] = field(default_factory=list)
-    copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
-    from_memory: bool = False
-    warm_up: int = 0
-    trials: Generator[Any, float | None, None] | None = None
-    tried_s: float | None = None  # work on the last batch of a trial, if that was its step alone
-
-    @property
-    def current(self) -> Any:
-        """The iterator of this epoch, if it still exists and may give more."""
-        return None if self.iterator is None else self.iterator()
-
-    @property
-    def shares(self) -> bool:
-        """Whether most steps take a batch of another dataset, too."""
-        return self.shared >= FEWEST_SHARED and 2 * self.shared > self.trained
-
-    def begin_epoch(self, iterator: Any) -> None:
-        """Start an epoch with another iterator, or with the same one again."""
-        self.single = self.single + 1 if self.batches + self.taken == 1 else 0
-        if self.training is not None and self.confirmed:
-            # A script that counts its steps also counts those on batches from memory.
-            besides = self.taken if self.ended else self.repeated
-            self.training.timing.steps_per_epoch = self.batches + besides
-        self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
-        self.epoch += int(self.confirmed)
-        self.confirmed, self.ended = False, False
-        self.batches = self.taken = self.repeated = 0
-        self.pulls = _Pulls()
-
-    def forget(self) -> None:
-        self.memory = []
-        self.copies.clear()
 
 
 class _ScriptError(Exception):
@@ -200,13 +116,13 @@ class LoopWatch:
             if validates:
                 self._count_for_others(None, self.session.clock() - began, validates=True)
 
-    def _find(self, source: Source, iterator: Any) -> _Loop:
+    def _find(self, source: Source, iterator: Any) -> Loop:
         """Return the loop of this line.
 
         If several iterators are open at once, as in zip, each has a loop of its own.
         """
         loops = (
-            self.session.loops.setdefault((source.key, number), _Loop(source))
+            self.session.loops.setdefault((source.key, number), Loop(source))
             for number in itertools.count()
         )
         found = next(loop for loop in loops if loop.current is None or loop.current is iterator)
@@ -214,7 +130,7 @@ class LoopWatch:
             found.source = source
         return found
 
-    def _at_work(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
+    def _at_work(self, loop: Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         """Return a batch from memory if the timing wants that, else None for the next real one."""
         training = loop.training
         if training is None:
@@ -232,7 +148,7 @@ class LoopWatch:
             return None
         return self._between_steps(loop, training, take)
 
-    def _tries(self, loop: _Loop, training: Training) -> bool:
+    def _tries(self, loop: Loop, training: Training) -> bool:
         """Return whether changes of the loop's input are tried, from now on or already."""
         if loop.trials is None and loop.source.tries is not None:
             done = training.timing.task == "done"
@@ -241,7 +157,7 @@ class LoopWatch:
                 loop.trials, loop.tried_s = loop.source.tries(training), None
         return loop.trials is not None
 
-    def _try(self, loop: _Loop, training: Training) -> tuple[Any] | None:
+    def _try(self, loop: Loop, training: Training) -> tuple[Any] | None:
         """Return the next batch of the changes that are tried; end the script after the last."""
         self.session.beat(expects=None)  # workers may take long to start
         batch = None
@@ -257,14 +173,14 @@ class LoopWatch:
         self._hand_over(loop, from_memory=True)
         return batch
 
-    def _give_up(self, loop: _Loop, error: Exception) -> None:
+    def _give_up(self, loop: Loop, error: Exception) -> None:
         self.session.fail(error)
         loop.handed = None
         loop.forget()
         if loop.training is not None:
             loop.training.only_watch("timing the model alone failed")
 
-    def _hand_out(self, loop: _Loop, take: Callable[[], Any], opening_s: float) -> Any:
+    def _hand_out(self, loop: Loop, take: Callable[[], Any], opening_s: float) -> Any:
         began = self.session.clock() - opening_s
         try:
             batch = take()
@@ -283,13 +199,13 @@ class LoopWatch:
         self._hand_over(loop, from_memory=False)
         return batch
 
-    def _hand_over(self, loop: _Loop, *, from_memory: bool) -> None:
+    def _hand_over(self, loop: Loop, *, from_memory: bool) -> None:
         loop.marks, loop.from_memory = self.marks, from_memory
         loop.others, loop.others_wait_s, loop.validates = 0, 0.0, False
         loop.handed = self.session.clock()
 
     def _count_for_others(
-        self, loop: _Loop | None, seconds: float, *, validates: bool = False
+        self, loop: Loop | None, seconds: float, *, validates: bool = False
     ) -> None:
         for other in self.session.loops.values():
             if other is not loop and other.handed is not None:
@@ -297,16 +213,16 @@ class LoopWatch:
                 other.others_wait_s += seconds
                 other.validates = other.validates or validates
 
-    def _end_step(self, loop: _Loop, now: float) -> None:
+    def _end_step(self, loop: Loop, now: float) -> None:
         """Record a step, if the script has taken gradients with the batches that it was given."""
         pulls = self._add_pull(loop, now)
         if loop.trials is not None:
             loop.tried_s = None if pulls.validates or pulls.others else pulls.work_s
-            loop.pulls = _Pulls()
+            loop.pulls = Pulls()
             return
         if self.marks == loop.marks:
             return
-        loop.pulls = _Pulls()
+        loop.pulls = Pulls()
         opens, loop.opens = loop.opens, False
         if pulls.validates:
             return
@@ -334,7 +250,7 @@ class LoopWatch:
         )
         timing.trained(step)
 
-    def _add_pull(self, loop: _Loop, now: float) -> _Pulls:
+    def _add_pull(self, loop: Loop, now: float) -> Pulls:
         work_s, loop.handed = now - (loop.handed or now), None
         pulls = loop.pulls
         pulls.steps += 1
@@ -344,14 +260,14 @@ class LoopWatch:
         pulls.validates = pulls.validates or loop.validates or loop.others > 1
         return pulls
 
-    def _open(self, loop: _Loop) -> Training:
+    def _open(self, loop: Loop) -> Training:
         training = self.session.open(loop.source.name(), **loop.source.facts())
         training.timing.settle = loop.source.settle
         training.timing.steps_per_epoch = loop.source.steps()
         return training
 
     def _between_steps(
-        self, loop: _Loop, training: Training, take: Callable[[], Any]
+        self, loop: Loop, training: Training, take: Callable[[], Any]
     ) -> tuple[Any] | None:
         """Do what the timing asks for; return a batch from memory, None for the next real one."""
         timing = training.timing
@@ -384,7 +300,7 @@ class LoopWatch:
         self._hand_over(loop, from_memory=True)
         return (loop.copies.popleft(),)
 
-    def _drain(self, loop: _Loop, take: Callable[[], Any], step_ms: float) -> None:
+    def _drain(self, loop: Loop, take: Callable[[], Any], step_ms: float) -> None:
         most, began = drained_s(step_ms), self.session.clock()
         for _ in range(MAX_DRAIN):
             asked = self.session.clock()
@@ -393,7 +309,7 @@ class LoopWatch:
             if self.session.clock() - began > MAX_DRAIN_S:
                 return
 
-    def _take(self, loop: _Loop, take: Callable[[], Any]) -> tuple[Any] | None:
+    def _take(self, loop: Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         try:
             taken = (take(),)
             loop.taken += 1
@@ -403,11 +319,3 @@ class LoopWatch:
             return None
         except Exception as error:
             raise _ScriptError(error) from error
-
-
-def _refer_to(iterator: Any) -> Callable[[], Any]:
-    """Return a reference that keeps no iterator, with its threads and processes, alive."""
-    try:
-        return weakref.ref(iterator)
-    except TypeError:
-        return lambda: iterator

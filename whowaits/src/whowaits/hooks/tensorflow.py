@@ -13,7 +13,8 @@ from whowaits.imports import ImportWatch
 from whowaits.timing.accelerators import synchronize, uses_cuda
 
 from .fits import FitWatch
-from .loops import LoopWatch, Source
+from .loop_state import Source
+from .loops import LoopWatch
 from .sources import has_cache
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from whowaits.session import FIRST_STEP_S, STEP_S, Session, Training
+from whowaits.session import FIRST_STEP_S, STEP_S, Session
 from whowaits.timing.batches import drained_s
 from whowaits.timing.feeds import FEEDS
 from whowaits.timing.machine import OtherPrograms
 from whowaits.timing.rounds import Step
 from whowaits.timing.verdict import say_disturbed
 from whowaits.timing.waits import Waits
+from whowaits.training import Training
 
 # Steps that are only watched are recorded together, within these limits.
 TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0

@@ -12,14 +12,15 @@ from typing import Any
 from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
 from whowaits.changes.loaders import LoaderPlace
 from whowaits.imports import ImportWatch
-from whowaits.session import Training
 from whowaits.timing.accelerators import synchronize
 from whowaits.timing.batches import copy_batch
 from whowaits.timing.machine import OtherPrograms
 from whowaits.timing.verdict import say_disturbed
+from whowaits.training import Training
 
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
-from .loops import LoopWatch, Source
+from .loop_state import Source
+from .loops import LoopWatch
 from .sources import explain_loader
 
 
