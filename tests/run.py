@@ -35,7 +35,7 @@ LANES = {
     "quick": Lane(
         marks="not integration and not core and not slow", processes=2, options=("--quick",)
     ),
-    "test": Lane(marks="not core and not slow"),
+    "test": Lane(marks="not core and not slow", processes=2),
     "test-core": Lane(marks="core"),
     "nightly": Lane(marks="slow"),
     "test-all": Lane(marks="slow or not slow"),

@@ -56,6 +56,7 @@ def test_a_model_of_text_is_trained_on_with_its_own_tokenizer_alone(texts, tmp_p
         build(params_of({}, model={"from": str(first)}), texts)
 
 
+@pytest.mark.slow
 def test_a_transformer_that_is_trained_on_is_saved_with_what_its_layers_need(texts, tmp_path):
     first, second = tmp_path / "first.keras", tmp_path / "second.keras"
     expected = build(params_of({}), texts, first).full_model

@@ -239,6 +239,7 @@ def put(data: bytes, at: int, value: int) -> bytes:
     return data[:at] + bytes([value]) + data[at + 1 :]
 
 
+@pytest.mark.slow
 def test_arrays_that_are_not_compressed_are_ingested_without_holding_them(tmp_path):
     images = np.zeros((2000, 100, 100), np.uint8)  # 20 MB a split
     images[:, 0, :2] = np.arange(2000)[:, None] // (256, 1) % 256

@@ -130,6 +130,7 @@ def asked_for(proxy) -> list[str]:
     return sorted(Path(name).name for name in names if name.endswith(".jpg"))
 
 
+@pytest.mark.slow
 def test_objects_are_read_again_to_verify_them_or_if_changed_and_no_secret_is_written(
     photos, bucket_url, object_store, proxy, tmp_path, capsys
 ):

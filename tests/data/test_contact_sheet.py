@@ -75,6 +75,7 @@ def test_each_kind_of_images_has_a_sheet_the_same_whatever_holds_the_examples(tm
     assert sheets["files"] == sheets["Parquet"] == sheets["a list"]
 
 
+@pytest.mark.slow
 def test_of_many_classes_the_first_are_shown_and_the_sheet_stays_small(tmp_path):
     names = [f"{place} {'a class with a long name' * (place % 2)}" for place in range(12)]
     root = tmp_path / "in"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.upload import upload
+from tests.support.lanes import slow_but_first
 from tests.support.small_data import data_settings, flip_bit, read_files, save_photos, write_files
 from throughline.data import inspection_cache
 from throughline.data.ingest import ingest
@@ -76,7 +77,7 @@ class Data:
         return {one.name for one in read_shard_index(self.shards).shards}
 
 
-@pytest.mark.parametrize("kind", ["image_folder", "text_folder"])
+@pytest.mark.parametrize("kind", slow_but_first(["text_folder", "image_folder"]))
 def test_one_example_more_or_less_changes_one_shard(tmp_path, kind):
     data = Data(tmp_path, kind)
     assert data.write(data.ingest()) == data.names()
@@ -120,6 +121,7 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(tmp_path, monk
         )
 
 
+@pytest.mark.slow
 def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
     data, kept = Data(tmp_path, "image_folder", 12), tmp_path / "kept"
     upload(data.source, f"{bucket_url}/photos")
@@ -138,6 +140,7 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
         data.write_known(manifest, settings, kept)
 
 
+@pytest.mark.slow
 def test_what_is_damaged_or_of_another_label_compression_or_schema_is_written_again(tmp_path):
     data = Data(tmp_path, "text_folder")
     manifest = data.ingest()

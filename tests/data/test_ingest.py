@@ -222,6 +222,7 @@ def test_a_class_of_a_list_is_not_spelled_in_two_ways(folder):
     assert {file.label for file in image_table.scan(kept).files} == {"1", "1.0", "2"}
 
 
+@pytest.mark.slow
 def test_one_stage_at_a_time_prepares_data(tmp_path, capsys):
     (tmp_path / "source").mkdir()
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 6), np.uint8)

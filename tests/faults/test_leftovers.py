@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.kills import kills_at_each_operation
-from tests.support.lanes import slow_but_first
 from tests.support.small_data import data_settings, picture, read_files
 from tests.support.worktrees import age
 from throughline.config.cli import clear_after_kills
@@ -45,7 +44,8 @@ def version_of(path: Path) -> str:
     return version
 
 
-@pytest.mark.parametrize("exchange", slow_but_first([False, True]), ids=["two renames", "exchange"])
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", [False, True], ids=["two renames", "exchange"])
 def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monkeypatch, exchange):
     if not exchange:  # as file systems that cannot
         monkeypatch.setattr(files, "RENAME_EXCHANGE", 1 << 30)

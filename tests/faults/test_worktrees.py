@@ -124,6 +124,7 @@ def test_a_worktree_that_was_being_removed_is_swept_and_can_be_made_again(projec
         assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
 
 
+@pytest.mark.slow
 def test_a_name_may_be_used_again_with_other_data(project):
     first, above, other = "my/photos/new", "my/photos", "my/texts"
     for path in ("my/photos/1.txt", "my/photos/new/2.txt", "my/texts/3.txt"):

@@ -243,7 +243,7 @@ def photos(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(photos, tmp_path):
     check_source(tmp_path, "photos")
     os.mkfifo(photos / "pipe.jpg")

@@ -68,7 +68,7 @@ def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(tmp_pat
     assert "the reason" in said
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_path, capsys):
     """Each wait is longer than the time within which so many restarts are too many."""
     now, starts = 0.0, 0
@@ -207,7 +207,7 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
     assert "restarting temporary-prefect-server" in capfd.readouterr().err
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
     url, went_on = f"http://{HOST}:{server.server_port}/api", False
     with (

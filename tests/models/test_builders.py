@@ -228,7 +228,7 @@ def test_training_on_packed_rows_trains_the_network(network):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", slow_but_first(["encoder", "decoder"]))
 def test_with_mixed_precision_a_transformer_answers_in_single_and_is_saved(tmp_path, kind):
     make, tokens = getattr(transformers, f"transformer_{kind}"), [[5, 3, 0], [0, 0, 0]]
     model = make((None,), 10, vocabulary=10, width=16, blocks=1)

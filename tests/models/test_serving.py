@@ -152,6 +152,7 @@ def test_images_are_served_however_a_configuration_decodes_them(ops, shape):
     np.testing.assert_array_equal(served[1], tf.reshape(image, (-1,)))
 
 
+@pytest.mark.slow
 def test_what_opencv_crops_is_exported_without_it(tmp_path):
     trained, files = photo_model(DECODE, CROP), make_photos((20, 31), (8, 8), (6, 40))
     export_model(trained, tmp_path / "served")

@@ -149,6 +149,7 @@ PART, NOTHING = {"fraction": 0.3}, {"fraction": 0.0}
 LANES = {"kind": "lanes", "lanes": 4}
 INDEXED = {"read": "indexed_shards", "vectorize": True}
 LATER = [
+    ("arrays", PART | {"map": {"parallel": 2}, "prefetch": 2}, {}),
     ("arrays", NOTHING | {"map": {"parallel": 2}, "prefetch": 2}, {}),
     ("arrays", PART | {"stored": 1.0}, {}),  # a part may be read of what is stored
     ("photos", PART, {"sampling": "balanced"}),
@@ -168,7 +169,6 @@ LATER = [
 @pytest.mark.parametrize(
     ("kind", "config", "both"),
     [
-        ("arrays", PART | {"map": {"parallel": 2}, "prefetch": 2}, {}),
         ("arrays", INDEXED | {"prefetch": 2}, {}),
         *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER),
     ],

@@ -81,6 +81,7 @@ def test_configurations_deliver_the_same_examples(photos_of, request, kind, name
     assert digest.examples == data[kind].shards.examples("train")
 
 
+@pytest.mark.slow
 def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
     manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
     settings = ShardSettings(min_shards=3, compression="gzip")

@@ -232,7 +232,8 @@ def test_a_damaged_shard_is_still_found(data):
     assert not (data.folder / "snapshot").exists()
 
 
-@pytest.mark.parametrize("kind", slow_but_first(["arrays", "part"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "part"])
 def test_a_store_copies_the_objects_of_equal_shards(tmp_path, bucket_url, monkeypatch, kind):
     stored = make(tmp_path, kind, url=bucket_url)
     written, copied = [], []

@@ -53,11 +53,12 @@ def open_pipeline(layout, config, purpose="train", split="train"):
     return open_input_pipeline(params, "p", data, split=split, purpose=purpose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         pytest.param(("naive", "pad_to", "pack"), id="some"),
-        pytest.param(tuple(CONFIGS), marks=pytest.mark.slow, id="all"),
+        pytest.param(tuple(CONFIGS), id="all"),
     ],
 )
 def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, names):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.lanes import slow_but_first
 from tests.support.prepared_files import index_of
 from tests.support.small_data import read_files
 from tests.support.small_pipelines import PREPROCESS, open_snapshot, pipeline, prepare_snapshot
@@ -117,9 +118,7 @@ def interrupt_at_the_third(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
-        ("arrays", 0.3, 0.5),
-        ("arrays", 1.0, 1.0),
-        pytest.param("unlike", 1.0, 1.0, marks=pytest.mark.slow),
+        *slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)]),
     ],
 )
 def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(

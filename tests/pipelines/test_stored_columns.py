@@ -49,6 +49,7 @@ def test_digests_index_and_columns_are_those_of_files(
     verify(data.columns_folder, data.snapshot)
 
 
+@pytest.mark.slow
 def test_two_shares_of_the_rows_are_under_one_key_without_harm(arrays, tmp_path, bucket_url):
     for name, fraction in (("all", 1.0), ("most", 0.7)):
         write(arrays, tmp_path / name, bucket_url, fraction=fraction)
@@ -150,7 +151,8 @@ def fill(disk: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("full", slow_but_first(["meanwhile", "before"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("full", ["meanwhile", "before"])
 def test_on_a_full_disk_whole_columns_alone_are_left_and_the_next_run_fetches_the_rest(
     put, proxy, small_disk, full
 ):
@@ -184,6 +186,7 @@ def test_a_kill_while_fetching_is_gone_on_from(put, proxy):
     assert values.tobytes() == np.asarray(put("other").memmap("train", "image")).tobytes()
 
 
+@pytest.mark.slow
 def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     proxy.fault = lambda method, path: "late"
     opened = [put(), put()]

@@ -148,6 +148,7 @@ def test_what_was_fetched_and_is_damaged_is_found_and_can_be_fetched_again(put):
     assert files.path(shard).read_bytes() == data, "what has been cut off is seen"
 
 
+@pytest.mark.slow
 def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     index, files = put
     proxy.fault = lambda method, path: "late"

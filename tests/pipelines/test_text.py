@@ -142,6 +142,7 @@ def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
         open_inputs(chosen(moved), Layout(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_knows_little_of_the_texts_is_said(plain, tmp_path, capsys):
     _, data = plain
     shutil.copytree(data.shards_folder, tmp_path / "shards")

@@ -72,6 +72,7 @@ def test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores(tmp_
         assert fit(op, shards) == (tmp_path / kind).read_bytes(), kind
 
 
+@pytest.mark.slow
 def test_texts_beyond_the_size_of_the_sample_teach_nothing(tmp_path, monkeypatch):
     shards = write_shard(tmp_path / "shard", ["aab " * 20, "ccd " * 20 + "q" * 20, "eef"])
     monkeypatch.setattr(tokenizer_fitting, "SAMPLE_BYTES", 160)

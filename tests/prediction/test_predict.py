@@ -134,6 +134,7 @@ def test_names_of_a_list_are_read_as_those_of_training_or_each_is_named(model, t
         assert (len(rows), counts.rejected) == (len(names) - rejected, rejected)
 
 
+@pytest.mark.slow
 def test_equal_files_that_are_converted_at_once_are_all_predicted(model, tmp_path):
     picture(2).save(tmp_path / "0.webp")
     for number in range(1, 20):
@@ -145,6 +146,7 @@ def test_equal_files_that_are_converted_at_once_are_all_predicted(model, tmp_pat
     assert others == pytest.approx([first] * 19, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_saved_model_answers_jpeg_bytes_as_predict_does(model, photo_folder, tmp_path):
     files = sorted(photo_folder.glob("cat/*.jpg"))[:3]
     rows, _ = predict_rows(model, *files)

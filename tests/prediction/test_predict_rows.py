@@ -148,6 +148,7 @@ def make_table(rows: int) -> str:
     return "\n".join(["size,color,price,kind", *lines]) + "\n"
 
 
+@pytest.mark.slow
 def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     size = "Größe (m²)"  # a name that TensorFlow does not take
     *_, model = save_of_table(tmp_path, make_table(60).replace("size", size), label="kind")

@@ -30,6 +30,7 @@ def texts_of(stem: Path) -> list[str]:
     return re.findall(r"<text[^>]*>(.*?)</text>", stem.with_suffix(".svg").read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_timelines_end_where_the_shortest_does(tmp_path):
     long_name = "parse_decode_resize_random_crop_flip"
     within = {TRAIN_LANE: [(0.0, 3.0)], WAITING_LANE: [(1.0, 2.0)], long_name: [(0.0, 2.0)]}
@@ -53,6 +54,7 @@ def test_a_ceiling_far_beyond_any_training_is_an_arrow_with_its_value(tmp_path, 
     assert "400 ▶" in texts
 
 
+@pytest.mark.slow
 def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
     epochs = [{"epoch": one, "val_loss": 1 / (one + 1), "val_accuracy": 0.5} for one in range(3)]
     plot_histories({"naive": epochs, "optimized": epochs[:2]}, "accuracy", tmp_path / "both")
@@ -95,6 +97,7 @@ REFUSED = replace(FAST, name="refused", seconds=None)
 FOUND = replace(made_up(TuningResult), candidates=[SLOW, REFUSED, FAST], chosen="fast", epochs=1200)
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_search_names_who_was_measured_and_how_long_it_takes(tmp_path):
     plot_search(FOUND, tmp_path)
     texts = texts_of(tmp_path / "tune")

@@ -114,7 +114,7 @@ def test_nobody_else_can_use_the_workers_of_a_stage(two_workers):
         Client(address.replace("tls:", "tcp:"), timeout=5, set_as_default=False)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_what_a_function_raises_arrives_as_it_is(two_workers):
     with pytest.raises(InvalidParams) as caught:
         list(in_parallel(partial(refuse, at=3), range(9), workers=1))

@@ -273,7 +273,7 @@ def series(tmp_path_factory):
     return params, *opened(folder, params)
 
 
-@pytest.mark.parametrize("name", ["naive", "windowed"])
+@pytest.mark.parametrize("name", slow_but_first(["naive", "windowed"]))
 def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
     params, _, stored = series
     bounds = {"train": (0, 600), "validation": (600, 800), "test": (800, 1000)}

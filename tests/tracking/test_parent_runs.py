@@ -99,6 +99,7 @@ def measure(run_id, stall_pct):
     return recorder.run_id
 
 
+@pytest.mark.slow
 def test_mlflow_knows_of_which_report_it_has_all(report):
     assert not has_comparison(report)
     tags = {"dvc.experiment": "tuned", "prefect.flow_run_id": "0-1"}
@@ -200,6 +201,7 @@ def test_what_the_project_measures_is_added_to_the_trainings_run_whose_lineage_s
     assert run.info.status == "FINISHED" and not list_models(run)
 
 
+@pytest.mark.slow
 def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained, monkeypatch):
     before = mlflow.get_run(trained)
     monkeypatch.setenv(EXPERIMENT, "short")
@@ -244,7 +246,8 @@ def test_a_copy_is_found_by_its_tags_and_is_no_copy_of_another_run(trained):
     assert find_copy(mlflow.get_run(copy), {}) is None
 
 
-@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [False, True])
 def test_a_search_is_a_run_with_a_child_for_each_that_raced(
     mlflow_store, absent_server, tmp_path, monkeypatch, away
 ):

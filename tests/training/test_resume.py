@@ -296,6 +296,7 @@ def changed_parts(before, after):
     return [part for part in before if before[part] != after[part]]
 
 
+@pytest.mark.slow
 def test_other_work_never_goes_on_from_a_checkpoint(layout, tmp_path, monkeypatch):
     data = open_inputs(params_of(), layout)
 

@@ -153,6 +153,7 @@ def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
         prove_equal(stream)
 
 
+@pytest.mark.slow
 def test_a_contestant_keeps_the_first_shards_alone(root, monkeypatch):
     data = open_inputs(PARAMS, Layout(root))
     whole = data.shards.for_split("train")
