@@ -13,7 +13,7 @@ import pytest
 from whowaits.hooks.loop_state import Source
 from whowaits.hooks.loops import LoopWatch
 from whowaits.report import make_report
-from whowaits.session import Ended, Options, Session
+from whowaits.session import UNSEEN, Ended, Options, Session
 from whowaits.timing.blocks import WARM_UP_STEPS
 from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
@@ -384,3 +384,25 @@ def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
 def test_an_interval_leaves_the_extremes_out_where_there_are_enough():
     assert median_interval([1, 2, 3]) == (1, 3)
     assert median_interval([9, 1, 2, 3, 4, 5, 0]) == (1, 5)
+
+
+def test_a_training_whose_batches_are_not_seen_is_timed_by_its_lines_and_ended():
+    script, said = Script(seconds=400), [""]
+
+    def spend(seconds):
+        script.now += seconds
+        said.append(script.session.watch_unseen(0.0, said[-1]))
+
+    def train():
+        for _ in itertools.count():
+            spend(3)
+            script.watch.mark()
+            spend(1)
+
+    with pytest.raises(Ended):
+        train()
+    assert {*said} == {"", UNSEEN}
+    report = script.session.make_report()
+    assert report.verdict == UNDECIDED and report.reason == UNSEEN
+    assert [line.strip()[:4] for line in report.lines[-2:]] == ["75 %", "25 %"]
+    assert "test_loops.py" in report.lines[-1] and report.lines[-1].endswith("  spend(1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ def take_for_own(script: str) -> None:
     if installed:
         package = str(Path(*parts[: installed[-1] + 2]))
         _own.append(package if package == script else package + os.sep)
+        _is_of_others.cache_clear()
 
 
 def find_caller(frame: Any) -> str:
@@ -51,6 +53,18 @@ def find_call(frame: Any) -> Place:
     return Place()
 
 
+def list_own_lines(frame: Any) -> tuple[tuple[str, int], ...]:
+    """Return file and line of each frame of the script's own code, the outermost first."""
+    lines = []
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _is_of_others(name):
+            lines.append((name, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(lines))
+
+
+@functools.cache
 def _is_of_others(name: str) -> bool:
     """Return whether a file is ours, Python's, or another installed package's."""
     if name.startswith(tuple(_own)):

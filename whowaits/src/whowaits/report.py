@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .changes.advice import DRAWS, ORDER, SAME, Tried, find_first
+from .lines import WORTH_SHOWING_PCT, LineTime
 from .timing.blocks import LEAST_GAPS, Timing
 from .timing.rounds import Block
 from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, describe_others
@@ -56,6 +57,7 @@ class Report:
     others: str = ""
     notes: tuple[str, ...] = ()
     changes: tuple[Tried, ...] = ()
+    line_times: tuple[LineTime, ...] = ()  #: of a training whose batches are not seen
     version: str = ""
 
     @property
@@ -92,6 +94,11 @@ class Report:
             yield f"  {self.reason}"
         elif self.others_pct is not None and self.others_pct >= DISTURBED_PCT:
             yield f"  {describe_others(self.others_pct, self.others)} meanwhile"
+        if self.line_times:
+            yield "  time by line:"
+        for each in sorted(self.line_times, key=lambda each: -each.pct):
+            if each.pct >= WORTH_SHOWING_PCT:
+                yield f"    {each}"
 
     def _epochs(self) -> Iterator[str]:
         if self.gap_ms is not None and self.gap_ms >= WORTH_SAYING * (self.step_ms or math.inf):

@@ -21,6 +21,7 @@ from .callers import find_caller
 from .changes.cache_files import delete_unfinished
 from .fail_if import Condition
 from .left_out import LeftOutSaves
+from .lines import LOOK_EVERY_S, LineTimes
 from .report import Report, undecided
 from .timing import machine
 from .timing.blocks import LEAST_STEPS, Timing
@@ -34,6 +35,7 @@ TRIED_S = 60.0  # after the time by which the verdict has to be known
 AFTER_END_S = 5.0  # for the script to clean up
 STILL_S = 30.0  # without a training, before that is said
 UNSEEN_STEPS = 20  # with gradients, but without batches that are seen
+UNSEEN_S = 5.0  # of such steps, before that is said
 EXIT_UNMEASURED = 2
 
 
@@ -75,6 +77,7 @@ class Session:
         self.ended: float | None = None
         self.trying = False  #: whether changes are being tried, after the verdict
         self.marks = 0  #: gradients taken outside of `fit`
+        self.line_times: LineTimes | None = None  #: of a training whose batches are not seen
         self.short_fits = 0  #: on arrays, with too few steps for a training
         self.loops: dict[Hashable, Any] = {}  #: the script's own loops, managed by `loops.py`
         self.pid = os.getpid()
@@ -131,6 +134,14 @@ class Session:
         self._beat, self._expects = self.clock(), expects
         if self.ended is not None:
             raise Ended
+
+    def mark(self) -> None:
+        """Note that gradients were taken; end a script whose batches are not seen, in the end."""
+        self.marks += 1
+        times = self.line_times
+        alone = not self.trainings and not self.options.keep and self.options.training == 1
+        if times is not None and alone and times.seconds >= self.options.seconds:
+            self.end()
 
     def end(self) -> None:
         """End the script, which has been measured."""
@@ -205,7 +216,8 @@ class Session:
         script = self.options.script
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN
-            return undecided(script, reason, version=__version__)
+            lines = self.line_times.list_lines() if self.line_times else ()
+            return undecided(script, reason, version=__version__, line_times=tuple(lines))
         if self.trainings and not self.measured:
             began = len(self.trainings)
             return undecided(
@@ -249,9 +261,9 @@ class Session:
         threading.Thread(target=self._watch, name="whowaits", daemon=True).start()
 
     def _watch(self) -> None:
-        said = False
+        said = ""
         while True:
-            time.sleep(0.25)
+            time.sleep(LOOK_EVERY_S if self.line_times else 0.25)
             if self.pid < 0:  # closed
                 return
             now = self.clock()
@@ -259,10 +271,8 @@ class Session:
                 if now - self.ended > AFTER_END_S:
                     self.leave(self.print_report())
                 continue
-            if not self.trainings and not said and now - self._started > STILL_S:
-                said = True
-                why = f": {self._unseen}" if self._unseen else ""
-                self.say(f"no training has begun in {STILL_S:.0f} s; waiting for one{why}")
+            if not self.trainings:
+                said = self.watch_unseen(now - self._started, said)
             if self.options.keep:
                 continue
             if self._expects is not None and now - self._beat > self._expects:
@@ -270,6 +280,21 @@ class Session:
             most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):
                 self.leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+
+    def watch_unseen(self, elapsed_s: float, said: str) -> str:
+        """Time a training whose batches are not seen by its lines; return the last line `said`."""
+        if self._unseen == UNSEEN:
+            self.line_times = self.line_times or LineTimes(self.clock)
+            self.line_times.look()
+        text = said
+        if self.line_times:
+            text = UNSEEN if self.line_times.seconds > UNSEEN_S else said
+        elif elapsed_s > STILL_S:
+            why = f": {self._unseen}" if self._unseen else ""
+            text = f"no training has begun in {STILL_S:.0f} s; waiting for one{why}"
+        if text != said:
+            self.say(text)
+        return text
 
     @property
     def _unseen(self) -> str:
@@ -314,7 +339,8 @@ NOTHING_SEEN = (
 
 UNSEEN = (
     "a model is trained, but its batches come from something that is not seen: an array, a queue,"
-    " another thread, or a dataset within a `tf.function` of the script's own"
+    " another thread, or a dataset within a `tf.function` of the script's own. A CPU waits for the"
+    " lines that make a batch; a GPU, which works on meanwhile, waits for them at most as long"
 )
 
 SHORT_FITS = (

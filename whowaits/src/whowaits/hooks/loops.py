@@ -45,7 +45,7 @@ class LoopWatch:
     _taking: bool = False  # a batch is being taken; batches taken within that belong to it
 
     def mark(self, *_: Any) -> None:
-        self.session.marks += 1
+        self.session.mark()
 
     @property
     def marks(self) -> int:

@@ -1,0 +1,70 @@
+"""Time by line: at which lines of a loop the main thread is, by looking at its stack now and then."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .callers import list_own_lines, name_from_here
+
+LOOK_EVERY_S = 0.02
+OF_ONE_LINE = 0.95  # share of the time in one line that makes the lines it calls more telling
+WORTH_SHOWING_PCT = 2.0
+
+
+@dataclass(frozen=True)
+class LineTime:
+    """FILE:LINE of the script, its code, and the share of time that it takes [%]."""
+
+    where: str
+    code: str
+    pct: float
+
+    def __str__(self) -> str:
+        return f"{self.pct:3.0f} %  {self.where}  {self.code}"
+
+
+class LineTimes:
+    """How long the main thread has been at each stack of lines of the script's own code [s]."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._looked = clock, clock()
+        self._stacks: Counter[tuple[tuple[str, int], ...]] = Counter()
+
+    @property
+    def seconds(self) -> float:
+        return self._stacks.total()
+
+    def look(self) -> None:
+        """Assign the time since the last look to the lines where the main thread is now."""
+        before, self._looked = self._looked, self._clock()
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        self._stacks[list_own_lines(frame)] += self._looked - before
+
+    def list_lines(self) -> list[LineTime]:
+        """Return the lines of the loop: of the outermost function that is not at one line only."""
+        stacks, total = self._stacks, self.seconds
+        while total:
+            inner: Counter[tuple[tuple[str, int], ...]] = Counter()
+            lines: Counter[tuple[str, int]] = Counter()
+            for stack, seconds in stacks.items():
+                if stack:
+                    lines[stack[0]] += seconds
+            top = lines.most_common(1)
+            for stack, seconds in stacks.items():
+                if top and len(stack) > 1 and stack[0] == top[0][0]:
+                    inner[stack[1:]] += seconds
+            if inner.total() < OF_ONE_LINE * total:
+                return [_describe(line, 100 * seconds / total) for line, seconds in lines.items()]
+            stacks = inner
+        return []
+
+
+def _describe(line: tuple[str, int], pct: float) -> LineTime:
+    name, number = line
+    code = linecache.getline(name, number).strip()
+    return LineTime(f"{name_from_here(name)}:{number}", code, round(pct, 1))
