@@ -1,11 +1,11 @@
-"""Time by line: at which lines of a loop the main thread is, by looking at its stack now and then."""
+"""Time by line: where in a loop the main thread is, by looking at its stack now and then."""
 
 from __future__ import annotations
 
 import linecache
 import sys
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +14,9 @@ from .callers import list_own_lines, name_from_here
 LOOK_EVERY_S = 0.02
 OF_ONE_LINE = 0.95  # share of the time in one line that makes the lines it calls more telling
 WORTH_SHOWING_PCT = 2.0
+
+Line = tuple[str, int]
+Stack = tuple[Line, ...]  # the outermost line first
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,11 @@ class LineTimes:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._looked = clock, clock()
-        self._stacks: Counter[tuple[tuple[str, int], ...]] = Counter()
+        self._stacks: dict[Stack, float] = defaultdict(float)
 
     @property
     def seconds(self) -> float:
-        return self._stacks.total()
+        return sum(self._stacks.values())
 
     def look(self) -> None:
         """Assign the time since the last look to the lines where the main thread is now."""
@@ -49,22 +52,23 @@ class LineTimes:
         """Return the lines of the loop: of the outermost function that is not at one line only."""
         stacks, total = self._stacks, self.seconds
         while total:
-            inner: Counter[tuple[tuple[str, int], ...]] = Counter()
-            lines: Counter[tuple[str, int]] = Counter()
+            lines: dict[Line, float] = defaultdict(float)
             for stack, seconds in stacks.items():
                 if stack:
                     lines[stack[0]] += seconds
-            top = lines.most_common(1)
-            for stack, seconds in stacks.items():
-                if top and len(stack) > 1 and stack[0] == top[0][0]:
-                    inner[stack[1:]] += seconds
-            if inner.total() < OF_ONE_LINE * total:
+            longest = max(lines, key=lambda line: lines[line], default=None)
+            inner = {
+                stack[1:]: seconds
+                for stack, seconds in stacks.items()
+                if len(stack) > 1 and stack[0] == longest
+            }
+            if sum(inner.values()) < OF_ONE_LINE * total:
                 return [_describe(line, 100 * seconds / total) for line, seconds in lines.items()]
             stacks = inner
         return []
 
 
-def _describe(line: tuple[str, int], pct: float) -> LineTime:
+def _describe(line: Line, pct: float) -> LineTime:
     name, number = line
     code = linecache.getline(name, number).strip()
     return LineTime(f"{name_from_here(name)}:{number}", code, round(pct, 1))

@@ -97,6 +97,12 @@ class Session:
         return main and os.getpid() == self.pid and not self.refusal
 
     @property
+    def ends_the_first(self) -> bool:
+        """Whether the script ends with its first training, which may then have more steps."""
+        ends = self.options.channel is not None or not self.options.keep
+        return ends and self.options.training == 1
+
+    @property
     def in_child(self) -> bool:
         """Whether this is a process that the script has forked."""
         return os.getpid() != self.pid
@@ -139,8 +145,8 @@ class Session:
         """Note that gradients were taken; end a script whose batches are not seen, in the end."""
         self.marks += 1
         times = self.line_times
-        alone = not self.trainings and not self.options.keep and self.options.training == 1
-        if times is not None and alone and times.seconds >= self.options.seconds:
+        ends = self.ends_the_first and not self.trainings
+        if ends and times is not None and times.seconds >= self.options.seconds:
             self.end()
 
     def end(self) -> None:

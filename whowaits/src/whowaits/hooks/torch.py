@@ -91,6 +91,8 @@ class _Hooks:
         @functools.wraps(original)
         def finish(arguments: Any, *args: Any, **kwargs: Any) -> Any:
             hooks._arguments_at = find_caller(sys._getframe(1))
+            if hooks._loops.session.ends_the_first:
+                arguments.num_train_epochs, arguments.max_steps = 1e6, -1
             return original(arguments, *args, **kwargs)
 
         owner.__post_init__ = finish
