@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from throughline.config.cli import stage_cli
-from throughline.data.known_datasets import fetch_fashion_mnist, make_photos
-from throughline.data.mails import fetch_mails
+from throughline.data.known_datasets import fetch_fashion_mnist, fetch_mails, make_photos
 from throughline.shared.errors import UnexpectedFiles, expect_current_schema
 from throughline.shared.files import (
     digest_file,

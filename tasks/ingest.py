@@ -15,8 +15,8 @@ from throughline.data.glance import tabulate, tabulate_columns, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
 from throughline.shared.engine import use_engine
+from throughline.shared.file_lock import hold_outputs
 from throughline.shared.layout import Layout, from_here
-from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_fact, echo_problem, echo_result
 from throughline.shared.wording import name_some
 

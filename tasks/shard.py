@@ -13,8 +13,8 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.data.storage import Storage
 from throughline.shared.engine import use_engine
+from throughline.shared.file_lock import hold_outputs
 from throughline.shared.layout import Layout
-from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo_result
 from throughline.shared.scratch import Scratch
 

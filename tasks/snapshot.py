@@ -29,9 +29,9 @@ from throughline.plan.shapes import output_shape
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.engine import use_engine
 from throughline.shared.errors import ImpossiblePlan, UserError
+from throughline.shared.file_lock import hold_outputs
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import open_store
-from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo_result
 from throughline.shared.scratch import Scratch
 

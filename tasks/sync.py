@@ -9,7 +9,7 @@ import os
 from throughline import DEFAULT_ENVIRONMENT
 from throughline.shared.chatter import hide_tensorflow_chatter
 from throughline.shared.failures import report_user_errors
-from throughline.shared.output_lock import hold_outputs
+from throughline.shared.file_lock import hold_outputs
 from throughline.shared.progress import echo
 from throughline.tracking.recorder import UNSENT, sync
 from throughline.tracking.store import show_address, store_home, use_store

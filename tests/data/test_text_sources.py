@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.small_data import data_settings, write_files
-from throughline.data.documents import write_documents
 from throughline.data.encodings.base import RejectedValue
 from throughline.data.encodings.texts import check_encoding, inspect_text
+from throughline.data.examination import write_documents
 from throughline.data.found import Document, Rejected
 from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents

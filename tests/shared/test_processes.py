@@ -21,7 +21,7 @@ MIB = 1 << 20
 GIVES_UP_S = 120
 CHILD = """
 import signal, time
-from throughline.shared.parent_death import end_with_parent
+from throughline.shared.termination import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 end_with_parent()
 print("waits", flush=True)

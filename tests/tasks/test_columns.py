@@ -24,8 +24,7 @@ from throughline.assembly.inputs import make_input_spec, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
 from throughline.data.ingest import ingest
-from throughline.data.manifest import read_manifest
-from throughline.data.row_digests import digest_rows
+from throughline.data.manifest import digest_rows, read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_example, iterate_examples
 from throughline.models.builders import Target

@@ -17,7 +17,7 @@ from tests.support.kills import signaled_at
 from tests.support.own_code import each
 from tests.support.project import SMALL, experiment_of, run, run_quietly, run_stages, write_params
 from tests.support.small_data import flip_bit
-from throughline.shared.output_lock import hold_outputs
+from throughline.shared.file_lock import hold_outputs
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,7 +15,7 @@ import pytest
 from tasks.sync import main
 from tests.support.mlflow_servers import points
 from throughline.shared.errors import DamagedFile
-from throughline.shared.output_lock import hold_outputs
+from throughline.shared.file_lock import hold_outputs
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.lineage import PARENT_RUN
 from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove

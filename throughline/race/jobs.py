@@ -21,7 +21,7 @@ from throughline.config.params import Params
 from throughline.settings import PipelineConfig
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.failures import describe_failure
-from throughline.shared.parent_death import end_with_parent
+from throughline.shared.termination import end_with_parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,7 +31,6 @@ from throughline.shared.libraries import (
 )
 
 _ONE_AT_A_TIME = threading.Lock()
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # A worker has one thread, and there is a worker per core.
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -67,21 +65,16 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
         check_worker(stage)
         os.chdir(stage.root)
         try:
-            call, value = _load(function), pickle.loads(item)
-            _LOADED.note()  # a call may take long, and files may change in the meantime
-            return call(value)
+            return _load(function)(pickle.loads(item))
         except (DataNotFound, ObjectStoreFailed) as error:
             node = os.uname().nodename
             raise type(error)(f"{error} (said by a Dask worker at {node})") from None
-        finally:
-            _LOADED.note()
 
 
 @cache
 def check_worker(stage: Stage) -> None:
     """Check, once per stage, that this worker sees the stage's files and runs its program."""
     os.environ.update(THREADS)
-    _LOADED.note()
     node = os.uname().nodename
     try:
         text = stage.token.read_text()
@@ -96,7 +89,7 @@ def check_worker(stage: Stage) -> None:
     if stage.root not in sys.path:
         sys.path.insert(0, stage.root)
     for name, path in project_files(*stage.modules, roots=_roots()).items():
-        if _LOADED.differ(name, path):
+        if _first_seen(name, path) != _digest_source(path):
             raise EngineFailed(
                 f"engine: a worker at {node} has started before {name} was changed, or has another"
                 " module of that name; restart the workers"
@@ -114,37 +107,18 @@ def check_worker(stage: Stage) -> None:
         )
 
 
-class _LoadedModules:
-    """Digests of the files of this process's modules from the time when they were loaded.
+_MODULES: dict[str, str] = {}  # digests of modules' files, as this process first saw them
+_VERSIONS: dict[str, str] = {}  # of libraries, likewise
 
-    They tell what the process runs, even if the files change later. No clock is compared, since the
+
+def _first_seen(name: str, path: Path) -> str:
+    """Return the digest of the file of a module of the stage from before this process loaded it.
+
+    It tells what the process runs, even if the file changes later. No clock is compared, since the
     clocks of several machines differ.
     """
-
-    def __init__(self) -> None:
-        self._digests: dict[tuple[str, str], str] = {}  # by name and file
-        self._count = 0
-
-    def note(self) -> None:
-        """Record digests of modules loaded since the last call; not of installed ones."""
-        if len(sys.modules) == self._count:
-            return
-        self._count = len(sys.modules)
-        for name in [*sys.modules]:
-            key = name, _file_of(name)
-            if key[1].endswith(".py") and key not in self._digests:
-                installed = key[1].startswith(_INSTALLED)
-                self._digests[key] = "" if installed else _digest_source(key[1])
-
-    def differ(self, name: str, path: Path) -> bool:
-        if name not in sys.modules:
-            return False
-        file = _file_of(name)
-        return (self._digests.get((name, file)) or _digest_source(file)) != _digest_source(path)
-
-
-_LOADED = _LoadedModules()
-_VERSIONS: dict[str, str] = {}  # of libraries, as this process first saw them
+    loaded = _file_of(name) if name in sys.modules else path
+    return _MODULES.setdefault(name, _digest_source(loaded))
 
 
 def _file_of(name: str) -> str:

@@ -16,7 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from throughline.shared.errors import AlreadyRunning
+from throughline.shared.layout import from_here
+
 POLL_S = 0.2
+OUTPUT_LOCK = ".lock"
 Held = TypeVar("Held")
 
 
@@ -115,3 +119,23 @@ def describe_holder(path: Path) -> str:
         return f"{known['owner']} (process {known['pid']}, since {known['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"
+
+
+@contextmanager
+def hold_outputs(folder: Path, work: str) -> Iterator[None]:
+    """Hold the lock of a folder into which only one process may write results, for the block.
+
+    DVC and flows ensure this for what they start; the lock is for commands started by hand. It is a
+    file in that folder, because locks of folders do not work across machines over NFS or Lustre.
+    `work` says what writes there.
+
+    Raises:
+      AlreadyRunning: Another process holds the lock.
+    """
+    with hold_if_free(folder / OUTPUT_LOCK, work) as held:
+        if held is None:
+            raise AlreadyRunning(
+                f"another process is {work} and writes into {from_here(folder)}; wait until it has"
+                " ended, or end it, and run the same command again"
+            )
+        yield

@@ -19,8 +19,10 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ import numpy as np
 from blake3 import blake3
 
 from throughline.shared.errors import expect_current_schema
-from throughline.shared.host_mark import host_mark, is_forgotten
 
 PARTIAL = ".partial"
 DIGITS = 12  # of the digest of its work in the name of a partial folder
@@ -37,6 +38,10 @@ THROWN = ".thrown"
 COPIED_BYTES = 1 << 20  # at a time
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
+# What another machine left is a leftover after this time: nobody here can ask if its process lives.
+FORGOTTEN_S = 86_400.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
 # Groups: the host (missing in names of earlier versions) and the process.
 _TEMPORARY = re.compile(r"\..*\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{16}\.tmp(\.\w+)?")
 
@@ -84,6 +89,24 @@ class HashingWriter(io.FileIO):
 def digest_json(value: Any) -> str:
     """Return the digest of a JSON-able value, independent of the order of keys."""
     return digest_blake2b(json.dumps(value, sort_keys=True, default=str).encode())
+
+
+@cache
+def host_mark() -> str:
+    """Return eight hexadecimal digits that identify this machine's boot and process namespace."""
+    try:
+        known = f"{BOOT_ID.read_text().strip()} {PROCESSES.readlink()}"
+    except OSError:  # no /proc
+        known = os.uname().nodename
+    return hashlib.blake2b(known.encode(), digest_size=4).hexdigest()
+
+
+def is_forgotten(path: Path) -> bool:
+    """Return whether a file or folder is missing or has not changed for a day."""
+    try:
+        return time.time() - path.lstat().st_mtime > FORGOTTEN_S
+    except OSError:
+        return True
 
 
 @contextmanager

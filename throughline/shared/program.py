@@ -41,7 +41,6 @@ SUPPORTING = (
             "failures",
             "file_lock",
             "gc_pause",
-            "host_mark",
             "layout",
             "libraries",
             "object_store",

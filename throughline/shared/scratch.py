@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from throughline.shared.file_lock import hold_if_free
-from throughline.shared.host_mark import host_mark, is_forgotten
+from throughline.shared.files import host_mark, is_forgotten
 
 SCRATCH = Path(".throughline") / "scratch"
 LOCK = ".lock"

@@ -1,12 +1,15 @@
-"""Orderly ends of a process: SIGTERM runs cleanup code, Ctrl-C prints no traceback."""
+"""How a process ends: orderly after SIGTERM, in one line after Ctrl-C, or with its parent."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import sys
 import time
 from types import TracebackType
 
+PR_SET_PDEATHSIG = 1
 SAME_END_S = 5.0  # supervisors wait a few seconds before they kill
 
 
@@ -39,3 +42,11 @@ def _say(kind: type[BaseException], error: BaseException, at: TracebackType | No
         sys.stderr.write("stopped\n")
     else:
         sys.__excepthook__(kind, error, at)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process, even if it is stuck, when its starting thread ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent had already ended
+        os._exit(1)

@@ -26,9 +26,15 @@ from throughline.data.columns.stored import (
 )
 from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import ShardIndex
-from throughline.data.storage import Storage, check_space, has_size, hold_fetch
+from throughline.data.storage import (
+    Storage,
+    has_size,
+    hold_fetch,
+    name_unfinished,
+    open_unfinished,
+)
 from throughline.shared.errors import CorruptColumn, ObjectStoreFailed
-from throughline.shared.files import PARTIAL, digest_file, flush
+from throughline.shared.files import digest_file
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
@@ -129,16 +135,10 @@ class FetchedColumns:
             f"{split}/{column.name}: rows {first:,} to {stop:,} of"
             f" {self.index.splits[split].count:,}, {size_mib:,.1f} MiB, from {self.store.url}"
         )
-        unfinished = path.with_name(path.name + PARTIAL)
-        resumes = unfinished.exists() and unfinished.stat().st_size == size
-        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            begin = objects[0].begin if objects else 0
-            end = objects[-1].begin + objects[-1].bytes if objects else 0
-            check_space(descriptor, unfinished, end - begin)
-            os.ftruncate(descriptor, size)
-            if end > begin:  # not so if all texts are empty
-                os.posix_fallocate(descriptor, begin, end - begin)
+        resumes = has_size(name_unfinished(path), size)
+        begin = objects[0].begin if objects else 0
+        end = objects[-1].begin + objects[-1].bytes if objects else 0
+        with open_unfinished(path, size, begin=begin, end=end) as descriptor:
             fetched = in_threads(
                 lambda one: self._fetch_object(one, descriptor, resumes=resumes),
                 objects,
@@ -146,11 +146,6 @@ class FetchedColumns:
             )
             for _ in progress(fetched, total=len(objects), label=f"fetch {split}", unit="objects"):
                 pass
-        finally:
-            os.close(descriptor)
-        flush(unfinished)
-        os.replace(unfinished, path)
-        flush(path.parent)
 
     def _list_objects(self, split: str, column: Column) -> list[ColumnObject]:
         found = list_objects(self.index, self.shards, split, column, self._whole.folder)

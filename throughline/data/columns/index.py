@@ -161,13 +161,19 @@ def write_rows(
     `values[name]` has shape (rows, *column.shape) and the column's dtype. The rows are safe on disk
     only after `flush`.
     """
-    digests, rows = {}, 0
+    chunk, encoded = encode_chunk(columns, start=start, values=values)
     for column in columns:
-        rows = len(values[column.name])
-        stored = encode_rows(column, values[column.name])
-        write_encoded_rows(folder, split, column, start=start, data=stored)
-        digests[column.name] = digest_blake3(stored)
-    return Chunk(start=start, count=rows, digests=digests)
+        write_encoded_rows(folder, split, column, start=start, data=encoded[column.name])
+    return chunk
+
+
+def encode_chunk(
+    columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
+) -> tuple[Chunk, dict[str, memoryview]]:
+    """Return the chunk of consecutive rows with its digests, and their bytes by column."""
+    encoded = {column.name: encode_rows(column, values[column.name]) for column in columns}
+    digests = {name: digest_blake3(data) for name, data in encoded.items()}
+    return Chunk(start=start, count=len(values[columns[0].name]), digests=digests), encoded
 
 
 def encode_rows(column: Column, values: np.ndarray) -> memoryview:

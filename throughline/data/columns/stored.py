@@ -13,6 +13,7 @@ again. Names follow from the index and the shards, so neither lists them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from throughline.data.columns.index import (
     Chunk,
     Column,
     SnapshotIndex,
-    encode_rows,
+    encode_chunk,
     find_span,
 )
 from throughline.data.shards.index import ShardIndex
@@ -107,6 +108,20 @@ def _object_name(key: str, split: str, column: str, start: int, digests: str) ->
     return f"{key}/{split}/{column}/{start:012d}-{digests}"
 
 
+def _join_chunks(
+    key: str, split: str, column: str, chunks: Sequence[Chunk], sizes: Sequence[int], begin: int = 0
+) -> ColumnObject:
+    digests = digest_blake2b(*(chunk.digests[column].encode() for chunk in chunks))
+    return ColumnObject(
+        name=_object_name(key, split, column, chunks[0].start, digests),
+        split=split,
+        column=column,
+        chunks=tuple(chunks),
+        sizes=tuple(sizes),
+        begin=begin,
+    )
+
+
 def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
     last = chunks[-1].start + chunks[-1].count - 1
     return f"column {column} of the {split} split, rows {chunks[0].start} to {last}"
@@ -122,47 +137,17 @@ def list_objects(
     """
     rows, end = index.splits[split], 0
     stored = rows.rows(column)
-    chunks = [chunk for chunk in rows.chunks if column.name in chunk.digests]
+    chunks = deque(chunk for chunk in rows.chunks if column.name in chunk.digests)
     for shard in shards.for_split(split):
         end += shard.examples
-        pending = _Pending()
         while chunks and chunks[0].start < end:
-            chunk = chunks.pop(0)
-            begin, stop = find_span(folder, split, column, chunk, stored)
-            pending.add(chunk, stop - begin, begin)
-            if pending.bytes >= OBJECT_BYTES:
-                yield pending.take(index.key, split, column.name)
-        if pending.chunks:
-            yield pending.take(index.key, split, column.name)
-
-
-class _Pending:
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.sizes: list[int] = []
-        self.begin = 0
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.sizes)
-
-    def add(self, chunk: Chunk, size: int, begin: int = 0) -> None:
-        self.begin = begin if not self.chunks else self.begin
-        self.chunks.append(chunk)
-        self.sizes.append(size)
-
-    def take(self, key: str, split: str, column: str) -> ColumnObject:
-        digests = digest_blake2b(*(chunk.digests[column].encode() for chunk in self.chunks))
-        taken = ColumnObject(
-            name=_object_name(key, split, column, self.chunks[0].start, digests),
-            split=split,
-            column=column,
-            chunks=tuple(self.chunks),
-            sizes=tuple(self.sizes),
-            begin=self.begin,
-        )
-        self.chunks, self.sizes = [], []
-        return taken
+            joined, sizes, first = list[Chunk](), list[int](), 0
+            while chunks and chunks[0].start < end and sum(sizes) < OBJECT_BYTES:
+                begin, stop = find_span(folder, split, column, chunks[0], stored)
+                first = first if joined else begin
+                joined.append(chunks.popleft())
+                sizes.append(stop - begin)
+            yield _join_chunks(index.key, split, column.name, joined, sizes, first)
 
 
 class ColumnUpload:
@@ -170,41 +155,33 @@ class ColumnUpload:
 
     def __init__(self, store: ObjectStore, key: str, split: str) -> None:
         self._store, self._key, self._split = store, key, split
-        self._pending: dict[str, tuple[_Pending, list[bytes | memoryview]]] = {}
+        self._pending = defaultdict[str, list[tuple[Chunk, bytes | memoryview]]](list)
         self.names: list[str] = []  #: objects that are in the store
 
     def write_rows(
         self, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
     ) -> Chunk:
         """Put consecutive rows of every column; return the chunk with its digests."""
-        encoded = {column.name: encode_rows(column, values[column.name]) for column in columns}
-        chunk = Chunk(
-            start=start,
-            count=len(values[columns[0].name]),
-            digests={name: digest_blake3(data) for name, data in encoded.items()},
-        )
+        chunk, encoded = encode_chunk(columns, start=start, values=values)
         for name, data in encoded.items():
             self.add(chunk, name, data)
         return chunk
 
     def add(self, chunk: Chunk, column: str, data: bytes | memoryview) -> None:
-        pending, parts = self._pending.setdefault(column, (_Pending(), []))
-        pending.add(chunk, len(data))
-        parts.append(data)
-        if pending.bytes >= OBJECT_BYTES:
+        pending = self._pending[column]
+        pending.append((chunk, data))
+        if sum(len(part) for _, part in pending) >= OBJECT_BYTES:
             self._put(column)
 
     def finish(self) -> None:
         """Put what still waits; then all objects are in the store."""
-        for column, (pending, _) in self._pending.items():
-            if pending.chunks:
-                self._put(column)
+        for column in [*self._pending]:
+            self._put(column)
 
     def _put(self, column: str) -> None:
-        pending, parts = self._pending[column]
-        one, data = pending.take(self._key, self._split, column), parts[0]
-        data = data if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        chunks, parts = zip(*self._pending.pop(column), strict=True)
+        one = _join_chunks(self._key, self._split, column, chunks, [len(part) for part in parts])
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         with one.naming_rows():
             found = self._store.find(one.name)
             if found is None or found.bytes != one.bytes:

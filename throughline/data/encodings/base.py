@@ -9,12 +9,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from throughline.plan.schema import Encoding, Feature, Storage
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
+from throughline.shared.object_store import ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from throughline.data.found import ExampleFile
@@ -61,30 +63,6 @@ OF_THE_FILE = (
 
 class UnreadableFile(RejectedValue):
     """This process could not get the bytes of a file; another process may."""
-
-
-class InputFile(Protocol):
-    """A file to examine, or an object or part that stands for one."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the file, or name of the object."""
-        ...
-
-    @property
-    def is_part(self) -> bool:
-        """Whether this is a part of a file that holds many examples."""
-        ...
-
-    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """Return the bytes.
-
-        `check` gets the open file, if any, and the size, and raises if it must not be read.
-
-        Raises:
-          RejectedValue: why it cannot be used.
-        """
-        ...
 
 
 class Root:
@@ -213,6 +191,33 @@ class StoredFile:
             raise RejectedValue("is a link to what is no regular file")
         if status.st_uid not in (0, os.geteuid(), self.root.stat().st_uid):
             raise RejectedValue("is a link to a file of another user")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectFile:
+    """An object as a file to examine; `data` is set if it is small and was read ahead."""
+
+    store: ObjectStore
+    object: StoredObject
+    data: bytes | None = None
+
+    @property
+    def path(self) -> Path:
+        return Path(self.object.name)
+
+    @property
+    def is_part(self) -> bool:
+        return False
+
+    def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
+        """Return the bytes; `check` gets the size before they are read, then the content, too."""
+        check(None, self.object.bytes)
+        data = self.store.read_as_listed(self.object) if self.data is None else self.data
+        check(BytesIO(data), len(data))
+        return data
+
+
+InputFile = StoredFile | ObjectFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # there may be millions

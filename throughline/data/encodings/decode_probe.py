@@ -6,19 +6,18 @@ A file that crashes or stalls the process is unusable; the next question starts 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 from throughline.shared.gc_pause import import_tensorflow_alone
 
 START_S = 300.0  # TensorFlow on a cold disk and busy cores
 ANSWER_S = 60.0
-_LENGTH = 8
 
 
 class Decoder:
@@ -26,6 +25,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._questions: Connection | None = None
         self._turn = threading.Lock()
 
     def __enter__(self) -> Decoder:
@@ -37,8 +37,12 @@ class Decoder:
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
         """Return why TensorFlow cannot use these bytes as an image of this size, or None."""
         with self._turn:
-            process = self._started()
-            answer = self._answer(process, data)
+            questions = self._questions or self._start()
+            try:
+                questions.send_bytes(data)
+                answer = questions.recv() if questions.poll(ANSWER_S) else None
+            except (EOFError, OSError):  # the process has ended
+                answer = None
             if answer is None:
                 self._end()
                 return f"TensorFlow's decoder crashes, or takes longer than {ANSWER_S:.0f} s"
@@ -51,82 +55,57 @@ class Decoder:
             )
         return None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            root = str(Path(__file__).parents[3].absolute())
-            paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    def _start(self) -> Connection:
+        root = str(Path(__file__).parents[3].absolute())
+        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        module = "throughline.data.encodings.decode_probe"
+        self._questions, answers = Pipe()
+        with answers:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "throughline.data.encodings.decode_probe"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", module, str(answers.fileno())],
+                pass_fds=[answers.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"},
             )
-            if _within(START_S, self._process, _read_line) is None:
-                raise RuntimeError(
-                    f"{sys.executable} -m throughline.data.encodings.decode_probe does not start;"
-                    " run it by hand to see why"
-                )
-        return self._process
-
-    @staticmethod
-    def _answer(process: subprocess.Popen[bytes], data: bytes) -> dict | None:
-        def ask(process: subprocess.Popen[bytes]) -> bytes | None:
-            assert process.stdin  # noqa: S101
-            process.stdin.write(len(data).to_bytes(_LENGTH, "little"))
-            process.stdin.write(data)
-            process.stdin.flush()
-            return _read_line(process)
-
-        line = _within(ANSWER_S, process, ask)
-        return None if line is None else json.loads(line)
+        try:
+            started = self._questions.poll(START_S) and self._questions.recv()
+        except EOFError:
+            started = False
+        if not started:
+            self._end()
+            raise RuntimeError(
+                f"{sys.executable} -m {module} does not start; run it by hand to see why"
+            )
+        return self._questions
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        if self._process and self._questions:
+            self._process.kill()
+            self._process.wait()
+            self._questions.close()
+        self._process = self._questions = None
 
 
-def _read_line(process: subprocess.Popen[bytes]) -> bytes | None:
-    assert process.stdout  # noqa: S101
-    return process.stdout.readline() or None
-
-
-def _within(limit_s: float, process: subprocess.Popen[bytes], exchange) -> bytes | None:  # noqa: ANN001
-    """Return what an exchange with a process returns, or None if it ends or takes too long."""
-    overdue = threading.Timer(limit_s, process.kill)
-    overdue.start()
-    try:
-        return exchange(process)
-    except BrokenPipeError:
-        return None
-    finally:
-        overdue.cancel()
-
-
-def answer_questions(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decode images, each given as its length and its bytes; answer each with a line of JSON."""
+def answer_questions(questions: Connection) -> None:
+    """Decode images, each given as its bytes; answer each with its size or its problem."""
     import_tensorflow_alone()
     import tensorflow as tf
 
-    answers.write(b"{}\n")
-    answers.flush()
-    while length := questions.read(_LENGTH):
-        data = questions.read(int.from_bytes(length, "little"))
+    questions.send(True)
+    while True:
+        try:
+            data = questions.recv_bytes()
+        except EOFError:  # nobody asks any more
+            return
         try:
             image = tf.io.decode_image(data, channels=3, expand_animations=False)
-            answer: dict = {"size": [int(side) for side in image.shape[:2]]}
+            questions.send({"size": [int(side) for side in image.shape[:2]]})
         except tf.errors.OpError as error:
-            answer = {
-                "problem": " ".join(error.message.rpartition("}}")[2].partition("[Op:")[0].split())
-            }
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+            said = error.message.rpartition("}}")[2].partition("[Op:")[0]
+            questions.send({"problem": " ".join(said.split())})
 
 
 if __name__ == "__main__":
-    # Keep what libraries print out of the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as own:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        answer_questions(sys.stdin.buffer, own)
+    answer_questions(Connection(int(sys.argv[1])))

@@ -21,7 +21,14 @@ from blake3 import blake3
 from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.tfrecord import read_records
-from throughline.data.storage import Storage, check_space, has_size, hold_fetch
+from throughline.data.storage import (
+    Storage,
+    check_space,
+    has_size,
+    hold_fetch,
+    name_unfinished,
+    open_unfinished,
+)
 from throughline.shared.errors import (
     CorruptShard,
     DiskRefused,
@@ -30,7 +37,7 @@ from throughline.shared.errors import (
     explain_index_alone,
     rebuild_hint,
 )
-from throughline.shared.files import PARTIAL, digest_file, flush
+from throughline.shared.files import digest_file, flush
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
@@ -171,7 +178,7 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
 
 
 def _move_to_other_disk(path: Path, cached: Path) -> None:
-    unfinished = cached.with_name(cached.name + PARTIAL)
+    unfinished = name_unfinished(cached)
     try:
         with unfinished.open("wb") as file:
             check_space(file.fileno(), unfinished, path.stat().st_size)
@@ -210,41 +217,27 @@ def _damaged(store: ObjectStore, shard: Shard, also: str = "") -> ObjectStoreFai
 
 
 def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
+    name, unfinished = object_name(shard.digest), name_unfinished(path)
+
+    def copy(start: int) -> None:
+        length = min(RANGE_BYTES, shard.bytes - start)
+        write_at(descriptor, store.read_range(name, start=start, length=length), start)
+
     with hold_fetch(path, shard.name):
         if has_size(path, shard.bytes):
             return
-        unfinished = path.with_name(path.name + PARTIAL)
-        for _ in range(1 + RETRIES):
-            try:
-                _copy_into(store, shard, unfinished)
-            except ObjectStoreFailed as error:
-                raise ObjectStoreFailed(
-                    f"{error} (shard {shard.name}; where it is gone, `dvc repro --force shard`"
-                    " puts it there again)"
-                ) from None
-            if digest_file(unfinished) == shard.digest:
-                flush(unfinished)
-                os.replace(unfinished, path)
-                flush(path.parent)
-                return
-        unfinished.unlink()
-        raise _damaged(store, shard, f", also when fetched {RETRIES} times more")
-
-
-def _copy_into(store: ObjectStore, shard: Shard, path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        check_space(descriptor, path, shard.bytes)
-        os.ftruncate(descriptor, shard.bytes)
-        if shard.bytes:
-            os.posix_fallocate(descriptor, 0, shard.bytes)
-
-        def copy(start: int) -> None:
-            length = min(RANGE_BYTES, shard.bytes - start)
-            data = store.read_range(object_name(shard.digest), start=start, length=length)
-            write_at(descriptor, data, start)
-
-        for _ in in_threads(copy, range(0, shard.bytes, RANGE_BYTES), workers=READERS):
-            pass
-    finally:
-        os.close(descriptor)
+        with open_unfinished(path, shard.bytes, end=shard.bytes) as descriptor:
+            for _ in range(1 + RETRIES):
+                try:
+                    starts = range(0, shard.bytes, RANGE_BYTES)
+                    for _ in in_threads(copy, starts, workers=READERS):
+                        pass
+                except ObjectStoreFailed as error:
+                    raise ObjectStoreFailed(
+                        f"{error} (shard {shard.name}; where it is gone, `dvc repro --force shard`"
+                        " puts it there again)"
+                    ) from None
+                if digest_file(unfinished) == shard.digest:
+                    return
+            unfinished.unlink()
+            raise _damaged(store, shard, f", also when fetched {RETRIES} times more")

@@ -290,11 +290,11 @@ def _map_values(manifest: Manifest) -> np.ndarray:
 
 
 def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
+    values = {"blocks": _read_blocks, "documents": _read_documents, "files": _read_files}
     storage = job.schema.input.encoding.storage
     if storage == "rows":
         return _framed_rows(job)
-    framed = {"blocks": _framed_blocks, "documents": _framed_documents, "files": _framed_files}
-    return chain.from_iterable(framed[storage](job))
+    return chain.from_iterable(_framed_values(job, values[storage](job)))
 
 
 def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
@@ -325,56 +325,11 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
         yield seal_frames(block)
 
 
-def _framed_blocks(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    for key, row, steps in job.rows[["key", "row", "label"]].itertuples(index=False):
-        yield frame(
-            encode_example(
-                key=key,
-                label=steps,
-                value=job.values[row : row + steps].tobytes(),
-                feature=job.schema.input.name,
-            )
-        )
-
-
-def _framed_documents(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    names, columns = ["key", "row", "label", "bytes", "digest"], job.examples.columns_of(job.rows)
-    for number, row in enumerate(job.rows[names].itertuples(index=False)):
-        key, begin, label, size, digest = row
-        value = job.values[begin : begin + size].tobytes()
-        if digest != digest_blake2b(value):
-            raise DamagedFile(
-                f"{job.examples.manifest.folder / DOCUMENTS} has other contents than ingest wrote;"
-                " run `dvc repro --force ingest`"
-            )
-        head, tail = encode_head_and_tail(
-            size,
-            key=key,
-            label=label,
-            feature=job.schema.input.name,
-            columns=b"" if columns is None else columns[number].tobytes(),
-        )
-        yield frame(head, value, tail)
-
-
-def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
-    rows = list(
-        job.rows[["id", "key", "label", "uri", "row", "bytes", "digest"]].itertuples(index=False)
-    )
-    parts = [
-        FilePart(example_id=example_id, uri=uri, offset=row, bytes=size)
-        for example_id, _, _, uri, row, size, _ in rows
-    ]
-    columns = job.examples.columns_of(job.rows)
-    for number, ((example_id, key, label, uri, _, _, digest), value) in enumerate(
-        zip(rows, read_parts(parts), strict=True)
-    ):
-        if digest_blake2b(value) != digest:
-            raise DataNotFound(
-                f"{uri} (example {example_id}) has other contents than at ingest;"
-                " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
-                " --verify`"
-            )
+def _framed_values(job: ShardJob, values: Iterable[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """Encode examples one by one; `values` are those of the rows of the shard, in order."""
+    rows, columns = job.rows, job.examples.columns_of(job.rows)
+    examples = zip(rows["key"].tolist(), rows["label"].tolist(), values, strict=True)
+    for number, (key, label, value) in enumerate(examples):
         head, tail = encode_head_and_tail(
             len(value),
             key=key,
@@ -383,3 +338,36 @@ def _framed_files(job: ShardJob) -> Iterator[tuple[bytes, ...]]:
             columns=b"" if columns is None else columns[number].tobytes(),
         )
         yield frame(head, value, tail)
+
+
+def _read_blocks(job: ShardJob) -> Iterator[bytes]:
+    for row, steps in job.rows[["row", "label"]].itertuples(index=False):
+        yield job.values[row : row + steps].tobytes()
+
+
+def _read_documents(job: ShardJob) -> Iterator[bytes]:
+    for begin, size, digest in job.rows[["row", "bytes", "digest"]].itertuples(index=False):
+        value = job.values[begin : begin + size].tobytes()
+        if digest != digest_blake2b(value):
+            raise DamagedFile(
+                f"{job.examples.manifest.folder / DOCUMENTS} has other contents than ingest wrote;"
+                " run `dvc repro --force ingest`"
+            )
+        yield value
+
+
+def _read_files(job: ShardJob) -> Iterator[bytes]:
+    parts = [
+        FilePart(example_id=example_id, uri=uri, offset=row, bytes=size)
+        for example_id, uri, row, size in job.rows[["id", "uri", "row", "bytes"]].itertuples(
+            index=False
+        )
+    ]
+    for part, value, digest in zip(parts, read_parts(parts), job.rows["digest"], strict=True):
+        if digest_blake2b(value) != digest:
+            raise DataNotFound(
+                f"{part.uri} (example {part.example_id}) has other contents than at ingest;"
+                " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
+                " --verify`"
+            )
+        yield value
