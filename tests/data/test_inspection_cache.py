@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -41,21 +41,30 @@ class Opened:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.ahead = folder / "in", 10
+        self.root, self.kept, self.ahead = folder / "in", folder / "kept", 10
         self.path = self.root / "a" / "x.jpg"
         self.path.parent.mkdir(parents=True)
         self.path.write_bytes(b"1234")
         self.file = ExampleFile(id="a/x.jpg", path=self.path, label="a")
-        self.database = sqlite3.connect(folder / "kept.sqlite")
+        self.stack = ExitStack()
         self.cache = self.open("one")
 
     def clock(self) -> int:
         return time.time_ns() + self.ahead * SECOND
 
     def open(self, key: str) -> InspectionCache:
-        cache = InspectionCache(self.database, root=Root(self.root), key=key, now=self.clock)
-        cache.prepare()
+        """A cache that is closed with the test."""
+        root = Root(self.root)
+        cache = self.stack.enter_context(open_inspection_cache(self.kept, root=root, key=key))
+        cache.now = self.clock
         return cache
+
+    def find_by_key(self, key: str) -> FileInfo | None:
+        """What a cache of its own finds, which is closed then."""
+        with open_inspection_cache(self.kept, root=Root(self.root), key=key) as cache:
+            cache.now = self.clock
+            (info,) = cache.find([self.file])
+            return info
 
     def keep(self, **found: object) -> None:
         info = FileInfo(**{"path": self.path, **FOUND, **found})
@@ -69,7 +78,7 @@ class Opened:
 @pytest.fixture
 def opened(tmp_path):
     one = Opened(tmp_path)
-    with closing(one.database):
+    with one.stack:
         yield one
 
 
@@ -157,21 +166,22 @@ def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened):
 
 def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(opened):
     opened.keep()
-    assert opened.open("two").find([opened.file]) == [None]
-    assert opened.open("one").find([opened.file]) != [None], "such as by a run with changes"
+    assert opened.find_by_key("two") is None
+    assert opened.find_by_key("one"), "such as by a run with changes"
     for number in range(inspection_cache.OTHERS_KEPT + 1):
-        opened.open(f"other{number}")
-        assert opened.open("one").find([opened.file]) != [None], "it was used between them"
+        opened.find_by_key(f"other{number}")
+        assert opened.find_by_key("one"), "it was used between them"
     for number in range(inspection_cache.OTHERS_KEPT + 1):
-        opened.open(f"more{number}")
-    assert opened.open("one").find([opened.file]) == [None]
+        opened.find_by_key(f"more{number}")
+    assert opened.find_by_key("one") is None
 
 
 @pytest.mark.parametrize("change", ["found = replace(found, '4', '5')", "inspected_ns = X'FF'"])
 def test_what_the_disk_has_changed_is_not_believed(opened, change):
     opened.keep()
-    with opened.database as database:
-        database.execute(f"UPDATE inspections_one SET {change}")
+    (path,) = opened.kept.glob("*-one.sqlite")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"UPDATE inspections SET {change}")
     assert opened.find() is None
 
 
@@ -327,7 +337,7 @@ def inspect_in(process: int, stored: StoredFile, converted: Path) -> FileInfo:
 def test_what_a_worker_alone_cannot_read_names_its_machine(opened, tmp_path, monkeypatch):
     """And what nobody can read is a reject."""
     monkeypatch.chdir(tmp_path)
-    node, cache = os.uname().nodename, InspectionCache(None, root=Root(opened.root), key="")
+    node, cache = os.uname().nodename, InspectionCache(None, root=Root(opened.root))
     with use_engine(workers=1):
         with pytest.raises(EngineFailed, match=rf"worker at {node} .*x\.jpg cannot be read: Not a"):
             find_by(partial(inspect_in, os.getpid()), opened, cache)

@@ -29,7 +29,6 @@ from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_fact, echo_problem, progress
 
 FILES_AT_ONCE = 64  # files in a batch; a kill loses one batch per thread
-FILES_LOOKED_UP = 4096
 STALE_SHOWN = 3
 
 Finding = FileInfo | Rejected
@@ -63,7 +62,7 @@ class FileInspection:
         """
         findings: list[Finding | None] = [None for _ in files]
         if not verify:
-            findings = self._find_unchanged(files)
+            findings = [*self.cache.find(files)]
         places = [place for place, finding in enumerate(findings) if finding is None]
         inspected = self._inspect_in_order([files[place] for place in places], verify=verify)
         passed = progress(inspected, total=len(places), label="ingest")
@@ -74,13 +73,6 @@ class FileInspection:
             same = len(files) - len(places)
             echo_fact(f"{same:,} of {len(files):,} files have not changed and were not read again")
         return [finding for finding in findings if finding is not None]
-
-    def _find_unchanged(self, files: Sequence[ExampleFile]) -> list[Finding | None]:
-        parts = (
-            files[start : start + FILES_LOOKED_UP]
-            for start in range(0, len(files), FILES_LOOKED_UP)
-        )
-        return [info for part in parts for info in self.cache.find(part)]
 
     def _inspect_in_order(self, files: Sequence[ExampleFile], *, verify: bool) -> Iterator[Finding]:
         """Inspect files in batches; each batch is cached as soon as it is complete."""

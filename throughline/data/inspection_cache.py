@@ -15,7 +15,7 @@ import sqlite3
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -32,15 +32,11 @@ SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
 # Settings that say where files are, or that apply after files are inspected.
 NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
-OTHERS_KEPT = 3  # tables of other settings to keep, such as those of a run with changes
+OTHERS_KEPT = 3  # databases of other settings to keep, such as those of a run with changes
 _SURPLUS = 1000  # entries of missing files that are kept, besides one for each file
-_CREATE = """CREATE TABLE IF NOT EXISTS {} (
+_CREATE = """CREATE TABLE IF NOT EXISTS inspections (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
 ) WITHOUT ROWID"""
-_USED = "CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, used_ns INTEGER)"
-_FORGET = "DELETE FROM used WHERE name NOT IN (SELECT name FROM sqlite_master)"
-_TABLES = """SELECT name FROM sqlite_master LEFT JOIN used USING (name)
-    WHERE name LIKE 'inspections%' ORDER BY coalesce(used_ns, 0)"""
 
 
 def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
@@ -70,40 +66,22 @@ class InspectionCache:
     Without a database nothing is cached. `now` is the clock [ns].
     """
 
-    def __init__(
-        self,
-        database: sqlite3.Connection | None,
-        *,
-        root: Root | ObjectFolder,
-        key: str,
-        now: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._database, self._root, self.now = database, root, now
-        self._table = f"inspections_{key}"
+    def __init__(self, database: sqlite3.Connection | None, *, root: Root | ObjectFolder) -> None:
+        self._database, self._root, self.now = database, root, time.time_ns
         self.damaged = False
-
-    def prepare(self) -> None:
-        """Create the table of this program and these settings; drop all others but the last few."""
-        with self._usable() as database:
-            if database:
-                database.execute(_USED)
-                others = [name for (name,) in database.execute(_TABLES) if name != self._table]
-                for name in others[:-OTHERS_KEPT]:
-                    database.execute(f"DROP TABLE IF EXISTS {name}")
-                database.execute(_CREATE.format(self._table))
-                with suppress(sqlite3.OperationalError), database:  # a full disk can still be read
-                    used = self._table, self.now()
-                    database.execute("INSERT OR REPLACE INTO used VALUES (?, ?)", used)
-                    database.execute(_FORGET)
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
         """Return what was found in each file; None if it has changed or is not cached."""
-        now_ns = self.now()
-        kept = self._look_up(files, before_ns=now_ns)
-        return [
-            _restore(file, found) if self._is_same(file, stamp, now_ns=now_ns) else None
-            for file, (stamp, found) in zip(files, kept, strict=True)
-        ]
+        now_ns, found = self.now(), list[FileInfo | None]()
+        for start in range(0, len(files), FILES_PER_QUERY):
+            part = files[start : start + FILES_PER_QUERY]
+            found += [
+                _restore(file, info) if self._is_same(file, stamp, now_ns=now_ns) else None
+                for file, (stamp, info) in zip(
+                    part, self._look_up(part, before_ns=now_ns), strict=True
+                )
+            ]
+        return found
 
     def _is_same(self, file: ExampleFile, stamp: str, *, now_ns: int) -> bool:
         return (
@@ -127,7 +105,7 @@ class InspectionCache:
             if database and rows:
                 with database:
                     database.executemany(
-                        f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?, ?, ?, ?)",
+                        "INSERT OR REPLACE INTO inspections VALUES (?, ?, ?, ?, ?)",
                         [(*row, _checksum(*row)) for row in rows],
                     )
 
@@ -148,29 +126,28 @@ class InspectionCache:
         with self._usable() as database:
             if not database:
                 return
-            (count,) = database.execute(f"SELECT count(*) FROM {self._table}").fetchone()
+            (count,) = database.execute("SELECT count(*) FROM inspections").fetchone()
             if count <= 2 * len(files) + _SURPLUS:
                 return
             present = {_name(file) for file in files}
             gone = [
                 (name,)
-                for (name,) in database.execute(f"SELECT file FROM {self._table}")
+                for (name,) in database.execute("SELECT file FROM inspections")
                 if name not in present
             ]
             with database:
-                database.executemany(f"DELETE FROM {self._table} WHERE file = ?", gone)
+                database.executemany("DELETE FROM inspections WHERE file = ?", gone)
 
     def _look_up(self, files: Sequence[ExampleFile], *, before_ns: int) -> list[tuple[str, str]]:
+        """Return stamp and finding of up to `FILES_PER_QUERY` files; empty if not cached."""
         kept: dict[bytes, tuple[str, str]] = {}
+        names = [_name(file) for file in files]
+        query = f"SELECT * FROM inspections WHERE file IN ({','.join('?' * len(names))})"
         with self._usable() as database:
-            for start in range(0, len(files) if database else 0, FILES_PER_QUERY):
-                names = [_name(file) for file in files[start : start + FILES_PER_QUERY]]
-                marks = ",".join("?" * len(names))
-                query = f"SELECT * FROM {self._table} WHERE file IN ({marks})"
-                for *row, checksum in database.execute(query, names):  # type: ignore[union-attr]
-                    name, stamp, inspected_ns, found = row
-                    if checksum == _checksum(*row) and inspected_ns <= before_ns:
-                        kept[name] = stamp, found
+            for *row, checksum in database.execute(query, names) if database else ():
+                name, stamp, inspected_ns, found = row
+                if checksum == _checksum(*row) and inspected_ns <= before_ns:
+                    kept[name] = stamp, found
         return [kept.get(_name(file), ("", "")) for file in files]
 
     @contextmanager
@@ -197,25 +174,30 @@ def open_inspection_cache(
     """Open the cache of a source, a file in `folder`, for the length of the block.
 
     Without a folder nothing is cached. A damaged file is replaced. `key` is a digest of everything
-    that decides what is found in a file.
+    that decides what is found in a file; of the files of other keys, the last few are kept.
     """
     if folder is None:
-        yield InspectionCache(None, root=root, key=key)
+        yield InspectionCache(None, root=root)
         return
-    path = folder / f"{digest_blake2b(os.fsencode(root.real))}.sqlite"
+    name = digest_blake2b(os.fsencode(root.real))
+    path = folder / f"{name}-{key}.sqlite"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         database = _open(path)
     except (OSError, sqlite3.Error) as error:
         echo_problem(f"what is found in files cannot be kept in {from_here(path)}: {error}")
-        yield InspectionCache(None, root=root, key=key)
+        yield InspectionCache(None, root=root)
         return
     with closing(database):
-        cache = InspectionCache(database, root=root, key=key)
-        cache.prepare()
+        cache = InspectionCache(database, root=root)
         yield cache
     if cache.damaged:
         _remove(path)
+    with suppress(OSError):  # another process may have removed some
+        by_age = sorted(folder.glob(f"{name}*.sqlite"), key=lambda one: one.stat().st_mtime_ns)
+        for other in [one for one in by_age if one != path][:-OTHERS_KEPT]:
+            _remove(other)
+        os.utime(path, ns=(cache.now(), cache.now()))
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -225,6 +207,7 @@ def _open(path: Path) -> sqlite3.Connection:
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(_CREATE)
         except sqlite3.OperationalError:  # from the disk, or from another process
             database.close()
             raise
