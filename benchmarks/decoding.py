@@ -25,8 +25,7 @@ import numpy as np
 from PIL import Image
 
 from throughline.data.encodings.base import FileInfo, RejectedValue, StoredFile
-from throughline.data.encodings.decode_probe import Decoder
-from throughline.data.encodings.image_files import inspect_image
+from throughline.data.encodings.image_files import ImageInspector
 
 MAX_PIXELS = 1_000_000
 Mutation = Callable[[bytearray, random.Random], bytes]
@@ -202,17 +201,12 @@ def compare(count: int, seed: int, folder: Path) -> tuple[Counter[str], Mapping[
     seen, disagreements = Counter(), {}
     converted = folder / "converted"
     converted.mkdir()
-    with Decoder() as decoder:
+    with ImageInspector(MAX_PIXELS) as inspect:
         for name, data in mutated(count, seed):
             path = folder / name
             path.write_bytes(data)
             try:
-                examined: FileInfo | None = inspect_image(
-                    StoredFile(path=path, root=folder),
-                    max_pixels=MAX_PIXELS,
-                    converted=converted,
-                    decoder=decoder,
-                )
+                examined: FileInfo | None = inspect(StoredFile(path=path, root=folder), converted)
             except RejectedValue:
                 examined = None
             try:

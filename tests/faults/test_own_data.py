@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import closing
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_files_as_they_are_usually_written_need_no_second_opinion(tmp_path, suff
 def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_path, monkeypatch):
     picture(1).save(tmp_path / "x.png")
     data = (tmp_path / "x.png").read_bytes()
-    with Decoder() as decoder:
+    with closing(Decoder()) as decoder:
         assert decoder.find_problem(data, height=30, width=40) is None
         for happens in (signal.SIGKILL, signal.SIGSTOP):
             os.kill(decoder._process.pid, happens)

@@ -34,7 +34,7 @@ from throughline.config.params import load_params
 from throughline.data.columns.index import read_index
 from throughline.data.encodings.base import RejectedValue, StoredFile
 from throughline.data.encodings.decode_probe import Decoder
-from throughline.data.encodings.image_files import inspect_image
+from throughline.data.encodings.image_files import ImageInspector
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
@@ -67,12 +67,9 @@ def parse_image(data: bytes, folder: Path) -> None:
     (folder / "x.png").write_bytes(data)
     (folder / "converted").mkdir(exist_ok=True)
     try:
-        inspect_image(
-            StoredFile(path=folder / "x.png", root=folder),
-            max_pixels=100_000,
-            converted=folder / "converted",
-            decoder=_NoDecoder(),
-        )
+        inspect = ImageInspector(100_000)
+        inspect.decoder = _NoDecoder()
+        inspect(StoredFile(path=folder / "x.png", root=folder), folder / "converted")
     except RejectedValue as reason:
         str(reason).encode()
 

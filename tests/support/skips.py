@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.postgres import installed
-from throughline.shared.limits import VERSIONS, list_cgroups
+from throughline.shared.limits import MEMORY_FILES, list_cgroups
 
 TORCH = os.environ.get("TORCH_PYTHON", "")
 
@@ -62,7 +62,7 @@ def make_memory_cgroup() -> Path | None:
     with processes.
     """
     for kind, levels in list_cgroups(Path("/proc/self"), "memory"):
-        limit = VERSIONS[kind].limit
+        limit = MEMORY_FILES[kind][0]
         for parent in levels:
             made = parent / f"throughline-{os.getpid()}"
             try:

@@ -75,27 +75,26 @@ def fetch_fashion_mnist(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     origins, problems = [], []
     for get in (_copy, _download, _unpack):
-        missing = [
-            name
-            for name, digest in FASHION_MNIST.items()
-            if not _is_valid_copy(folder / name, digest)
-        ]
+        missing = _find_missing(folder)
         if not missing:
             break
         try:
             origins.append(get(missing, folder))
         except Unreachable as reason:
             problems.append(str(reason))
-    missing = [
-        name for name, digest in FASHION_MNIST.items() if not _is_valid_copy(folder / name, digest)
-    ]
-    if missing:
+    if missing := _find_missing(folder):
         raise DataNotFound(
             f"Fashion-MNIST ({missing[0]}) is not to be had. Tried: {'; '.join(problems)}. Put the"
             f" four published files into {FASHION_MNIST_COPIES[1]}, or install Debian's"
             f" {FASHION_MNIST_PACKAGE}, and run the same command again"
         )
     return f"Fashion-MNIST from {', '.join(origins) or 'an earlier, interrupted fetch'}"
+
+
+def _find_missing(folder: Path) -> list[str]:
+    return [
+        name for name, digest in FASHION_MNIST.items() if not _is_valid_copy(folder / name, digest)
+    ]
 
 
 def _copy(missing: Sequence[str], folder: Path) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import cast
 
 from throughline.data.encodings.base import FileEncoding
+from throughline.data.found import find_suffix
 from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
@@ -23,114 +22,85 @@ Parts = tuple[str, ...]
 _SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathList:
-    """The cells of `column` in the list `table`: paths of files below `root` with these suffixes.
-
-    The share `may_lack` of them may have no file.
-    """
-
-    table: Path
-    column: str
-    root: Path
-    names: Sequence[str]
-    suffixes: Collection[str]
-    may_lack: float
-
-    def find_files(self) -> tuple[Mapping[str, str], str]:
-        """Return the path below the root of each name that has one, and the rule that found them.
-
-        The rule is empty if names are paths as written.
-
-        Raises:
-          UnreadableSource: too many names have no file, or a name fits several files; says which
-            file was looked for, and what is there.
-        """
-        names = [*dict.fromkeys(name for name in self.names if name)]
-        there = {name: name for name in names if _is_file(self.root / name)}
-        if self._are_most(there, names):
-            return there, ""
-        files = [*_walk(self.root)]
-        if there:
-            self._refuse_missing(there, names)
-        by_name = {
-            name: tuple(filter(_is_part, name.replace("\\", "/").split("/"))) for name in names
-        }
-        by_name = {name: parts for name, parts in by_name.items() if parts}
-        shared = _find_shared([parts[:-1] for parts in by_name.values()])
-        indexes = {False: _index(files, ()), True: _index(files, self.suffixes)}
-        for left_out in range(len(shared) + 1):
-            for lacks_suffix, index in indexes.items():
-                found = {
-                    name: [
-                        one for one in index.get(parts[-1], ()) if _ends(one, parts[left_out:-1])
-                    ]
-                    for name, parts in by_name.items()
-                }
-                found = {name: matches for name, matches in found.items() if matches}
-                if self._are_most(found, names):
-                    chosen = self._choose(found, by_name, left_out)
-                    rule = _describe(chosen, by_name, shared[:left_out], lacks_suffix=lacks_suffix)
-                    return {name: "/".join(parts) for name, parts in chosen.items()}, rule
-        self._refuse_all(names[0], files)
-        return {}, ""
-
-    def _are_most(self, found: Mapping[str, object], names: Sequence[str]) -> bool:
-        return len(names) - len(found) <= self.may_lack * len(names)
-
-    def _choose(
-        self, found: Mapping[str, list[Parts]], by_name: Mapping[str, Parts], left_out: int
-    ) -> dict[str, Parts]:
-        """Return one file per name: the one directly below the root if each name has one there."""
-        direct = {
-            name: [one for one in matches if len(one) == len(by_name[name]) - left_out]
-            for name, matches in found.items()
-        }
-        matches = direct if all(direct.values()) else found
-        for name, several in matches.items():
-            if several[1:]:
-                shown = " or ".join("/".join(one) for one in sorted(several)[:_SHOWN])
-                raise UnreadableSource(
-                    f"{self.table}: column {self.column}: {name} may be {shown}, below {self.root}",
-                    f"write whole paths into the column, relative to {self.root}",
-                )
-        return {name: several[0] for name, several in matches.items()}
-
-    def _refuse_missing(self, there: Mapping[str, str], names: Sequence[str]) -> None:
-        lacking = [name for name in names if name not in there]
-        raise UnreadableSource(
-            f"{self.table}: column {self.column}: {len(lacking):,} of {len(names):,} files are not"
-            f" below {self.root}, such as {lacking[0]}; {next(iter(there))} is",
-            "bring these files there, or take their rows out of the list",
-        )
-
-    def _refuse_all(self, name: str, files: Sequence[Parts]) -> None:
-        base = name.replace("\\", "/").rpartition("/")[2]
-        like = [one for one in files if _suffix(one[-1]) in self.suffixes]
-        near = [one for one in like if _stem(one[-1]).casefold() == _stem(base).casefold()]
-        there = f"there is {'/'.join(min(near or like))}" if like else "there are no such files"
-        raise UnreadableSource(
-            f"{self.table}: column {self.column}: its paths are not those of files below"
-            f" {self.root}: {name} was looked for, also without its folders and with a suffix, and"
-            f" {there}",
-            "set data.path to the folder of both list and files, or write paths relative to the"
-            " list's folder into the column",
-        )
-
-
 def find_listed(
     names: Sequence[str], table: Path, root: Path, settings: DataSettings
 ) -> tuple[list[str], dict[str, int]]:
-    """Return the paths below `root` for names in a table, and the number of names by rule."""
-    found, rule = PathList(
-        table=table,
-        column=settings.path_column,
-        root=root,
-        names=names,
-        suffixes=cast("FileEncoding", find_encoding("image")).suffixes,
-        may_lack=settings.max_reject_fraction,
-    ).find_files()
-    return [found.get(name, name) for name in names], {rule: len(found)} if rule else {}
+    """Return the paths below `root` for names in a table, and the number of names by rule.
+
+    The share `data.max_reject_fraction` of them may have no file; they stay as they are. There is
+    no rule if names are paths as written.
+
+    Raises:
+      UnreadableSource: too many names have no file, or a name fits several files; says which file
+        was looked for, and what is there.
+    """
+    where = f"{table}: column {settings.path_column}"
+    wanted = [*dict.fromkeys(name for name in names if name)]
+    may_lack = settings.max_reject_fraction * len(wanted)
+    there = {name: name for name in wanted if _is_file(root / name)}
+    if len(wanted) - len(there) <= may_lack:
+        return list(names), {}
+    if there:
+        lacking = [name for name in wanted if name not in there]
+        raise UnreadableSource(
+            f"{where}: {len(lacking):,} of {len(wanted):,} files are not below {root}, such as"
+            f" {lacking[0]}; {next(iter(there))} is",
+            "bring these files there, or take their rows out of the list",
+        )
+    files = [*_walk(root)]
+    suffixes = cast("FileEncoding", find_encoding("image")).suffixes
+    by_name = {name: _split(name) for name in wanted if _split(name)}
+    shared = os.path.commonprefix([parts[:-1] for parts in by_name.values()])  # noqa: RUF071 - of parts
+    indexes = {False: _index(files, ()), True: _index(files, suffixes)}
+    for left_out in range(len(shared) + 1):
+        for lacks_suffix, index in indexes.items():
+            matches = {
+                name: [one for one in index.get(parts[-1], ()) if _ends(one, parts[left_out:-1])]
+                for name, parts in by_name.items()
+            }
+            matches = {name: found for name, found in matches.items() if found}
+            if len(wanted) - len(matches) <= may_lack:
+                lengths = {name: len(by_name[name]) - left_out for name in matches}
+                chosen = _choose(matches, lengths, where, root)
+                rule = _describe(chosen, by_name, shared[:left_out], lacks_suffix=lacks_suffix)
+                paths = {name: "/".join(parts) for name, parts in chosen.items()}
+                return [paths.get(name, name) for name in names], {rule: len(chosen)}
+    base = wanted[0].replace("\\", "/").rpartition("/")[2]
+    like = [one for one in files if find_suffix(one[-1]) in suffixes]
+    near = [one for one in like if _stem(one[-1]).casefold() == _stem(base).casefold()]
+    seen = f"there is {'/'.join(min(near or like))}" if like else "there are no such files"
+    raise UnreadableSource(
+        f"{where}: its paths are not those of files below {root}: {wanted[0]} was looked for, also"
+        f" without its folders and with a suffix, and {seen}",
+        "set data.path to the folder of both list and files, or write paths relative to the list's"
+        " folder into the column",
+    )
+
+
+def _choose(
+    matches: Mapping[str, list[Parts]], lengths: Mapping[str, int], where: str, root: Path
+) -> dict[str, Parts]:
+    """Return one file per name: the one directly below the root if each name has one there.
+
+    `lengths` are the numbers of parts that such a file's path has.
+    """
+    direct = {
+        name: [one for one in several if len(one) == lengths[name]]
+        for name, several in matches.items()
+    }
+    matches = direct if all(direct.values()) else matches
+    for name, several in matches.items():
+        if several[1:]:
+            shown = " or ".join("/".join(one) for one in sorted(several)[:_SHOWN])
+            raise UnreadableSource(
+                f"{where}: {name} may be {shown}, below {root}",
+                f"write whole paths into the column, relative to {root}",
+            )
+    return {name: several[0] for name, several in matches.items()}
+
+
+def _split(name: str) -> Parts:
+    return tuple(part for part in name.replace("\\", "/").split("/") if part not in ("", "."))
 
 
 def _is_file(path: Path) -> bool:
@@ -148,22 +118,8 @@ def _walk(root: Path) -> Iterator[Parts]:
         yield from ((*above, name) for name in names if not name.startswith("."))
 
 
-def _is_part(part: str) -> bool:
-    return part not in ("", ".")
-
-
-def _find_shared(folders: Sequence[Parts]) -> Parts:
-    first, last = min(folders), max(folders)
-    same = (one == other for one, other in zip(first, last, strict=False))
-    return tuple(part for part, _ in zip(first, takewhile(bool, same), strict=False))
-
-
 def _stem(name: str) -> str:
     return name.rpartition(".")[0] or name
-
-
-def _suffix(name: str) -> str:
-    return name[len(_stem(name)) :].lower()
 
 
 def _index(files: Sequence[Parts], suffixes: Collection[str]) -> dict[str, list[Parts]]:
@@ -172,7 +128,7 @@ def _index(files: Sequence[Parts], suffixes: Collection[str]) -> dict[str, list[
     for one in files:
         if not suffixes:
             index[one[-1]].append(one)
-        elif _suffix(one[-1]) in suffixes:
+        elif find_suffix(one[-1]) in suffixes:
             index[_stem(one[-1])].append(one)
     return index
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from throughline.data.encodings.base import InputFile, ObjectFile, StoredFile
 from throughline.shared.data_url import find_single, open_below
@@ -46,9 +46,9 @@ class ObjectFolder:
     copy: Path | None = None
     stamped_by: ClassVar[str] = "sizes, times and tags"
 
-    def __reduce__(self) -> tuple[Callable[..., ObjectFolder], tuple[ObjectStore, Path | None]]:
+    def __getstate__(self) -> dict[str, Any]:
         """Pickle without the listing: another process is given the objects that it reads."""
-        return _without_listing, (self.store, self.copy)
+        return {**self.__dict__, "objects": ()}
 
     @property
     def real(self) -> str:
@@ -141,10 +141,6 @@ class ObjectFolder:
                 f"{self.store.address(changed[0])}{more} changed while ingest was reading; run the"
                 " same command again"
             )
-
-
-def _without_listing(store: ObjectStore, copy: Path | None) -> ObjectFolder:
-    return ObjectFolder(store=store, objects=(), copy=copy)
 
 
 def _content(one: StoredObject | None) -> tuple[int, str] | None:

@@ -12,7 +12,6 @@ import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,10 +35,10 @@ def code_digest(
     folder and the folder that holds this program.
     """
     files = project_files(*modules, roots=roots, without=without)
-    parts = [f"{name}\n{_read(path).digest}" for name, path in files.items()]
-    for name in (name for name in modules if name not in files):
-        path = find_source(name)
-        parts.append(f"{name}\n{_read(path).digest if path else ''}")
+    others = [(name, find_source(name)) for name in modules if name not in files]
+    parts = [
+        f"{name}\n{_read(path)[0] if path else ''}" for name, path in (*files.items(), *others)
+    ]
     return digest_blake2b(*(part.encode() for part in sorted(parts)))
 
 
@@ -63,7 +62,8 @@ def project_files(
         if path is None:
             continue
         files[name] = path
-        pending += _parents(name)
+        parts = name.split(".")
+        pending += [".".join(parts[:count]) for count in range(1, len(parts))]
         pending += _imports(name, path)
     return files
 
@@ -108,49 +108,36 @@ def imported_packages(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleCode:
-    """The digest of a file's syntax tree without docstrings, and its imports.
-
-    Each of the `imports` is (dots, module, name).
-    """
-
-    digest: str
-    imports: tuple[tuple[int, str, str], ...]
+Import = tuple[int, str, str]  # dots, module, name
 
 
-def _read(path: Path) -> ModuleCode:
+def _read(path: Path) -> tuple[str, list[Import]]:
+    """Return the digest of a file's syntax tree without docstrings, and its imports."""
     state = path.stat()
     return _read_state(path, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _read_state(path: Path, _mtime_ns: int, _size: int) -> ModuleCode:
-    tree, imports = parse_source(path), []
+def _read_state(path: Path, _mtime_ns: int, _size: int) -> tuple[str, list[Import]]:
+    tree, imports = parse_source(path), list[Import]()
     for node in _walk_statements(tree):
         if isinstance(node, ast.Import):
             imports += [(0, alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imports += [(node.level, node.module or "", alias.name) for alias in node.names]
-    text = ast.dump(_without_docstrings(tree))
-    return ModuleCode(digest=digest_blake2b(text.encode()), imports=tuple(imports))
+    return digest_blake2b(ast.dump(_without_docstrings(tree)).encode()), imports
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
     """Yield the names of possible modules that a file imports: `from a import b` may mean a.b."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for dots, base, name in _read(path).imports:
+    for dots, base, name in _read(path)[1]:
         if dots:
             above = package.split(".")[: len(package.split(".")) - dots + 1]
             base = ".".join([*above, *([base] if base else [])])
         yield base
         if name:
             yield f"{base}.{name}"
-
-
-def _parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _find_file(module: str, roots: Sequence[Path]) -> Path | None:

@@ -66,13 +66,9 @@ def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
         security: Any = Security.temporary()
         with (
             LocalCluster(**options, security=security) as cluster,
-            _connect(_address(cluster), security) as client,
+            _connect(str(cluster.scheduler_address), security) as client,
         ):
             yield DaskEngine(client, "engine.workers", scratch)
-
-
-def _address(cluster: Any) -> str:
-    return cluster.scheduler_address
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from throughline.shared.errors import EngineFailed
 from throughline.shared.progress import in_threads
@@ -16,13 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Engine(Protocol):
-    def __call__(
-        self, function: Callable[[T], R], items: Iterable[T], *, workers: int
-    ) -> Iterator[R]: ...
-
-
-_CURRENT: ContextVar[_Engine] = ContextVar("engine", default=in_threads)
+_CURRENT: ContextVar[Callable[..., Iterator[Any]]] = ContextVar("engine", default=in_threads)
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:

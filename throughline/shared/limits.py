@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -13,24 +12,11 @@ import psutil
 KEPT_SHARE = 0.8  # share of the available memory in which a training may keep a split
 
 
-@dataclass(frozen=True, kw_only=True)
-class CgroupVersion:
-    """Memory files of a cgroup version; `file_pages` are the `memory.stat` fields of file pages."""
-
-    limit: str
-    usage: str
-    file_pages: tuple[str, str]
-
-
-VERSIONS = {
-    "cgroup": CgroupVersion(
-        limit="memory.limit_in_bytes",
-        usage="memory.usage_in_bytes",
-        file_pages=("total_active_file", "total_inactive_file"),
-    ),
-    "cgroup2": CgroupVersion(
-        limit="memory.max", usage="memory.current", file_pages=("active_file", "inactive_file")
-    ),
+# By the type of a cgroup's file system: the files of its memory limit and usage, and what the names
+# of the fields in `memory.stat` begin with.
+MEMORY_FILES = {
+    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    "cgroup2": ("memory.max", "memory.current", ""),
 }
 
 
@@ -43,7 +29,7 @@ def available_memory(process: Path = Path("/proc/self")) -> int:
     /proc that lists the cgroups.
     """
     left = (
-        _left_below_limit(level, VERSIONS[kind])
+        _left_below_limit(level, *MEMORY_FILES[kind])
         for kind, levels in list_cgroups(process, "memory")
         for level in levels
     )
@@ -129,17 +115,18 @@ def _unescape(path: str) -> str:
     return os.fsdecode(os.fsencode(path).decode("unicode_escape").encode("latin-1"))
 
 
-def _left_below_limit(folder: Path, version: CgroupVersion) -> int | None:
+def _left_below_limit(folder: Path, limits: str, usages: str, prefix: str) -> int | None:
     """Return the bytes left below the limit of one cgroup; None without a limit."""
     try:
-        limit = (folder / version.limit).read_text().strip()
+        limit = (folder / limits).read_text().strip()
         if limit == "max":
             return None
-        usage = int((folder / version.usage).read_text())
+        usage = int((folder / usages).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:  # the root has no limit; other groups may be invisible
         return None
-    return int(limit) - usage + sum(int(stat.get(name, 0)) for name in version.file_pages)
+    pages = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return int(limit) - usage + pages
 
 
 def _read_quota(folder: Path) -> float | None:

@@ -21,18 +21,12 @@ ANSWER_S = 60.0
 
 
 class Decoder:
-    """A decoding process, which ends with the block; any thread may ask."""
+    """A decoding process, which starts at the first question; any thread may ask."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._questions: Connection | None = None
         self._turn = threading.Lock()
-
-    def __enter__(self) -> Decoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
 
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
         """Return why TensorFlow cannot use these bytes as an image of this size, or None."""
@@ -44,7 +38,7 @@ class Decoder:
             except (EOFError, OSError):  # the process has ended
                 answer = None
             if answer is None:
-                self._end()
+                self.close()
                 return f"TensorFlow's decoder crashes, or takes longer than {ANSWER_S:.0f} s"
         if "problem" in answer:
             return f"TensorFlow cannot decode it: {answer['problem']}"
@@ -74,13 +68,13 @@ class Decoder:
         except EOFError:
             started = False
         if not started:
-            self._end()
+            self.close()
             raise RuntimeError(
                 f"{sys.executable} -m {module} does not start; run it by hand to see why"
             )
         return self._questions
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._process and self._questions:
             self._process.kill()
             self._process.wait()

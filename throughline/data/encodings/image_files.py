@@ -10,17 +10,15 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from throughline.data.encodings.base import FileInfo, InputFile, Inspect, RejectedValue
+from throughline.data.encodings.base import FileInfo, InputFile, RejectedValue
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_soundness import is_sound
-from throughline.settings import DataSettings
 from throughline.shared.files import atomic_file, digest_blake2b
 
 LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
@@ -44,19 +42,13 @@ _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 Image.MAX_IMAGE_PIXELS = None
 
 
-@contextmanager
-def open_inspector(settings: DataSettings) -> Iterator[Inspect]:
-    """Open an inspector that decodes images and checks that TensorFlow sees the same picture.
+class ImageInspector:
+    """Inspects image files within a block; each process that this is sent to has its own decoder.
 
     Any thread may use it: Pillow decodes without the GIL, TensorFlow outside of this process.
+    Memory is bounded by `max_pixels`: larger images are refused by their header, and files larger
+    than their pixels before they are read.
     """
-    inspector = ImageInspector(settings.max_pixels)
-    with inspector.decoder:
-        yield inspector
-
-
-class ImageInspector:
-    """Inspects image files; each process that this is sent to has a decoder of its own."""
 
     def __init__(self, max_pixels: int) -> None:
         self.max_pixels, self.decoder = max_pixels, Decoder()
@@ -64,66 +56,52 @@ class ImageInspector:
     def __reduce__(self) -> tuple[type[ImageInspector], tuple[int]]:
         return ImageInspector, (self.max_pixels,)
 
+    def __enter__(self) -> ImageInspector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.decoder.close()
+
     def __call__(self, file: InputFile, converted: Path) -> FileInfo:
-        return inspect_image(
-            file, max_pixels=self.max_pixels, converted=converted, decoder=self.decoder
+        """Decode an image file completely, and check that TensorFlow will see the same picture.
+
+        A converted copy is written into the folder `converted`, named by the original's digest.
+
+        Raises:
+          RejectedValue: the reason, in words for the list of rejected examples.
+        """
+        data = file.read(lambda opened, size: _check_file(opened, size, self.max_pixels))
+        path = file.path
+        with _opened(io.BytesIO(data)) as image:
+            _check_pixels(image, self.max_pixels)
+            # MPO, as phones say, is a JPEG with more pictures after it, which no decoder looks at.
+            kind = "JPEG" if image.format == "MPO" else image.format or "?"
+            image.load()
+            kept = _decodes_as_is(image)
+            upright = image if kept else _to_8_bit(image, data)
+            deep = image.mode in _DEEP_MODES or (kind == "PNG" and data[_DEPTH] == DEEP)
+            dark = deep and np.asarray(upright).max() < DARK
+        height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
+        if kept and not is_sound(data):
+            problem = self.decoder.find_problem(data, height=height, width=width)
+            if problem:
+                raise RejectedValue("damaged image", f": {problem}")
+        # The name of a file of many says nothing about its images.
+        named = file.is_part or path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
+        note = None if named else f"content is {kind}"
+        if not kept:
+            path = converted / f"{digest_blake2b(data)}.png"
+            if not path.exists():
+                with atomic_file(path) as temporary:
+                    upright.save(temporary, format="PNG", compress_level=1)
+            data = path.read_bytes()
+        return FileInfo(
+            path=path,
+            bytes=len(data),
+            digest=digest_blake2b(data),
+            shape=(height, width, channels),
+            note=DARK_NOTE if dark else note,
         )
-
-
-def inspect_image(
-    file: InputFile, *, max_pixels: int, converted: Path, decoder: Decoder
-) -> FileInfo:
-    """Decode an image file completely, and check that TensorFlow will see the same picture.
-
-    A converted copy is written into the folder `converted`, named by the digest of the original.
-    Memory is bounded by `max_pixels`: larger images are refused by their header, and files larger
-    than their pixels before they are read.
-
-    Raises:
-      RejectedValue: the reason, in words for the list of rejected examples.
-    """
-    data = file.read(lambda opened, size: _check_file(opened, size, max_pixels))
-    info = _inspect(data, file.path, max_pixels=max_pixels, converted=converted, decoder=decoder)
-    # The name of a file of many says nothing about its images.
-    return replace(info, note=None) if file.is_part and info.note != DARK_NOTE else info
-
-
-def _inspect(
-    data: bytes, path: Path, *, max_pixels: int, converted: Path, decoder: Decoder
-) -> FileInfo:
-    with _opened(io.BytesIO(data)) as image:
-        _check_pixels(image, max_pixels)
-        # MPO, as phones say, is a JPEG with more pictures after it, which no decoder looks at.
-        kind = "JPEG" if image.format == "MPO" else image.format or "?"
-        image.load()
-        kept = _decodes_as_is(image)
-        upright = image if kept else _to_8_bit(image, data)
-        deep = image.mode in _DEEP_MODES or (kind == "PNG" and data[_DEPTH] == DEEP)
-        dark = deep and np.asarray(upright).max() < DARK
-    height, width, channels = upright.height, upright.width, 1 if upright.mode == "L" else 3
-    problem = (
-        decoder.find_problem(data, height=height, width=width)
-        if kept and not is_sound(data)
-        else None
-    )
-    if problem:
-        raise RejectedValue("damaged image", f": {problem}")
-    named = path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
-    note = None if named else f"content is {kind}"
-    note = DARK_NOTE if dark else note
-    if not kept:
-        path = converted / f"{digest_blake2b(data)}.png"
-        if not path.exists():
-            with atomic_file(path) as temporary:
-                upright.save(temporary, format="PNG", compress_level=1)
-        data = path.read_bytes()
-    return FileInfo(
-        path=path,
-        bytes=len(data),
-        digest=digest_blake2b(data),
-        shape=(height, width, channels),
-        note=note,
-    )
 
 
 def _check_file(file: BinaryIO | None, size: int, max_pixels: int) -> None:

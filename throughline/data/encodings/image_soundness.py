@@ -16,23 +16,7 @@ _CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
 _FILTERS = 5
 # Chunks that encoders usually write. Others may be right as well, but are rare enough to ask.
 _PLAIN_CHUNKS = frozenset(
-    {
-        b"IHDR",
-        b"IDAT",
-        b"IEND",
-        b"bKGD",
-        b"pHYs",
-        b"gAMA",
-        b"cHRM",
-        b"sBIT",
-        b"sRGB",
-        b"iTXt",
-        b"tEXt",
-        b"zTXt",
-        b"tIME",
-        b"eXIf",
-        b"iCCP",
-    }
+    b"IHDR IDAT IEND bKGD pHYs gAMA cHRM sBIT sRGB iTXt tEXt zTXt tIME eXIf iCCP".split()
 )
 _REPEATED = frozenset({b"IDAT", b"iTXt", b"tEXt", b"zTXt"})
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})

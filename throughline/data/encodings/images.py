@@ -38,7 +38,8 @@ class ImageEncoding(FileEncoding):
 
         That module is not imported above, so that only ingest depends on it and on Pillow.
         """
-        return import_module("throughline.data.encodings.image_files").open_inspector(settings)
+        image_files = import_module("throughline.data.encodings.image_files")
+        return image_files.ImageInspector(settings.max_pixels)
 
     def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
         """Return the feature of images of one size or several; in color if one of them is."""
