@@ -37,7 +37,7 @@ from throughline.shared.errors import (
     UnreadableSource,
 )
 from throughline.shared.object_store import StoredObject, open_store
-from throughline.shared.progress import in_threads_ahead
+from throughline.shared.progress import in_threads
 
 pytestmark = pytest.mark.integration
 
@@ -314,9 +314,9 @@ def test_parts_of_files_here_and_of_objects_are_read_in_their_order(bucket_url, 
 def test_results_that_wait_are_bounded():
     taken = []
     items = (taken.append(item) or item for item in range(100))
-    results = in_threads_ahead(lambda item: item, items, workers=3)
+    results = in_threads(lambda item: item, items, workers=3, ahead=3)
     assert [next(results) for _ in range(5)] == [*range(5)]
     assert len(taken) == 5 + 3
     assert [*results] == [*range(5, 100)]
     with pytest.raises(ZeroDivisionError):
-        list(in_threads_ahead(lambda item: 1 // item, [1, 0, 1], workers=2))
+        list(in_threads(lambda item: 1 // item, [1, 0, 1], workers=2, ahead=2))

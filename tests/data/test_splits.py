@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from throughline.data import splits
-from throughline.data.examination import digest_rows
-from throughline.data.manifest import digest_manifest, read_manifest
+from throughline.data.encodings.arrays import array_feature
+from throughline.data.encodings.labels import labeled
+from throughline.data.manifest import Manifest, digest_rows, read_manifest
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import DamagedFile
 
@@ -123,7 +125,9 @@ EXAMPLES = pd.DataFrame({**COLUMNS, "uri": ["/a", "/b"]})
 
 
 def digest_of(examples, classes=("x", "y"), columns=TableColumns()) -> str:  # noqa: B008
-    return digest_manifest(examples, classes, columns)
+    schema = labeled(array_feature("numbers", (1,), "float32", columns))
+    empty = {"rejected": examples[:0], "stats": {}, "folder": Path()}
+    return Manifest(examples=examples, classes=classes, schema=schema, **empty).digest
 
 
 def test_any_change_of_an_example_a_class_or_a_column_changes_the_digest_and_no_place_does():

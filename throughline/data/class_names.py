@@ -33,11 +33,9 @@ def drop_odd_classes(
     if not odd:
         return rows, tuple(classes), []
     wrong = rows["label"].isin(list(odd))
-    rejected = [
-        Rejected(id=row["id"], reason=odd[row["label"]])
-        for row in pd.DataFrame(rows[wrong]).to_dict("records")
-    ]
-    return pd.DataFrame(rows[~wrong]), tuple(name for name in classes if name not in odd), rejected
+    named = zip(rows["id"][wrong], rows["label"][wrong], strict=True)
+    rejected = [Rejected(id=example_id, reason=odd[name]) for example_id, name in named]
+    return rows.loc[~wrong], tuple(name for name in classes if name not in odd), rejected
 
 
 def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:

@@ -69,23 +69,18 @@ class Manifest:
 
         Two datasets with the same digest train the same model.
         """
-        coded, rows = self.schema.columns, self.columns
-        cells = [] if rows is None else [digest_rows(rows, coded)]
-        return digest_manifest(self.examples, self.classes, coded, *cells)
-
-
-def digest_manifest(
-    examples: pd.DataFrame, classes: tuple[str, ...], columns: TableColumns, *more: Sequence[str]
-) -> str:
-    """Return a digest of a dataset's content; each of `more` is one more digest per example."""
-    contents = [
-        "\n".join(map(str, examples[name].tolist())).encode()
-        for name in ("id", "digest", "label", "split")
-    ]
-    # Digests of rows say neither the order of the columns nor which number a word has.
-    coded = [json.dumps([columns.names, columns.categories]).encode()] if columns.names else []
-    others = ["\n".join(digests).encode() for digests in more]
-    return digest_blake2b(*contents, "\n".join(classes).encode(), *coded, *others)
+        contents = [
+            "\n".join(map(str, self.examples[name].tolist()))
+            for name in ("id", "digest", "label", "split")
+        ]
+        contents.append("\n".join(self.classes))
+        columns = self.schema.columns
+        if columns.names:
+            # Digests of rows say neither the order of the columns nor which number a word has.
+            contents.append(json.dumps([columns.names, columns.categories]))
+        if self.columns is not None:
+            contents.append("\n".join(digest_rows(self.columns, columns)))
+        return digest_blake2b(*(content.encode() for content in contents))
 
 
 def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:

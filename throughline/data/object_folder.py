@@ -25,7 +25,7 @@ from throughline.shared.errors import (
     UnreadableSource,
 )
 from throughline.shared.object_store import ObjectStore, StoredObject
-from throughline.shared.progress import in_threads, in_threads_ahead, progress
+from throughline.shared.progress import in_threads, progress
 
 if TYPE_CHECKING:
     from throughline.data.found import ExampleFile
@@ -67,7 +67,7 @@ class ObjectFolder:
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
         """
-        return in_threads_ahead(self._open, files, workers=READERS)
+        return in_threads(self._open, files, workers=READERS, ahead=READERS)
 
     def _open(self, file: ExampleFile) -> InputFile:
         if self.copy:

@@ -8,7 +8,6 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -117,15 +116,8 @@ def _first_seen(name: str, path: Path) -> str:
     It tells what the process runs, even if the file changes later. No clock is compared, since the
     clocks of several machines differ.
     """
-    loaded = _file_of(name) if name in sys.modules else path
+    loaded = getattr(sys.modules.get(name), "__file__", None) or path
     return _MODULES.setdefault(name, _digest_source(loaded))
-
-
-def _file_of(name: str) -> str:
-    """Return the file of a loaded module, without triggering lazy loading."""
-    with suppress(AttributeError):
-        return object.__getattribute__(sys.modules[name], "__dict__").get("__file__") or ""
-    return ""
 
 
 def _digest_source(file: str | Path) -> str:

@@ -60,9 +60,9 @@ def digest_blake3(data: bytes | memoryview) -> str:
     return blake3(data).hexdigest(length=16)
 
 
-def digest_file(path: Path, *, block: int = 1 << 20) -> str:
-    """Return the BLAKE3 digest of a file, read in blocks of `block` bytes."""
-    state, buffer = blake3(), memoryview(bytearray(block))
+def digest_file(path: Path) -> str:
+    """Return the BLAKE3 digest of a file."""
+    state, buffer = blake3(), memoryview(bytearray(COPIED_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             state.update(buffer[:count])

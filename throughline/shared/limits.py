@@ -44,9 +44,9 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     return min([len(os.sched_getaffinity(0)), *quotas])
 
 
-def read_quota_usage_s(process: Path = Path("/proc/self")) -> float:
+def read_quota_usage_s() -> float:
     """Return the CPU time used under this process's lowest quota [s]; 0 without one."""
-    quotas = _list_quotas(process)
+    quotas = _list_quotas(Path("/proc/self"))
     return _read_usage_s(min(quotas)[1]) if quotas else 0.0
 
 

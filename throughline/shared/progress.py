@@ -35,24 +35,18 @@ def progress(items: Iterable[T], *, total: int, label: str, unit: str = "example
             last = now
 
 
-def in_threads(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """Yield function(item) in order from `workers` threads; a failure cancels pending items."""
-    pool = ThreadPoolExecutor(workers)
-    try:
-        yield from pool.map(function, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def in_threads_ahead(
-    function: Callable[[T], R], items: Iterable[T], *, workers: int
+def in_threads(
+    function: Callable[[T], R], items: Iterable[T], *, workers: int, ahead: int | None = None
 ) -> Iterator[R]:
-    """Like `in_threads`, but with at most `workers` results waiting to be consumed."""
+    """Yield function(item) in order from `workers` threads; a failure cancels pending items.
+
+    At most `ahead` results wait to be consumed; any number by default.
+    """
     pool, pending = ThreadPoolExecutor(workers), deque[Future[R]]()
     try:
         for item in items:
             pending.append(pool.submit(function, item))
-            if len(pending) > workers:
+            if ahead is not None and len(pending) > ahead:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -38,20 +38,19 @@ class TargetEncoding(_LabelEncoding):
     name = "number"
 
 
-def label_feature(kind: LabelKind, targets: int = 1) -> Feature:
-    """Return the target of examples with one label each: a class, or `targets` numbers."""
-    return Feature(
+def labeled(value: Feature, label: LabelKind = "class", *more: Feature, targets: int = 1) -> Schema:
+    """Return the schema of examples with an input, further inputs `more`, and a label.
+
+    The label is a class, or `targets` numbers.
+    """
+    target = Feature(
         name="label",
         role="target",
-        encoding=find_encoding(kind),
+        encoding=find_encoding(label),
         shape=(targets,) if targets > 1 else (),
-        dtype="float32" if kind == "number" else "int64",
+        dtype="float32" if label == "number" else "int64",
     )
-
-
-def labeled(value: Feature, label: LabelKind = "class", *more: Feature, targets: int = 1) -> Schema:
-    """Return the schema of examples with an input, further inputs `more`, and a label."""
-    return Schema(features=(value, *more, label_feature(label, targets)))
+    return Schema(features=(value, *more, target))
 
 
 def list_numbers(values: np.ndarray) -> list[float] | list[tuple[float, ...]]:

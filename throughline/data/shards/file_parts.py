@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from throughline.data.object_folder import READ_AHEAD_BYTES, READERS
 from throughline.shared.data_url import is_address, split_address
 from throughline.shared.errors import DataNotFound, ObjectStoreFailed
 from throughline.shared.object_store import ObjectStore, open_store
-from throughline.shared.progress import in_threads_ahead
+from throughline.shared.progress import in_threads
 
 SLOW_READ_S = 1e-3  # slower disks and networks are read several files at a time
 _READ_LOCK = threading.Lock()
@@ -30,9 +30,7 @@ class FilePart:
     bytes: int
 
 
-def read_parts(
-    parts: Sequence[FilePart], *, clock: Callable[[], float] = time.perf_counter
-) -> Iterator[bytes]:
+def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
     """Yield the contents of files, in order; small objects are read ahead.
 
     Raises:
@@ -49,9 +47,9 @@ def read_parts(
         # reading, unless the disk is slow. The lock is not held while the caller writes: a caller
         # that fails leaves this generator suspended.
         with lock:
-            started_at = clock()
+            started_at = time.perf_counter()
             value = _read_file(part)
-            if clock() - started_at > SLOW_READ_S:
+            if time.perf_counter() - started_at > SLOW_READ_S:
                 lock = nullcontext()
         yield value
 
@@ -62,12 +60,10 @@ def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore])
     def read(part: FilePart) -> bytes:
         return _read_object(part, buckets) if is_address(part.uri) else _read_file(part)
 
-    def read_if_small(part: FilePart) -> bytes | None:
-        return read(part) if part.bytes <= READ_AHEAD_BYTES else None
-
-    ahead = in_threads_ahead(read_if_small, parts, workers=READERS)
-    for part, value in zip(parts, ahead, strict=True):
-        yield read(part) if value is None else value
+    small = (part for part in parts if part.bytes <= READ_AHEAD_BYTES)
+    ahead = in_threads(read, small, workers=READERS, ahead=READERS)
+    for part in parts:
+        yield next(ahead) if part.bytes <= READ_AHEAD_BYTES else read(part)
 
 
 def _read_object(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
