@@ -39,7 +39,7 @@ def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
         return {"files": {}, "libraries": {}}
     document = read_yaml(root / PARAMS_FILE)
     own = find_own_modules(document, stage, root)
-    packages = imported_packages(*own, roots=[root], without=PROGRAM)
+    packages = imported_packages(*own, roots=[root])
     watched = list_watched_files(root) if own or reads_files(stage, document) else []
     return {
         "files": {name: digest_file(root / name) for name in watched},

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.external_records import example, png, write
-from tests.support.prepared_files import write_shard
+from tests.support.prepared_files import encode_example, write_shard
 from throughline.data import found as forms
 from throughline.data.shards import example_features, record_offsets, tfrecord
 from throughline.data.shards.example_features import NotAnExample, parse_features, read_numbers
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard
 from throughline.data.shards.record_offsets import open_records, read_offsets
-from throughline.data.shards.records import encode_example, encode_examples, example_key
+from throughline.data.shards.records import encode_examples, example_key
 from throughline.data.shards.tfrecord import frame, read_records, write_frames
 from throughline.data.sources import tfds
 from throughline.settings import DataSettings

@@ -28,6 +28,7 @@ import pandas as pd
 from PIL import Image
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
+from tests.support.prepared_files import encode_example
 from tests.support.project import ROOT
 from tests.support.small_data import prepared
 from throughline.config.params import load_params
@@ -38,7 +39,6 @@ from throughline.data.encodings.image_files import ImageInspector
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
-from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.pipelines.write.snapshot import snapshot

@@ -14,11 +14,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
-from tests.support.prepared_files import index_of, write_columns, write_shard
+from tests.support.prepared_files import encode_example, index_of, write_columns, write_shard
 from tests.support.small_pipelines import BATCH, GLOBAL, batches, pipeline, prepare_snapshot
 from throughline.data.columns.index import Column, allocate, write_index
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import shard_name
 from throughline.data.shards.writing import shard
 from throughline.pipelines.extent_checks import check_extent

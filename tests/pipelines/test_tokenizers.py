@@ -11,8 +11,8 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
+from tests.support.prepared_files import encode_example
 from tests.support.project import run_python
-from throughline.data.shards.records import encode_example
 from throughline.data.shards.tfrecord import frame
 from throughline.kernels import text_kernels
 from throughline.kernels.randomness import RandomStream

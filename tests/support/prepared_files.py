@@ -19,6 +19,7 @@ from throughline.data.columns.index import (
 from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.shards.index import Shard, ShardIndex
+from throughline.data.shards.records import Label, encode_head_and_tail
 from throughline.data.shards.tfrecord import Compression, frame, write_frames
 
 
@@ -28,6 +29,12 @@ def write_shard(path: Path, records: Sequence[bytes], *, compression: Compressio
     digest = write_frames(path, frames, compression=compression)
     counts = {"records": len(records), "examples": len(records), "bytes": path.stat().st_size}
     return Shard(name=path.name, split="train", digest=digest, compression=compression, **counts)
+
+
+def encode_example(*, key: int, label: Label, value: bytes, feature: str = "image") -> bytes:
+    """One tf.train.Example, as shards hold it."""
+    head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
+    return b"".join((head, value, tail))
 
 
 def index_of(*shards: Shard, shape: tuple[int, ...]) -> ShardIndex:

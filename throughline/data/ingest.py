@@ -199,12 +199,11 @@ def _in_natural_order(text: str) -> list[str | int]:
 
 
 def _list_rejects(rejected: Sequence[sources.Rejected]) -> pd.DataFrame:
+    def make_printable(text: str) -> str:
+        return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
+
     items = [(item.id, item.reason, item.cause) for item in rejected]
-    return pd.DataFrame(items, columns=["id", "reason", "cause"]).map(_printable)
-
-
-def _printable(text: str) -> str:
-    return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
+    return pd.DataFrame(items, columns=["id", "reason", "cause"]).map(make_printable)
 
 
 def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> pd.DataFrame:

@@ -90,11 +90,9 @@ def computation_digest(files: Iterable[Path]) -> str:
     return digest_blake2b(*(ast.dump(node).encode() for node in [*functions, *used]))
 
 
-def imported_packages(
-    *modules: str, roots: Sequence[Path] | None = None, without: Sequence[str] = ()
-) -> set[str]:
-    """Return the top-level packages, neither the project's nor Python's, that modules need."""
-    files = project_files(*modules, roots=roots, without=without)
+def imported_packages(*modules: str, roots: Sequence[Path]) -> set[str]:
+    """Return the top-level packages that modules of a user need, without the program's."""
+    files = project_files(*modules, roots=roots, without=PROGRAM)
     tops = {
         imported.partition(".")[0]
         for name, path in files.items()
@@ -103,7 +101,7 @@ def imported_packages(
     return (
         tops
         - {name.partition(".")[0] for name in files}
-        - {*without, ""}
+        - {*PROGRAM, ""}
         - set(sys.stdlib_module_names)
     )
 

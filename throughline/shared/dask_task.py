@@ -135,7 +135,7 @@ def describe_program(modules: tuple[str, ...]) -> str:
 
 def _find_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
     own = [name for name in modules if name.partition(".")[0] not in PROGRAM]
-    packages = imported_packages(*own, roots=_roots(), without=PROGRAM) if own else ()
+    packages = imported_packages(*own, roots=_roots()) if own else ()
     libraries = {*TOKENIZERS, *(name for names in LIBRARIES.values() for name in names)}
     return installed_versions(sorted(libraries.union(find_distributions(packages))))
 

@@ -289,10 +289,7 @@ def flush(path: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two paths in one step; return whether this system can do that."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
+    rename = ctypes.CDLL(None, use_errno=True).renameat2
     if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()

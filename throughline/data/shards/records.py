@@ -27,21 +27,14 @@ def example_key(example_id: str) -> int:
     )
 
 
-def encode_example(*, key: int, label: Label, value: bytes, feature: str = "image") -> bytes:
+def encode_head_and_tail(
+    size: int, *, key: int, label: Label, feature: str, columns: bytes = b""
+) -> tuple[bytes, bytes]:
     """Serialize one tf.train.Example with the features key, label and `feature`.
 
-    An int label is stored as int64, one or several floats as float.
-    """
-    head, tail = encode_head_and_tail(len(value), key=key, label=label, feature=feature)
-    return b"".join((head, value, tail))
-
-
-def encode_head_and_tail(
-    size: int, *, key: int, label: Label, feature: str = "image", columns: bytes = b""
-) -> tuple[bytes, bytes]:
-    """Return the bytes before and after a value of `size` bytes, which need not be copied then.
-
-    `columns` are the bytes of further numbers, float32.
+    Returns the bytes before and after the value of `size` bytes, which need not be copied then. An
+    int label is stored as int64, one or several floats as float. `columns` are the bytes of further
+    numbers, float32.
     """
     if isinstance(label, int):
         varint = _varint(label, _LABEL_BYTES)
@@ -64,8 +57,8 @@ def encode_examples(
 ) -> None:
     """Serialize examples of one fixed size into `records` (examples, bytes per record) uint8.
 
-    The bytes are the same as from `encode_example`. keys (examples,) int64, labels (examples,)
-    int64 or float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
+    The bytes are those of `encode_head_and_tail`. keys (examples,) int64, labels (examples,) int64
+    or float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)

@@ -34,7 +34,7 @@ from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import OBJECTS, is_put, object_name, put_shard
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
-from throughline.data.shards.records import encode_example, encode_examples, encode_head_and_tail
+from throughline.data.shards.records import encode_examples, encode_head_and_tail
 from throughline.data.shards.tfrecord import (
     Compression,
     frame,
@@ -303,14 +303,9 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
     labels = np.asarray(job.rows["label"].tolist(), dtype)
     keys = job.rows["key"].to_numpy()
     rows_in_order = job.rows["row"].to_numpy()
-    size = len(
-        encode_example(
-            key=0,
-            label=labels[0].tolist(),
-            value=job.values[0].tobytes(),
-            feature=job.schema.input.name,
-        )
-    )
+    value, label, feature = job.values[0].tobytes(), labels[0].tolist(), job.schema.input.name
+    around = encode_head_and_tail(len(value), key=0, label=label, feature=feature)
+    size = len(value) + sum(map(len, around))
     buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
     for start in range(0, len(rows_in_order), len(buffer)):
         part = slice(start, start + len(buffer))
@@ -320,7 +315,7 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
             keys=keys[part],
             labels=labels[part],
             values=job.values[rows_in_order[part]],
-            feature=job.schema.input.name,
+            feature=feature,
         )
         yield seal_frames(block)
 
