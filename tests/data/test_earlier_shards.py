@@ -17,7 +17,7 @@ from throughline.data.ingest import ingest
 from throughline.data.known_files import open_known_files
 from throughline.data.manifest import Manifest
 from throughline.data.shards import writing
-from throughline.data.shards.earlier_shards import find_earlier_shards
+from throughline.data.shards.files import find_earlier_shards
 from throughline.data.shards.index import read_shard_index
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import DataNotFound

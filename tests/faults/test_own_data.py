@@ -14,7 +14,7 @@ from tests.support.project import SMALL, make_project, run, write_params
 from tests.support.small_data import picture
 from throughline.data.encodings import decode_probe as module
 from throughline.data.encodings.decode_probe import Decoder
-from throughline.data.encodings.image_soundness import is_sound
+from throughline.data.encodings.image_files import is_sound
 
 pytestmark = pytest.mark.slow
 

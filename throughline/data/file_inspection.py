@@ -37,15 +37,13 @@ Findings = list[tuple[str, Finding]]  # stamp of each file, and what was found i
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable(Rejected):
-    """A file whose bytes a process on the machine `node` could not get."""
+    """A file whose bytes a process (its machine and number) could not get."""
 
-    node: str
-    process: int
+    process: tuple[str, int]
 
-    @property
-    def is_of_this_process(self) -> bool:
-        """Whether this process failed, and so would fail again."""
-        return (self.node, self.process) == (os.uname().nodename, os.getpid())
+
+def _this_process() -> tuple[str, int]:
+    return os.uname().nodename, os.getpid()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class FileInspection:
         found = in_parallel(inspect, batches, workers=usable_cores())
         for batch, findings in zip(batches, found, strict=True):
             for file, (_, finding) in zip(batch.files, findings, strict=True):
-                if isinstance(finding, Unreadable) and not finding.is_of_this_process:
+                if isinstance(finding, Unreadable) and finding.process != _this_process():
                     self._refuse_if_readable(file, finding, inspect)
             usable = [
                 (file, stamp, finding)
@@ -113,8 +111,8 @@ class FileInspection:
         ((_, own),) = inspect(FileBatch([file]))
         if not isinstance(own, Unreadable):
             raise EngineFailed(
-                f"engine: for a worker at {finding.node} {file.path} {finding.reason}, and this"
-                f" machine reads it; workers need the files of data.path, {self.root.real}, at the"
+                f"engine: for a worker at {finding.process[0]} {file.path} {finding.reason}, and"
+                f" this machine reads it; workers need the files of data.path, {self.root.real}, at the"
                 " same path"
             )
 
@@ -149,8 +147,7 @@ def _inspect(file: ExampleFile, stored: InputFile, inspect: Inspect, converted: 
     try:
         return inspect(stored, converted)
     except UnreadableFile as error:
-        node, process = os.uname().nodename, os.getpid()
-        return Unreadable(id=file.id, reason=error.reason, node=node, process=process)
+        return Unreadable(id=file.id, reason=error.reason, process=_this_process())
     except RejectedValue as error:
         return Rejected(id=file.id, reason=error.reason)
 

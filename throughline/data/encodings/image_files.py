@@ -2,12 +2,17 @@
 
 Files that TensorFlow would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits,
 CMYK, EXIF orientation) are converted once to a plain 8-bit PNG, so that later stages see only JPEG
-and PNG. TensorFlow itself decides about files that do not follow their standard.
+and PNG. Decoders forgive different faults: TensorFlow decodes each file that Pillow has decoded and
+that is built exactly as its standard says, which is checked faster than decoding
+(`benchmarks/decoding.py` compares them on thousands of mutated files). It is asked about all others.
 """
 
 from __future__ import annotations
 
 import io
+import re
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +23,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from throughline.data.encodings.base import FileInfo, InputFile, RejectedValue
 from throughline.data.encodings.decode_probe import Decoder
-from throughline.data.encodings.image_soundness import is_sound
 from throughline.shared.files import atomic_file, digest_blake2b
 
 LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
@@ -37,6 +41,21 @@ _ORIENTATION = 0x0112
 _UPRIGHT = (None, 0, 1)
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
+
+MOST_PIXELS = 1 << 25  # pixels, above which decoders begin to have limits of their own
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
+_FILTERS = 5
+# Chunks that encoders usually write. Others may be right as well, but are rare enough to ask.
+_PLAIN_CHUNKS = frozenset(
+    b"IHDR IDAT IEND bKGD pHYs gAMA cHRM sBIT sRGB iTXt tEXt zTXt tIME eXIf iCCP".split()
+)
+_REPEATED = frozenset({b"IDAT", b"iTXt", b"tEXt", b"zTXt"})
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
+_OTHER_FRAMES = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
+_NEXT_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 
 # The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
 Image.MAX_IMAGE_PIXELS = None
@@ -202,3 +221,93 @@ def _narrowed(image: Image.Image) -> Image.Image:
         levels = np.where(values == clear, 255, (values + 128) // 257)
         narrow.paste(Image.fromarray(levels.astype(np.uint8)), strip)
     return narrow
+
+
+def is_sound(data: bytes) -> bool:
+    """Return whether these bytes are one whole JPEG or PNG image, and nothing else."""
+    return _is_sound_png(data) if data.startswith(_PNG) else _is_sound_jpeg(data)
+
+
+def _is_sound_png(data: bytes) -> bool:
+    """Return whether all chunks are known and whole, and the image data is for exactly all rows."""
+    view, offset = memoryview(data), len(_PNG)
+    kinds: list[bytes] = []
+    pieces: list[memoryview] = []
+    while offset + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, offset)
+        end = offset + 12 + length
+        if (
+            end > len(data)
+            or zlib.crc32(view[offset + 4 : end - 4]) != struct.unpack_from(">I", data, end - 4)[0]
+        ):
+            return False
+        kind = data[offset + 4 : offset + 8]
+        if kind == b"IDAT":
+            pieces.append(view[offset + 8 : end - 4])
+        if kind not in _REPEATED or kinds[-1:] != [kind]:
+            kinds.append(kind)
+        offset = end
+    once = len(set(kinds)) == len(kinds) and set(kinds) <= _PLAIN_CHUNKS
+    whole = once and offset == len(data) and kinds[:1] == [b"IHDR"] and kinds[-1:] == [b"IEND"]
+    return whole and _has_all_rows(data[len(_PNG) + 8 : len(_PNG) + 21], b"".join(pieces))
+
+
+def _has_all_rows(header: bytes, deflated: bytes) -> bool:
+    """Return whether the image data inflates to the header's rows: 8 bits, gray or RGB."""
+    if len(header) < 13:  # noqa: PLR2004
+        return False
+    width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)
+    if (
+        (depth, methods) != (8, [0, 0, 0])
+        or kind not in _CHANNELS
+        or not 0 < width * height <= MOST_PIXELS
+    ):
+        return False
+    row = 1 + width * _CHANNELS[kind]
+    inflate = zlib.decompressobj()
+    try:
+        rows = inflate.decompress(deflated, row * height + 1)
+    except zlib.error:
+        return False
+    return (
+        len(rows) == row * height
+        and inflate.eof
+        and not inflate.unused_data
+        and max(rows[::row]) < _FILTERS
+    )
+
+
+def _is_sound_jpeg(data: bytes) -> bool:
+    """Return whether segments follow each other without gaps, from the first to the last marker."""
+    if data[:2] != bytes((0xFF, _SOI)):
+        return False
+    offset, frames = 2, 0
+    while offset + 4 <= len(data) and data[offset] == 0xFF:  # noqa: PLR2004 - begins every marker
+        marker = data[offset + 1]
+        (length,) = struct.unpack_from(">H", data, offset + 2)
+        end = offset + 2 + length
+        if (
+            marker in _STANDALONE
+            or marker in _OTHER_FRAMES
+            or marker in (_SOI, _EOI, 0x00, 0xFF)
+            or end > len(data)
+        ):
+            return False
+        if marker in _FRAMES:
+            precision, height, width = (
+                struct.unpack_from(">BHH", data, offset + 4)
+                if length > 7  # noqa: PLR2004
+                else (0, 0, 0)
+            )
+            if precision != 8 or not 0 < height * width <= MOST_PIXELS:  # noqa: PLR2004
+                return False
+            frames += 1
+        if marker == _SOS:
+            marker_after = _NEXT_MARKER.search(data, end)
+            if not marker_after or marker_after.end() - marker_after.start() != 2:  # noqa: PLR2004 - a marker without fill bytes
+                return False
+            end = marker_after.start()
+            if data[end + 1] == _EOI:
+                return frames == 1 and end + 2 == len(data)
+        offset = end
+    return False

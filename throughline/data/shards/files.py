@@ -2,7 +2,8 @@
 
 An object `shards/DIGEST` is named by the digest of its bytes, so it never changes: two writers put
 the same bytes, and an existing object need not be put again. `index.json`, with all digests, and
-the offsets of records stay in data/shards/.
+the offsets of records stay in data/shards/. Shards of an earlier set that were made of the same
+examples are reused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
-from throughline.data.shards.index import Shard, ShardIndex
-from throughline.data.shards.tfrecord import read_records
+from throughline.data.shards.index import INDEX, Shard, ShardIndex
+from throughline.data.shards.tfrecord import Compression, read_records
 from throughline.data.storage import (
     Storage,
     check_space,
@@ -29,15 +30,18 @@ from throughline.data.storage import (
     name_unfinished,
     open_unfinished,
 )
+from throughline.plan.schema import Schema
+from throughline.results.base import read_value
 from throughline.shared.errors import (
     CorruptShard,
     DiskRefused,
     MissingInput,
     ObjectStoreFailed,
+    UserError,
     explain_index_alone,
     rebuild_hint,
 )
-from throughline.shared.files import digest_file, flush
+from throughline.shared.files import copy_whole, digest_file, flush
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
@@ -49,6 +53,10 @@ _NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{32}}")
 def is_of_shard(name: str) -> bool:
     """Return whether an object may be a shard, by its name."""
     return bool(_NAME.fullmatch(name))
+
+
+def offsets_path(shard: Path) -> Path:
+    return shard.with_suffix(".offsets.npy")
 
 
 def object_name(digest: str) -> str:
@@ -241,3 +249,43 @@ def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
                     return
             unfinished.unlink()
             raise _damaged(store, shard, f", also when fetched {RETRIES} times more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierShard:
+    folder: Path
+    shard: Shard
+
+
+def find_earlier_shards(
+    folder: Path | None, schema: Schema, compression: Compression
+) -> Mapping[str, EarlierShard]:
+    """Return an earlier set's shards of this schema and compression, by what they were made of."""
+    if folder is None:
+        return {}
+    with suppress(UserError, OSError):
+        index = read_value(ShardIndex, folder / INDEX, "shard")
+        return {
+            shard.made_of: EarlierShard(folder=folder, shard=shard)
+            for shard in (index.shards if index.schema == schema else ())
+            if shard.compression == compression
+        }
+    return {}
+
+
+def take_shard(earlier: EarlierShard | None, path: Path) -> str:
+    """Copy an earlier shard into a new set, if it is whole; return its digest, or ""."""
+    if earlier is None:
+        return ""
+    source, digest = earlier.folder / earlier.shard.name, earlier.shard.digest
+    return digest if copy_whole(source, path, digest=digest) else ""
+
+
+def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
+    """Return an earlier shard for a new set, if the store has it; copy its offsets."""
+    if earlier is None or not is_put(store, earlier.shard):
+        return None
+    source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest
+    if digest and not copy_whole(offsets_path(source), offsets_path(path), digest=digest):
+        return None
+    return earlier.shard

@@ -13,15 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from throughline.data.shards.files import ShardFiles
+from throughline.data.shards.files import ShardFiles, offsets_path
 from throughline.data.shards.index import Shard
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame
 from throughline.shared.errors import CorruptShard, MissingInput
 from throughline.shared.files import atomic_file, digest_file
-
-
-def offsets_path(shard: Path) -> Path:
-    return shard.with_suffix(".offsets.npy")
 
 
 def write_offsets(shard: Path) -> str:

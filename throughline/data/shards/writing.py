@@ -24,14 +24,17 @@ from throughline.data.manifest import (
     map_values,
     read_manifest,
 )
-from throughline.data.shards.earlier_shards import (
+from throughline.data.shards.file_parts import FilePart, read_parts
+from throughline.data.shards.files import (
+    OBJECTS,
     EarlierShard,
     find_earlier_shards,
+    is_put,
+    object_name,
+    put_shard,
     take_shard,
     take_stored_shard,
 )
-from throughline.data.shards.file_parts import FilePart, read_parts
-from throughline.data.shards.files import OBJECTS, is_put, object_name, put_shard
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
 from throughline.data.shards.record_offsets import write_offsets
 from throughline.data.shards.records import encode_examples, encode_head_and_tail
