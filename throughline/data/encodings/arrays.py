@@ -64,9 +64,6 @@ class ColumnEncoding(Encoding):
     noun = "columns"
     storage = "table"
 
-    def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Do nothing: the values are numbers already."""
-
 
 def array_feature(
     encoding: str, shape: Shape, dtype: str, columns: TableColumns | None = None

@@ -200,14 +200,11 @@ class ObjectFile:
     store: ObjectStore
     object: StoredObject
     data: bytes | None = None
+    is_part: ClassVar[bool] = False
 
     @property
     def path(self) -> Path:
         return Path(self.object.name)
-
-    @property
-    def is_part(self) -> bool:
-        return False
 
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
         """Return the bytes; `check` gets the size before they are read, then the content, too."""

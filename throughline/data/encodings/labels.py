@@ -10,7 +10,6 @@ import numpy as np
 
 from throughline.data.encodings.base import Reason
 from throughline.plan.schema import Encoding, Feature, Schema, find_encoding, register
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnreadableSource
 
 LabelKind = Literal["class", "number"]
@@ -23,9 +22,6 @@ class _LabelEncoding(Encoding):
     modality = "label"
     noun = "labels"
     storage = "table"
-
-    def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Do nothing: the value is a number already."""
 
 
 @register

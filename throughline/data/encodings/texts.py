@@ -6,7 +6,6 @@ import codecs
 
 from throughline.data.encodings.base import RejectedValue
 from throughline.plan.schema import Encoding, Feature, find_encoding, register
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidParams
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -20,9 +19,6 @@ class TextEncoding(Encoding):
     noun = "text"
     storage = "documents"
     padded = True
-
-    def decode(self, feature: Feature, config: PipelineConfig | None) -> None:
-        """Do nothing: `tokenize` takes the bytes."""
 
 
 def text_feature() -> Feature:

@@ -103,19 +103,20 @@ def read_records(
       CorruptShard: a record is damaged and `damaged` is None; names the file, and the offset and
         number of the record.
     """
+
+    def report(problem: str) -> None:
+        if damaged is None:
+            raise CorruptShard(f"{path}: {problem}; {rebuild_hint(path, 'shard')}")
+        damaged.append(f"{path}: {problem}")
+
     opened: BinaryIO
     with gzip.open(path, "rb") if compression == "gzip" else path.open("rb") as opened:  # type: ignore[assignment]
         offset, number = 0, 0
         try:
             while head := opened.read(_HEAD.size):
                 data, problem = _one_record(opened, head)
-                if problem and damaged is None:
-                    raise CorruptShard(
-                        f"{path}: record {number} at byte {offset}: {problem};"
-                        f" {rebuild_hint(path, 'shard')}"
-                    )
-                if problem and damaged is not None:
-                    damaged.append(f"{path}: record {number} at byte {offset}: {problem}")
+                if problem:
+                    report(f"record {number} at byte {offset}: {problem}")
                 if data is None:
                     return
                 if not problem:
@@ -123,12 +124,7 @@ def read_records(
                 offset += _HEAD.size + len(data) + _CRC.size
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if damaged is None:
-                raise CorruptShard(
-                    f"{path}: GZIP stream broken after record {number} ({error});"
-                    f" {rebuild_hint(path, 'shard')}"
-                ) from error
-            damaged.append(f"{path}: GZIP stream broken after record {number} ({error})")
+            report(f"GZIP stream broken after record {number} ({error})")
 
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
