@@ -50,7 +50,8 @@ def find_listed(
     files = [*_walk(root)]
     suffixes = cast("FileEncoding", find_encoding("image")).suffixes
     by_name = {name: _split(name) for name in wanted if _split(name)}
-    shared = os.path.commonprefix([parts[:-1] for parts in by_name.values()])  # noqa: RUF071 - of parts
+    folders = [parts[:-1] for parts in by_name.values()]
+    shared = tuple(os.path.commonprefix(folders))  # noqa: RUF071 - of parts, not of letters
     indexes = {False: _index(files, ()), True: _index(files, suffixes)}
     for left_out in range(len(shared) + 1):
         for lacks_suffix, index in indexes.items():

@@ -66,7 +66,7 @@ def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
         security: Any = Security.temporary()
         with (
             LocalCluster(**options, security=security) as cluster,
-            _connect(str(cluster.scheduler_address), security) as client,
+            _connect(cluster.scheduler_address, security) as client,  # type: ignore[attr-defined]
         ):
             yield DaskEngine(client, "engine.workers", scratch)
 
