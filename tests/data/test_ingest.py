@@ -213,6 +213,19 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     assert tested["id"].tolist() == ["b/test.jpg"], "nothing else is dealt to a split that is named"
 
 
+def test_copies_with_another_label_are_a_warning_and_validation_is_taken_from_training(
+    folder, tmp_path
+):
+    (folder / "b" / "test.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes())
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
+    rows = [[name, name[0], "test" if "test" in name else "train"] for name in names]
+    write(folder, "path,label,split", rows)
+    manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
+    assert {**manifest.stats["examples"]}.keys() == {"train", "validation", "test"}
+    (warning,) = [each for each in manifest.stats["warnings"] if "another label" in each]
+    assert "a/00.jpg as a, b/test.jpg as b" in warning and warning.startswith("1 rejected")
+
+
 def test_a_class_of_a_list_is_not_spelled_in_two_ways(folder):
     (folder / "list.csv").write_text("path,label\na/01.jpg,1\na/02.jpg,1.0\nb/03.jpg,2\n")
     settings = data_settings(folder / "list.csv", "image_table")

@@ -80,6 +80,8 @@ def ingest(
         # Positions in `found.columns`.
         found = replace(found, rows=found.rows.assign(place=np.arange(len(found.rows))))
         found, dropped = _settle_classes(found, settings)
+        if not found.schema.is_series:
+            found = replace(found, rows=_leave_validation_open(found.rows))
         found = _reject_duplicates(found, settings)
         classes, given = found.classes, set(found.rows["split"])
         rejects = _list_rejects(found.rejected)
@@ -147,8 +149,15 @@ def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, 
     return replace(found, rows=rows, classes=classes, rejected=rejected), dropped | unlabeled
 
 
+def _leave_validation_open(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave the split of training examples open if the source names none for validation."""
+    if "validation" in set(rows["split"]):
+        return rows
+    return rows.assign(split=rows["split"].replace("train", ""))
+
+
 def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
-    """Reject examples with the same bytes as another one.
+    """Reject examples with the same bytes as another one; warn of those with another label.
 
     Of several copies, the one in the test split is kept, else one in validation, so that training
     never sees a test example. Copies that settings keep, and equal rows of numbers, which are two
@@ -174,9 +183,11 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
         doubled &= (firsts["split"].to_numpy() != rows["split"].to_numpy()) | rows.duplicated(
             "id"
         ).to_numpy()
-    dropped = []
+    dropped, unlike = [], []
     for number in np.flatnonzero(doubled).tolist():
         row, earlier = rows.iloc[number], firsts.iloc[number]
+        if earlier["label"] != row["label"]:
+            unlike.append(f"{row['id']} as {row['label']}, {earlier['id']} as {earlier['label']}")
         same = earlier["id"] == row["id"]
         what = ("listed twice", "") if same else ("duplicate", f" of {earlier['id']}")
         notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
@@ -185,7 +196,13 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
         reason = Reason(what[0], ", ".join([what[1], *(f"there {note}" for note in notes)]))
         dropped.append(sources.Rejected(id=row["id"], reason=reason))
     rejected = sorted([*found.rejected, *dropped], key=lambda item: _in_natural_order(item.id))
-    return replace(found, rows=rows.loc[~doubled], rejected=rejected)
+    warnings = [*found.warnings]
+    if unlike:
+        warnings.append(
+            f"{len(unlike):,} rejected duplicates have another label than the example that is kept,"
+            f" such as {unlike[0]}; correct the labels, or leave both out"
+        )
+    return replace(found, rows=rows.loc[~doubled], rejected=rejected, warnings=warnings)
 
 
 def _in_natural_order(text: str) -> list[str | int]:
