@@ -213,14 +213,17 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     assert tested["id"].tolist() == ["b/test.jpg"], "nothing else is dealt to a split that is named"
 
 
-def test_copies_with_another_label_are_a_warning_and_validation_is_taken_from_training(
+def test_copies_with_another_label_and_images_in_no_row_are_warnings_and_validation_is_made(
     folder, tmp_path
 ):
     (folder / "b" / "test.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes())
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
+    names.remove("b/03.jpg")
     rows = [[name, name[0], "test" if "test" in name else "train"] for name in names]
     write(folder, "path,label,split", rows)
-    manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
+    manifest = ingest(data_settings(folder, "image_table"), tmp_path / "manifest")
+    said = "1 image is in no row of the table, such as "
+    assert f"{said}{folder / 'b' / '03.jpg'}" in manifest.stats["warnings"]
     assert {**manifest.stats["examples"]}.keys() == {"train", "validation", "test"}
     (warning,) = [each for each in manifest.stats["warnings"] if "another label" in each]
     assert "a/00.jpg as a, b/test.jpg as b" in warning and warning.startswith("1 rejected")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -28,10 +29,12 @@ from throughline.data.class_names import (
     refuse_alike,
 )
 from throughline.data.contact_sheet import write_sheet
-from throughline.data.encodings.base import Reason
+from throughline.data.encodings.base import FileEncoding, Reason
 from throughline.data.examination import Examined, Folder, examine, open_values_file
+from throughline.data.found import find_suffix
 from throughline.data.glance import find_problems, tabulate, write_glance
 from throughline.data.groups import find_crossing, find_name_groups, read_groups
+from throughline.data.local_files import LocalFiles
 from throughline.data.manifest import (
     COLUMNS,
     SPLITS,
@@ -44,7 +47,7 @@ from throughline.data.rejects import check_rejects
 from throughline.data.shards.records import example_key
 from throughline.data.splits import assign_split
 from throughline.data.tables.table_columns import fill_medians
-from throughline.plan.schema import Schema
+from throughline.plan.schema import Schema, find_encoding
 from throughline.settings import DataSettings, SplitSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnusableDataset
@@ -103,6 +106,8 @@ def ingest(
             alike += find_alike("classes", left, "data.same_labels: ignore_marks makes them one")
             alike += find_unlabeled(balance, settings)
         stats["warnings"] += [*alike, *_find_torn_groups(found, examples, groups, source)]
+        if isinstance(source, sources.Files) and isinstance(listed, LocalFiles):
+            stats["warnings"] += _find_unlisted(source, listed, settings)
         stats["problems"] = find_problems(stats, of_table=SOURCES[settings.source].label_kind)
         manifest = Manifest(
             examples=examples,
@@ -118,6 +123,20 @@ def ingest(
         listed.check_unchanged()
         write_manifest(manifest)
     return replace(manifest, folder=out)
+
+
+def _find_unlisted(source: sources.Files, listed: LocalFiles, settings: DataSettings) -> list[str]:
+    """Return a warning about images next to a table that no row of it names."""
+    if settings.source != "image_table" or source.column:
+        return []
+    known = {str(file.path) for file in source.files}
+    known |= {str(source.root / reject.id.partition(": ")[2]) for reject in source.rejected}
+    suffixes = cast("FileEncoding", find_encoding(source.encoding)).suffixes
+    others = [
+        name for name in listed.names() if find_suffix(name) in suffixes and name not in known
+    ]
+    count = f"{len(others):,} images are" if others[1:] else "1 image is"
+    return [f"{count} in no row of the table, such as {min(others)}"] if others else []
 
 
 def _compare_categories(schema: Schema, path: str) -> list[str]:

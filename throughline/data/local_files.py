@@ -27,6 +27,12 @@ class LocalFiles:
     out: Path
     listed: Mapping[str, str]
 
+    def names(self) -> Iterator[str]:
+        """Yield the path of each file."""
+        for folder, lines in self.listed.items():
+            for line in lines.split("\0"):
+                yield f"{folder}/{line.partition('/')[0]}"
+
     def check_unchanged(self) -> None:
         """List the files again; raise UnreadableSource if one was added, changed or removed."""
         now = dict(_list_all(self.path, self.out))
