@@ -1,7 +1,6 @@
 """Print figures of the shape of this program: `python infra/shape.py`.
 
-Packages with modules, lines and imports of each other, the longest functions and files, and the
-width of lines.
+Packages with their levels, modules, lines and imports of each other.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("throughline", "tasks", "flows")
 FURTHER = ("whowaits", "tests", "benchmarks", "infra")
-WIDE = 100
 
 
 def package_of(module: str) -> str:
@@ -40,13 +38,6 @@ def imported(tree: ast.Module) -> Iterator[str]:
         yield from (name for name in names if name.split(".")[0] in PACKAGES)
 
 
-def functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the number of lines and the name of every function."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield (node.end_lineno or 0) - node.lineno + 1, node.name
-
-
 def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
     """Return the height of each package: one above the highest package that it imports."""
 
@@ -67,38 +58,24 @@ def count_lines(folder: Path) -> int:
 
 def main() -> None:
     counts, lines, arrows = Counter(), Counter(), defaultdict(set)
-    longest: list[tuple[int, str]] = []
-    files: list[tuple[int, str]] = []
-    wide = total = 0
     for name, text, tree in modules():
         package = package_of(name)
         counts[package] += 1
         lines[package] += text.count("\n")
         arrows[package] |= {package_of(other) for other in imported(tree)} - {package}
-        longest += [(length, f"{name}.{function}") for length, function in functions(tree)]
-        files.append((text.count("\n"), name))
-        total += text.count("\n")
-        wide += sum(len(line) > WIDE for line in text.splitlines())
     table = Table("package", "level", "modules", "lines", "imports", box=None)
     height = levels(arrows)
     for package in sorted(counts, key=lambda package: (-height[package], package)):
         others = ", ".join(sorted(map(shorten, arrows[package])))
-        table.add_row(
-            shorten(package),
-            str(height[package]),
-            str(counts[package]),
-            f"{lines[package]:,}",
-            others,
-        )
-    console = Console(width=WIDE - 2)
+        figures = (f"{number:,}" for number in (height[package], counts[package], lines[package]))
+        table.add_row(shorten(package), *figures, others)
+    console = Console(width=98)
     console.print(table)
-    console.print(f"\n{sum(counts.values())} modules, {total:,} lines, {wide} wider than {WIDE}")
     others = {folder: count_lines(ROOT / folder) for folder in FURTHER}
     shown = ", ".join(f"{folder} {count:,}" for folder, count in others.items())
+    total = sum(lines.values())
+    console.print(f"\n{sum(counts.values())} modules, {total:,} lines")
     console.print(f"further lines: {shown}; in all {total + sum(others.values()):,}")
-    for label, found in (("functions", longest), ("files", files)):
-        three = ", ".join(f"{name} {length}" for length, name in sorted(found, reverse=True)[:3])
-        console.print(f"longest {label} [lines]: {three}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def deploy(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with what Prefect said.
     """
-    run_module(["flows.orchestration.schedules"], environment)
+    run_module(["flows.orchestration.send_deployments"], environment)
 
 
 def update_forms(environment: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ def update_forms(environment: Mapping[str, str]) -> None:
     Raises:
       ServiceFailed: with the output of the module.
     """
-    run_module(["flows.orchestration.forms"], environment)
+    run_module(["flows.orchestration.send_deployments", "--forms"], environment)
 
 
 def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

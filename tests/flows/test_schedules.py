@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import DeploymentSchedule
@@ -15,7 +16,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.deployments import read_pool
-from flows.orchestration.schedules import KEPT, keep_until_restored, make_pool, refuse_other_project
+from flows.orchestration.send_deployments import keep_schedules, make_pool, refuse_other_project
 from tests.support.project import ROOT
 from tests.support.shared_servers import shared_prefect
 from throughline.shared.errors import MissingInput, ServiceFailed
@@ -33,9 +34,9 @@ def projects(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "one", tmp_path / "two"
 
 
-def sent_from(folder: Path | None, name: str = "training") -> list[DeploymentResponse]:
+def sent_from(folder: Path | None) -> list[DeploymentResponse]:
     steps = [{STEP: {"directory": str(folder)}}] if folder else None
-    return [DeploymentResponse(flow_id=uuid4(), name=name, pull_steps=steps)]
+    return [DeploymentResponse(flow_id=uuid4(), name="training", pull_steps=steps)]
 
 
 def test_deployments_of_another_project_are_not_replaced(projects):
@@ -44,7 +45,7 @@ def test_deployments_of_another_project_are_not_replaced(projects):
         refuse_other_project(sent_from(two), one, HERE)
     with pytest.raises(ServiceFailed, match=f"another project, {gone}, "):
         refuse_other_project(sent_from(gone), one, ELSEWHERE)
-    for own in (sent_from(one), sent_from(None), sent_from(two, "another name")):
+    for own in (sent_from(one), sent_from(None)):
         refuse_other_project(own, one, ELSEWHERE)
     refuse_other_project(sent_from(gone), one, HERE)  # it was moved from there
 
@@ -57,44 +58,25 @@ def test_all_deployments_are_of_one_pool(projects):
         read_pool(file)
 
 
-def with_schedules(*schedules: CronSchedule | IntervalSchedule) -> DeploymentResponse:
-    """A deployment of a server, with schedules that were made in the UI."""
-    made = [DeploymentSchedule(id=uuid4(), schedule=each, active=False) for each in schedules]
-    return DeploymentResponse(id=uuid4(), flow_id=uuid4(), name="training", schedules=made)
-
-
 @pytest.mark.integration
-def test_schedules_are_known_until_they_are_restored_whatever_cuts_that(tmp_path):
-    hourly = IntervalSchedule(interval=timedelta(hours=1))
-    first = with_schedules(CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"), hourly)
-    second, elsewhere = with_schedules(hourly), with_schedules(hourly)
-    with pytest.raises(KeyboardInterrupt), keep_until_restored([first, elsewhere], tmp_path):
-        raise KeyboardInterrupt
-    file = tmp_path / ".throughline" / "ui" / KEPT
-    assert file.stat().st_mode & 0o777 == 0o600
-    lost = first.model_copy(update={"schedules": []})
-    for _ in range(2):  # the second time cut again
-        with pytest.raises(ServiceFailed), keep_until_restored([lost, second], tmp_path) as before:
-            raise ServiceFailed("the server is away")
-        assert before == [first, second]
-    with keep_until_restored([lost, second], tmp_path) as before:
-        assert before == [first, second]
-    with keep_until_restored([lost], tmp_path) as before:
-        assert before == [lost], "it was restored; this is how it was set since"
-    with keep_until_restored([elsewhere], tmp_path) as before:
-        assert before == [elsewhere]
-    assert not file.exists()
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("content", ["", "[{}]", "\udcff"])
-def test_schedules_that_cannot_be_read_are_those_of_the_server(tmp_path, content):
-    file = tmp_path / ".throughline" / "ui" / KEPT
-    file.parent.mkdir(parents=True)
-    file.write_text(content, errors="surrogateescape")
-    present = [with_schedules(CronSchedule(cron="0 3 * * *"))]
-    with keep_until_restored(present, tmp_path) as before:
-        assert before == present
+def test_schedules_are_sent_as_they_were_set_in_the_ui():
+    nightly = {"cron": "0 2 * * *", "timezone": "UTC", "active": False, "slug": "nightly"}
+    new = {"interval": 3600, "slug": "new"}
+    hourly = IntervalSchedule(interval=timedelta(hours=1), timezone="UTC")
+    present = [
+        DeploymentSchedule(schedule=CronSchedule(cron="0 3 * * *"), active=True, slug="nightly"),
+        DeploymentSchedule(schedule=hourly, active=False, parameters={"name": "x"}),
+        DeploymentSchedule(schedule=hourly, active=True, slug="gone"),
+    ]
+    deployment = {"name": "comparison", "schedules": [nightly, new]}
+    keep_schedules(deployment, present)
+    *of_file, of_ui = deployment["schedules"]
+    assert of_file == [{**nightly, "active": True}, new]
+    sent = _schedule_config_to_deployment_schedule(of_ui)
+    assert sent == {"schedule": hourly, "active": False, "parameters": {"name": "x"}}
+    deployment = {"name": "training"}
+    keep_schedules(deployment, [])
+    assert deployment == {"name": "training"}
 
 
 @pytest.mark.slow

@@ -1,30 +1,27 @@
 """Sends the deployments of prefect.yaml and their work pool to the Prefect server: `python -m
-flows.orchestration.schedules`, which `make ui` runs when it starts.
-
-`prefect deploy` alone would reset schedules that were switched on and remove those made in the UI.
-A file keeps them until they are restored, so that a kill loses none.
+flows.orchestration.send_deployments`, which `make ui` runs when it starts. With `--forms` it only
+brings their forms up to date with params.yaml, which `make ui` does when that file changes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import typer
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists
-from pydantic import TypeAdapter
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from ruamel.yaml import YAML
 
 from flows.orchestration.deployments import (
     DEPLOYMENTS_FILE,
@@ -32,15 +29,12 @@ from flows.orchestration.deployments import (
     read_pool,
     run_module,
 )
-from flows.run.locks import STATE_DIR, hold_briefly
-from flows.servers.credentials import private_folder, write_private
+from flows.run.locks import hold_briefly
 from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
 SET_FOLDER = ".set_working_directory"  # a step of Prefect
-KEPT = "schedules.json"  # deployments whose schedules are not restored yet
-DEPLOYMENTS = TypeAdapter(list[DeploymentResponse])
 # The work pool's template has no variables, so the server refuses job variables.
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
@@ -52,41 +46,39 @@ def deploy_all() -> None:
       ServiceFailed: with Prefect's output; or another project has deployments of these names.
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
-    ours = DeploymentFilter(name=names)
     # If several workers start together, they deploy one at a time.
     held = hold_briefly(Path.cwd(), "deploy", "deploys")
     with held, get_client(sync_client=True) as client:
-        present = client.read_deployments(deployment_filter=ours)
+        present = client.read_deployments(deployment_filter=DeploymentFilter(name=names))
         refuse_other_project(present, Path.cwd(), str(client.api_url))
         make_pool(client, read_pool(DEPLOYMENTS_FILE))
-        with keep_until_restored(present, Path.cwd()) as before:
-            run_module(["prefect", "--no-prompt", "deploy", "--all"])
-            after = {one.id: one for one in client.read_deployments(deployment_filter=ours)}
-            for deployment in before:
-                if deployment.id in after:
-                    restore_schedules(client, deployment, after[deployment.id])
+        document = YAML(typ="safe").load(DEPLOYMENTS_FILE)
+        # `prefect deploy` replaces all schedules of a deployment at once.
+        schedules = {one.name: one.schedules for one in present}
+        for deployment in document["deployments"]:
+            keep_schedules(deployment, schedules.get(deployment["name"], []))
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            YAML(typ="safe").dump(document, file)
+            run_module(["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name])
 
 
-@contextmanager
-def keep_until_restored(
-    present: Sequence[DeploymentResponse], project: Path
-) -> Iterator[list[DeploymentResponse]]:
-    """Keep the deployments in a file until the block has succeeded; yield them as they were before.
+def keep_schedules(deployment: dict[str, Any], present: Sequence[DeploymentSchedule]) -> None:
+    """Let a deployment of prefect.yaml keep what was set in the UI.
 
-    What an interrupted block has left in the file takes precedence over `present`.
+    Its schedules are switched on or off as they are on the server, by their slugs, and those that
+    were made in the UI, which have no slug, are added.
     """
-    file = private_folder(project / STATE_DIR / "ui") / KEPT
-    left: dict[UUID, DeploymentResponse] = {}
-    with suppress(OSError, ValueError):  # no file, or that of another version
-        left = {one.id: one for one in DEPLOYMENTS.validate_json(file.read_bytes())}
-    before = [left.pop(one.id, one) for one in present]
-    others = list(left.values())  # on another server
-    write_private(file, DEPLOYMENTS.dump_json([*before, *others]).decode())
-    yield before
-    if others:
-        write_private(file, DEPLOYMENTS.dump_json(others).decode())
-    else:
-        file.unlink()
+    active = {one.slug: one.active for one in present if one.slug}
+    schedules = list(deployment.get("schedules") or [])
+    for schedule in schedules:
+        if schedule.get("slug") in active:
+            schedule["active"] = active[schedule["slug"]]
+    for one in present:
+        if not one.slug:
+            timing = one.schedule.model_dump(mode="json", exclude_none=True)
+            schedules.append({**timing, "active": one.active, "parameters": one.parameters})
+    if schedules:
+        deployment["schedules"] = schedules
 
 
 def make_pool(client: SyncPrefectClient, name: str) -> None:
@@ -109,18 +101,13 @@ def refuse_other_project(
     Raises:
       ServiceFailed: names the folder, and what to do.
     """
-    names = read_entrypoints(project / DEPLOYMENTS_FILE)
-    others = {
-        deployment.name: folder
-        for deployment in deployments
-        if deployment.name in names
-        and (folder := _read_folder(deployment)) not in (None, project.resolve())
-    }
     here = urlsplit(server).hostname in (HOST, "localhost")
+    folders = {deployment.name: _read_folder(deployment) for deployment in deployments}
     others = {
         name: folder
-        for name, folder in others.items()
-        if not here or (folder / DEPLOYMENTS_FILE).is_file()
+        for name, folder in folders.items()
+        if folder not in (None, project.resolve())
+        and (not here or (folder / DEPLOYMENTS_FILE).is_file())
     }
     if others:
         name, folder = next(iter(others.items()))
@@ -140,28 +127,25 @@ def _read_folder(deployment: DeploymentResponse) -> Path | None:
     return Path(folders[0]) if folders and folders[0] else None
 
 
-def restore_schedules(
-    client: SyncPrefectClient, before: DeploymentResponse, after: DeploymentResponse
-) -> None:
-    """Switch a deployment's schedules on or off as before, and make those of the UI again."""
-    kept = {schedule.id for schedule in after.schedules}
-    by_slug = {schedule.slug: schedule for schedule in after.schedules if schedule.slug}
-    for schedule in before.schedules:
-        if schedule.id in kept:
-            continue
-        if again := by_slug.get(schedule.slug or ""):
-            if again.active != schedule.active:
-                client.update_deployment_schedule(after.id, again.id, active=schedule.active)
-        elif not schedule.slug:
-            values = schedule.model_dump(include=set(DeploymentScheduleCreate.model_fields))
-            made = DeploymentScheduleCreate.model_validate({**values, "slug": None})
-            client.create_deployment_schedules(after.id, [made])
+def send_forms() -> None:
+    """Send the current folder's params.yaml to the forms of all deployments, and nothing else."""
+    with get_client(sync_client=True) as client:
+        for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
+            flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
+            deployment = client.read_deployment_by_name(f"{flow.name}/{name}")
+            schema = parameter_schema(flow).model_dump_for_openapi()
+            client.update_deployment(
+                deployment.id, DeploymentUpdate(parameter_openapi_schema=schema)
+            )
 
 
-def command() -> None:
+def command(forms: Annotated[bool, typer.Option(help="update only the forms")] = False) -> None:
     """Send this project's deployments to the server that PREFECT_API_URL names."""
     with report_user_errors():
-        deploy_all()
+        if forms:
+            send_forms()
+        else:
+            deploy_all()
 
 
 if __name__ == "__main__":
