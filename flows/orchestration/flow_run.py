@@ -21,12 +21,12 @@ from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
 from flows.run.experiments import find_experiment, is_saved, save_experiment
 from flows.run.fork_server import stage_server
-from flows.run.locks import hold_folder
 from flows.run.parameters import Changes, derive_name
 from flows.run.resolution import ResolvedParams, resolve
 from flows.run.source_check import check_code, check_named_files, check_source, is_large
 from flows.run.workspace import (
     Workspace,
+    hold_folder,
     open_workspace,
     remove_workspace,
     sweep_workspaces,
@@ -81,11 +81,14 @@ class Run:
     """
 
     name: str
-    workspace: Workspace
     params: Params
     stage_env: StageEnvironment
     progress: StageProgress | None = None
     identified: Sequence[FinishedStage] = ()
+
+    @property
+    def workspace(self) -> Workspace:
+        return self.stage_env.workspace
 
     @property
     def tags(self) -> dict[str, str]:
@@ -128,11 +131,9 @@ class Run:
                 self.progress.advance(stage)
         return after[-1]
 
-    @contextmanager
-    def hold_results(self) -> Iterator[None]:
+    def hold_results(self) -> AbstractContextManager[int]:
         """Prevent other runs in the same folder from changing its results during the block."""
-        with _hold(self.workspace):
-            yield
+        return _hold(self.workspace)
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
         """Check that no stage went out of date during the run; only if something `changed`.
@@ -147,7 +148,7 @@ class Run:
         # New data are in no result of the run, and another run may have measured again; only an
         # experiment has to match its dvc.lock.
         late = set() if self.workspace.isolated and saves else {*PREPARATION, "report"}
-        stale = ({*stages} - late) & _identify(self.workspace, self.stage_env)[1].stale
+        stale = ({*stages} - late) & _find_stale(self.stage_env)
         if stale:
             raise WorkspaceProblem(
                 f"{self.name} is not finished: params.yaml, code or data have changed while it was"
@@ -220,20 +221,13 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         environment = _keep_store_of_project(workspace, run_name)
         _check_files(workspace, resolved)
         _announce_first_reading(workspace, resolved.params.data.path, run_name)
-        stage_env = StageEnvironment(
-            workspace.root,
-            _stale_stages(workspace, environment),
-            environment,
-            lock=workspace.lock,
-            lock_fds=workspace.lock_fds,
-            owner=workspace.owner,
-        )
+        stale = _stale_stages(workspace, environment)
+        stage_env = StageEnvironment(workspace, stale, environment)
         try:
             with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
-                identified, served = _run_identities(workspace, served)
+                identified, served = _run_identities(served)
                 yield Run(
                     name=run_name,
-                    workspace=workspace,
                     params=resolved.params,
                     stage_env=served,
                     identified=identified,
@@ -296,40 +290,37 @@ def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
     if alone or os.environ.get(STAGE_SERVER):
         yield stage_env
         return
-    with stage_server(stage_env.root, stage_env.environment) as address:
+    with stage_server(stage_env.workspace.root, stage_env.environment) as address:
         yield replace(stage_env, environment={**stage_env.environment, **address})
 
 
-def _identify(
-    workspace: Workspace, stage_env: StageEnvironment
-) -> tuple[Sequence[FinishedStage], StageEnvironment]:
-    stale = _stale_stages(workspace, stage_env.environment)
-    return _run_identities(workspace, replace(stage_env, stale=stale))
+def _find_stale(stage_env: StageEnvironment) -> frozenset[str]:
+    """Return what is out of date now, by up to date identities."""
+    stale = _stale_stages(stage_env.workspace, stage_env.environment)
+    return _run_identities(replace(stage_env, stale=stale))[1].stale
 
 
 def _run_identities(
-    workspace: Workspace, stage_env: StageEnvironment
+    stage_env: StageEnvironment,
 ) -> tuple[Sequence[FinishedStage], StageEnvironment]:
     """Update the identities if needed, and ask DVC again, so that only the stages concerned run."""
     if IDENTITIES not in stage_env.stale:
         return [], stage_env
     identified = replace(_run_stage(IDENTITIES, stage_env, []), changed=False)
-    stale = _stale_stages(workspace, stage_env.environment)
+    stale = _stale_stages(stage_env.workspace, stage_env.environment)
     return [identified], replace(stage_env, stale=stale)
 
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
     """Bring the list of own code up to date and ask DVC what is stale, in turn with other runs."""
     logger = get_run_logger()
-    with _hold(workspace) as folder_fds:
+    with _hold(workspace) as folder_fd:
         for change in watch_own_code(workspace.root):
             logger.info(change)
-        lock_fds = (*workspace.lock_fds, *folder_fds)
+        lock_fds = (*workspace.lock_fds, folder_fd)
         return stale_stages(workspace.root, environment, logger.info, lock_fds)
 
 
-def _hold(workspace: Workspace) -> AbstractContextManager[tuple[int, ...]]:
+def _hold(workspace: Workspace) -> AbstractContextManager[int]:
     logger = get_run_logger()
-    return hold_folder(
-        workspace.lock, workspace.owner, lambda who: logger.info(f"waits: {who} is running here")
-    )
+    return hold_folder(workspace, lambda why: logger.info(f"waits: {why}"))

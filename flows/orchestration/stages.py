@@ -13,8 +13,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect import get_run_logger, task
@@ -24,8 +24,9 @@ from prefect.states import Completed
 
 from flows.orchestration.terminal import LOG_ONLY, RAN, STAGE_EVENT, STAGE_OUTPUT, STARTED
 from flows.run.dvc_calls import BUSY, DVC, attempts, dvc_environment, find_site_problem
-from flows.run.locks import hold_folder, hold_machine_and_folder
+from flows.run.locks import hold_machine_and_folder
 from flows.run.processes import supervised
+from flows.run.workspace import Workspace, hold_folder
 from throughline.config.params import check_pipelines_exist
 from throughline.shared.errors import StageFailed
 from throughline.shared.failures import FAILURE_FILE, Failure
@@ -52,19 +53,13 @@ class StageEnvironment:
 
     Attributes:
       stale: Stages that were out of date at the start.
-      lock: The lock around each call of DVC, if runs share the folder.
-      lock_fds: File descriptors of the locks that are held for the whole run.
-      owner: The run's name, for runs that wait.
       forced: Stages that run even if they are up to date.
       measures: Whether the run measures; otherwise its training waits for no run that does.
     """
 
-    root: Path
+    workspace: Workspace
     stale: frozenset[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    lock: Path | None = None
-    lock_fds: tuple[int, ...] = ()
-    owner: str = "a run"
     forced: frozenset[str] = frozenset()
     measures: bool = True
 
@@ -114,17 +109,18 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
     The kernel holds these locks, so they need no server and are free once no process of the stage
     is left, even after kill -9.
     """
-    logger = get_run_logger()
-    lock, owner = stage_env.lock, stage_env.owner
-    locks = (
-        hold_machine_and_folder(lock, owner, lambda why: logger.info(f"{stage} waits: {why}"))
-        if _measures(stage, stage_env)
-        else hold_folder(
-            lock, owner, lambda who: logger.info(f"{stage} waits: {who} is running here")
-        )
-    )
-    with locks as lock_fds:
-        yield (*stage_env.lock_fds, *lock_fds)
+    workspace, logger = stage_env.workspace, get_run_logger()
+
+    def on_wait(why: str) -> None:
+        logger.info(f"{stage} waits: {why}")
+
+    with ExitStack() as held:
+        if _measures(stage, stage_env):
+            locks = hold_machine_and_folder(workspace.lock, workspace.owner, on_wait)
+            lock_fds = held.enter_context(locks)
+        else:
+            lock_fds = (held.enter_context(hold_folder(workspace, on_wait)),)
+        yield (*workspace.lock_fds, *lock_fds)
 
 
 def _measures(stage: str, stage_env: StageEnvironment) -> bool:
@@ -134,25 +130,11 @@ def _measures(stage: str, stage_env: StageEnvironment) -> bool:
 def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
     """Run `dvc repro --single-item`, log its output, and return whether the stage's command ran.
 
-    Tries again while another DVC process uses the same files.
-
     Raises:
       StageFailed: the stage ended with an error, or took longer than is allowed.
     """
-    tail: deque[str] = deque(maxlen=LAST_LINES)
-    code, scratch = 0, Scratch(stage_env.root)
-    stage_env, failure_file = _with_failure_file(stage_env, scratch)
     force = ["--force"] if stage in stage_env.forced else []
-    command = [*DVC, "repro", *force, "--single-item", stage]
-    with measurement_lock(stage, stage_env) as lock_fds:
-        for _ in attempts(stage_env.root, get_run_logger().info):
-            tail.clear()
-            code, ran = _run_once(stage, command, stage_env, lock_fds, tail)
-            if code == 0:
-                return ran
-            if ran or not BUSY.search("\n".join(tail)):
-                break
-    raise _describe_failure(stage, code, tail, failure_file)
+    return _run(stage, [*DVC, "repro", *force, "--single-item", stage], stage_env)
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
@@ -161,25 +143,35 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
     Raises:
       StageFailed: the command ended with an error, or took longer than is allowed.
     """
-    logger, tail = get_run_logger(), deque[str](maxlen=LAST_LINES)
-    scratch = Scratch(stage_env.root)
-    stage_env, failure_file = _with_failure_file(stage_env, scratch)
+    logger = get_run_logger()
     logger.info(f"{name} starts", extra={STAGE_EVENT: STARTED})
-    command = [sys.executable, "-m", f"tasks.{name}", *arguments]
-    with measurement_lock(name, stage_env) as lock_fds:
-        code, _ = _run_once(name, command, stage_env, lock_fds, tail)
-    if code != 0:
-        raise _describe_failure(name, code, tail, failure_file)
+    _run(name, [sys.executable, "-m", f"tasks.{name}", *arguments], stage_env)
     logger.info(f"{name} ran", extra={STAGE_EVENT: RAN})
 
 
-def _with_failure_file(
-    stage_env: StageEnvironment, scratch: Scratch
-) -> tuple[StageEnvironment, Path]:
-    """Return an environment in which a stage writes why it failed to a file; and the file."""
-    path = scratch.folder / "failure.json"
-    environment = {**stage_env.environment, FAILURE_FILE: str(path)}
-    return replace(stage_env, environment=environment), path
+def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> bool:
+    """Run a command, log its output, and return whether DVC said in it that it ran a stage.
+
+    Tries again while another DVC process uses the same files.
+    """
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    root, code, scratch = stage_env.workspace.root, 0, Scratch(stage_env.workspace.root)
+    failure_file = scratch.folder / "failure.json"  # the stage writes there why it failed
+    variables = {**stage_env.environment, FAILURE_FILE: str(failure_file)}
+    if _measures(stage, stage_env):
+        variables[MACHINE_HELD] = "1"
+    with measurement_lock(stage, stage_env) as lock_fds:
+        for _ in attempts(root, get_run_logger().info):
+            tail.clear()
+            process = supervised(
+                command, folder=root, environment=dvc_environment(variables), lock_fds=lock_fds
+            )
+            code, ran = _run_once(stage, process, tail)
+            if code == 0:
+                return ran
+            if ran or not BUSY.search("\n".join(tail)):
+                break
+    raise _describe_failure(stage, code, tail, failure_file)
 
 
 def _describe_failure(
@@ -201,23 +193,10 @@ def _describe_failure(
 
 
 def _run_once(
-    stage: str,
-    command: Sequence[str],
-    stage_env: StageEnvironment,
-    lock_fds: tuple[int, ...],
-    tail: deque[str],
+    stage: str, started: AbstractContextManager[subprocess.Popen], tail: deque[str]
 ) -> tuple[int, bool]:
-    logger = get_run_logger()
-    ran, held = False, {MACHINE_HELD: "1"} if _measures(stage, stage_env) else {}
-    with (
-        supervised(
-            command,
-            folder=stage_env.root,
-            environment=dvc_environment({**stage_env.environment, **held}),
-            lock_fds=lock_fds,
-        ) as process,
-        with_timeout(process) as timed_out,
-    ):
+    logger, ran = get_run_logger(), False
+    with started as process, with_timeout(process) as timed_out:
         # Ends once no process is left that could write, which may be after the supervisor is gone:
         # if it is killed, another one takes over.
         for line in process.stdout or ():

@@ -8,7 +8,7 @@ is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from throughline.shared.file_lock import hold, hold_if_free
@@ -27,22 +27,10 @@ def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager
 
 
 @contextmanager
-def hold_folder(
-    path: Path | None, owner: str, on_wait: Callable[[str], object]
-) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a folder that runs share; yield its descriptor, if there is one."""
-    if path is None:
-        yield ()
-    else:
-        with hold(path, owner, on_wait) as descriptor:
-            yield (descriptor,)
-
-
-@contextmanager
 def hold_machine_and_folder(
-    path: Path | None, owner: str, on_wait: Callable[[str], object]
-) -> Iterator[tuple[int, ...]]:
-    """Hold the machine's lock and a shared folder's; yield their descriptors.
+    path: Path, owner: str, on_wait: Callable[[str], object]
+) -> Iterator[tuple[int, int]]:
+    """Hold the machine's lock and a folder's; yield their descriptors.
 
     Calls `on_wait` with who does what whenever this process has to wait. The machine stays free
     while another run has the folder.
@@ -51,10 +39,10 @@ def hold_machine_and_folder(
         # The machine first, so that the folder stays unlocked while this run waits for the machine.
         with (
             hold_machine(lambda who: on_wait(f"{who} is measuring on this machine")) as machine,
-            hold_if_free(path, owner) if path else nullcontext(machine) as folder,
+            hold_if_free(path, owner) as folder,
         ):
             if folder is not None:
-                yield tuple({machine, folder})
+                yield machine, folder
                 return
-        with hold_folder(path, owner, lambda who: on_wait(f"{who} is running here")):
+        with hold(path, owner, lambda who: on_wait(f"{who} is running here")):
             pass

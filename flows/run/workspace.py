@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,16 @@ class Workspace:
         return self.root / OWN_SITE
 
     @property
-    def lock(self) -> Path | None:
-        """The lock that runs without changes take in turn around each call of DVC."""
-        return None if self.isolated else lock_path(self.project, "project")
+    def lock(self) -> Path:
+        """The lock that the runs of a folder take in turn around each call of DVC."""
+        return lock_path(self.root, "project")
+
+
+def hold_folder(
+    workspace: Workspace, on_wait: Callable[[str], object]
+) -> AbstractContextManager[int]:
+    """Prevent other runs in the same folder from changing its results during the block."""
+    return hold(workspace.lock, workspace.owner, lambda who: on_wait(f"{who} is running here"))
 
 
 def _refuse_git_name(project: Path, name: str) -> None:

@@ -31,8 +31,8 @@ def make_run(tmp_path):
 
     def make(*, isolated=False, stale=(), **given):
         workspace = Workspace(root=tmp_path / "x" if isolated else tmp_path, project=tmp_path)
-        stage_env = StageEnvironment(workspace.root, frozenset(stale))
-        return Run(name="x", workspace=workspace, params=None, stage_env=stage_env, **given)
+        stage_env = StageEnvironment(workspace, frozenset(stale))
+        return Run(name="x", params=None, stage_env=stage_env, **given)
 
     return make
 
@@ -64,7 +64,7 @@ def test_once_a_stage_has_changed_all_later_ones_ask_dvc(make_run, monkeypatch):
 def test_what_went_out_of_date_meanwhile_fails_a_run_unless_its_results_lack_nothing(
     make_run, monkeypatch, isolated, saves, stale, refused
 ):
-    monkeypatch.setattr(flow_run, "_identify", lambda *_: ([], SimpleNamespace(stale={stale})))
+    monkeypatch.setattr(flow_run, "_find_stale", lambda _: {stale})
     run, stages = make_run(isolated=isolated), [*PREPARATION, "train@a", "report"]
     run.check_up_to_date(stages, changed=False, saves=saves)
     with pytest.raises(WorkspaceProblem, match=stale) if refused else nullcontext():
@@ -103,7 +103,8 @@ def test_several_stages_share_their_imports_unless_a_server_is_named(
 ):
     monkeypatch.setenv(STAGE_SERVER, named)
     monkeypatch.setattr(flow_run, "stage_server", lambda *_: nullcontext({STAGE_SERVER: "here"}))
-    with share_imports(StageEnvironment(tmp_path, frozenset(stale))) as stage_env:
+    workspace = Workspace(root=tmp_path, project=tmp_path)
+    with share_imports(StageEnvironment(workspace, frozenset(stale))) as stage_env:
         assert (STAGE_SERVER in stage_env.environment) is served
 
 

@@ -28,6 +28,7 @@ from flows.run import fork_server as server_module
 from flows.run.dvc_calls import dvc_environment
 from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
+from flows.run.workspace import Workspace
 from tests.support.project import Started, environment, run_python, start
 from tests.support.stack import processes_of, wait_for
 from throughline.shared import fork_client, machine_lock
@@ -47,9 +48,9 @@ def test_an_overdue_stage_is_ended_with_its_children_told_by_what_allowed_so_lon
 ):
     monkeypatch.setenv(TIMEOUT_S, "0.2")
     command = ["sh", "-c", "sleep 20 & sleep 20; touch ended"]
-    stage_env = StageEnvironment(tmp_path, frozenset())
+    process = supervised(command, folder=tmp_path, environment=dvc_environment({}))
     with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
-        _run_once("shard", command, stage_env, (), deque())
+        _run_once("shard", process, deque())
     assert not _should_retry("shard", failed.value)
     assert not (tmp_path / "ended").exists(), "it did not come to its end"
     assert not processes_of(tmp_path, "sleep")
@@ -102,9 +103,10 @@ def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kep
 ):
     # Others may measure on this machine.
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
-    stage_env = StageEnvironment(tmp_path, frozenset(), measures=measures)
+    workspace = Workspace(root=tmp_path, project=tmp_path)
+    stage_env = StageEnvironment(workspace, frozenset(), measures=measures)
     with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
-        assert bool(lock_fds) is takes_turns
+        assert len(lock_fds) == 1 + takes_turns
 
 
 def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
