@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from flows.orchestration.terminal import Detail, show_on_terminal
+from flows.orchestration.terminal import show_on_terminal
 from flows.run.parameters import OVERRIDE, Changes
-from flows.run.resolution import resolve, resolved_changes
+from flows.run.resolution import resolve_command
 from flows.servers.credentials import use_running_servers
 from flows.servers.temporary_server import prefect_server
 from throughline.reporting.table import TIED_NOTE, comparison_table, to_text
@@ -150,20 +150,13 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
     """
     configure_logging()
     project = Path.cwd()
-    detail = Detail.of(verbose=options.verbose, debug=options.debug)
-    shown = show_on_terminal(flow, project, detail=detail)
-    resolved = resolved_changes(options.set_, options.overlay, options.name, pipelines)
-    if options.show:
-        with shown, resolved as changes:
-            typer.echo(resolve(project, changes, pipelines).text, nl=False)
+    with show_on_terminal(flow, project, verbose=options.verbose, debug=options.debug):
+        changes, resolved = resolve_command(options.set_, options.overlay, options.name, pipelines)
+        if options.show:
+            typer.echo(resolved.text, nl=False)
             raise SystemExit(0)
-    with (
-        shown,
-        use_running_servers(project) as running,
-        resolved as changes,
-        prefect_server(running),
-    ):
-        yield changes
+        with use_running_servers(project) as running, prefect_server(running):
+            yield changes
 
 
 def configure_logging() -> None:

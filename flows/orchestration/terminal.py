@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 
 import typer
@@ -43,18 +42,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message
 FIRST_SIGN_S = 60.0
 FACT_LINES = 3  # longest fact on the terminal; the log has all of it
 _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
-
-
-class Detail(Enum):
-    """How much is shown: results and problems; also what stages print; also what Prefect prints."""
-
-    RESULTS = "results"
-    OUTPUT = "output"
-    ALL = "all"
-
-    @classmethod
-    def of(cls, *, verbose: bool, debug: bool) -> Detail:
-        return cls.ALL if debug else cls.OUTPUT if verbose else cls.RESULTS
 
 
 class StageView(logging.Handler):
@@ -175,16 +162,16 @@ def _concerns_users(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def show_on_terminal(
-    flow: str, project: Path, *, detail: Detail = Detail.RESULTS
+    flow: str, project: Path, *, verbose: bool = False, debug: bool = False
 ) -> Iterator[None]:
     """Show what the flow in the block does; if it fails, print one panel and end the process.
 
-    The exit code is 2 if the user can do something about it, 1 for a bug. `Detail.ALL` shows all
-    that Prefect prints and a bug's traceback. A stopped run has no panel.
+    The exit code is 2 if the user can do something about it, 1 for a bug. `verbose` shows what
+    stages print, `debug` also all that Prefect prints and a bug's traceback. A stopped run has no
+    panel.
     """
-    debug = detail is Detail.ALL
     console, root = Console(stderr=True), logging.getLogger()
-    view = StageView(console, verbose=detail is Detail.OUTPUT)
+    view = StageView(console, verbose=verbose)
     handlers, log = root.handlers, None
     try:
         log = _open_log(project, flow)

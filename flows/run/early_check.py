@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from flows.run.resolution import keep_resolved, resolve_command
+from flows.run.resolution import resolve_command
 from flows.run.source_check import check_exists
 from throughline.config.table_check import check_table
 from throughline.shared.failures import report_user_errors
@@ -33,7 +33,6 @@ def check_started_command() -> None:
 def _check(options: argparse.Namespace, *, run: bool) -> None:
     overlays = [Path(file) for file in options.overlay]
     _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
-    keep_resolved(resolved)
     if run:
         check_store_address()
         data = resolved.params.data

@@ -6,8 +6,7 @@ that is started from the UI does so itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -33,11 +32,15 @@ from throughline.shared.errors import InvalidParams, WorkspaceProblem
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks for: changes of params.yaml, for the configurations `only`, or for all."""
+    """What a run asks for: changes of params.yaml, for the configurations `only`, or for all.
+
+    `own` is the text of the project's params.yaml.
+    """
 
     project: Path
     changes: Changes
     only: tuple[str, ...]
+    own: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,39 +59,8 @@ class ResolvedParams:
     changed: bool
 
 
-_SHARED: ContextVar[ResolvedParams | None] = ContextVar("shared", default=None)
-
-
-@contextmanager
-def share_resolved(resolved: ResolvedParams) -> Iterator[None]:
-    """Let flows that are started in the block reuse these parameters for the same request."""
-    token = _SHARED.set(resolved)
-    try:
-        yield
-    finally:
-        _SHARED.reset(token)
-
-
-def keep_resolved(resolved: ResolvedParams) -> None:
-    """Let this process reuse these parameters for the same request from now on."""
-    _SHARED.set(resolved)
-
-
-@contextmanager
-def resolved_changes(
-    overrides: list[str] | None,
-    overlays: Sequence[Path] | None,
-    name: str | None,
-    pipelines: Sequence[str],
-) -> Iterator[Changes]:
-    """Yield the checked changes of a command; flows in the block reuse the resolved parameters.
-
-    Raises:
-      as `resolve_command`.
-    """
-    changes, resolved = resolve_command(overrides, overlays, name, pipelines)
-    with share_resolved(resolved):
-        yield changes
+# What the command of this process has resolved, which its flow uses again.
+_OF_COMMAND: ContextVar[ResolvedParams | None] = ContextVar("of_command", default=None)
 
 
 def resolve_command(
@@ -97,7 +69,7 @@ def resolve_command(
     name: str | None,
     pipelines: Sequence[str],
 ) -> tuple[Changes, ResolvedParams]:
-    """Resolve what a command asks for.
+    """Resolve what a command asks for; the flow that it starts uses the result again.
 
     Raises:
       InvalidParams: an override is not KEY=VALUE, the file cannot be read, or a parameter is wrong.
@@ -119,6 +91,7 @@ def resolve_command(
             f"--name {name} is for a run with changes, which has a worktree of that name: give its"
             " --overlay and --set, or leave out --name"
         )
+    _OF_COMMAND.set(resolved)
     return changes, resolved
 
 
@@ -141,17 +114,17 @@ def _resolve_named(
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
-    """Merge changes into params.yaml, overlays first, and check it; reuse a shared result.
+    """Merge changes into params.yaml, overlays first, and check it, unless the command has.
 
     Raises:
       InvalidParams: all problems at once, or a run from the UI reaches out of the project.
       UnknownPipeline: a configuration of `only` does not exist.
     """
-    request = Request(project=project, changes=changes, only=tuple(only))
-    shared = _SHARED.get()
-    if shared and shared.request == request:
-        return shared
     text = read_yaml_text(project / PARAMS_FILE)
+    request = Request(project=project, changes=changes, only=tuple(only), own=text)
+    known = _OF_COMMAND.get()
+    if known and known.request == request:
+        return known
     own = parse_yaml(text, PARAMS_FILE.name)
     named = NamedChanges(overlays=changes.overlays(), overrides=changes.settings(own))
     changed = bool(named.overlays or named.overrides)

@@ -22,7 +22,7 @@ from flows.run import source_check
 from flows.run.access_policy import CONFINED
 from flows.run.early_check import check_started_command
 from flows.run.parameters import OWN_PIPELINES, Changes, select_pipelines
-from flows.run.resolution import resolve, resolve_command, resolved_changes
+from flows.run.resolution import resolve, resolve_command
 from flows.run.source_check import check_named_files, check_source, is_large
 from tasks.identities import main as write_identities
 from tasks.ingest import main as ingest
@@ -115,19 +115,19 @@ def test_the_parameters_of_the_early_check_are_the_flows(project, monkeypatch):
     assert resolve(project, changes, ["naive"]) is resolved
 
 
-def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
+def test_the_flow_of_a_command_has_the_parameters_that_were_checked(project):
     """Overlays are merged in their order, overrides come last."""
     files = [project / "first.yaml", project / "second.yaml"]
     files[0].write_text("train: {epochs: 5}\nbatch_size: 8\n")
     files[1].write_text("train: {seed: 3}\nbatch_size: 4\n")
-    with resolved_changes(["train.seed=16"], files, "mine", ["naive"]) as changes:
-        shared = resolve(project, changes, ["naive"])
-        train = shared.params.train
-        assert (train.epochs, train.seed, shared.params.batch_size) == (5, 16, 4)
-        assert resolve(project, changes, ["naive"]) is shared
-        assert resolve(project, Changes(epochs=4), ["naive"]).params.train.epochs == 4
-        assert len(resolve(project, changes).params.pipelines) == 2
-    assert resolve(project, changes, ["naive"]) is not shared
+    changes, checked = resolve_command(["train.seed=16"], files, "mine", ["naive"])
+    train = checked.params.train
+    assert (train.epochs, train.seed, checked.params.batch_size) == (5, 16, 4)
+    assert resolve(project, changes, ["naive"]) is checked
+    assert resolve(project, Changes(epochs=4), ["naive"]).params.train.epochs == 4
+    assert len(resolve(project, changes).params.pipelines) == 2
+    write_params(project, {**SMALL, "batch_size": 2})
+    assert resolve(project, changes, ["naive"]) is not checked
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_flow_of_the_block_has_the_parameters_that_were_checked(project):
 def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
     (project / "wrong.yaml").write_text("train: {epoch: 3}\n")
     overlays = [Path(overlay)] if overlay else None
-    with pytest.raises(error, match=reason), resolved_changes(overrides, overlays, name, []):
-        pytest.fail("the block was entered")
+    with pytest.raises(error, match=reason):
+        resolve_command(overrides, overlays, name, [])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from flows.orchestration.terminal import (
     STAGE_EVENT,
     STAGE_OUTPUT,
     STARTED,
-    Detail,
     StageView,
     show_on_terminal,
 )
@@ -118,8 +117,7 @@ def test_on_a_terminal_the_running_stage_is_one_line():
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(tmp_path, capsys, debug):
-    detail = Detail.of(verbose=False, debug=debug)
-    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path, detail=detail):
+    with pytest.raises(SystemExit) as ended, show_on_terminal("training", tmp_path, debug=debug):
         raise RuntimeError("odd")
     shown = capsys.readouterr().err
     assert ended.value.code == 1
@@ -158,7 +156,7 @@ def test_old_logs_go_and_all_that_stages_print_is_shown_on_demand(tmp_path, caps
     for number in range(KEPT_LOGS + 5):
         (tmp_path / LOGS / f"training-20200101-{number:06}-1.log").touch()
     (tmp_path / LOGS / "mlflow.log").touch()
-    with show_on_terminal("training", tmp_path, detail=Detail.OUTPUT):
+    with show_on_terminal("training", tmp_path, verbose=True):
         stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
         stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
     assert capsys.readouterr().err == "  [60,000] of 70,000\n"
