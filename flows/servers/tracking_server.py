@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,11 +23,8 @@ REFUSAL = b"This server answers its own pages and programs, not pages of other a
 # The browser's storage holds which half of MLflow is shown (seen in MLflow 3.17). This script runs
 # before the page's own.
 SHOW_RUNS = b"<script>localStorage['mlflow.workflowType_v1'] ??= '\"machine_learning\"'</script>"
-OF_UNCHANGED = (b"content-length", b"etag", b"last-modified")
-IF_CHANGED = (b"if-none-match", b"if-modified-since")
 
 Scope = MutableMapping[str, Any]
-Headers = list[tuple[bytes, bytes]]
 Application = Callable[
     [Scope, Any, Callable[[MutableMapping[str, Any]], Awaitable[None]]], Awaitable[None]
 ]
@@ -65,41 +62,23 @@ def own_pages_only(app: Application) -> Application:
     return answer
 
 
-def show_runs_first(app: Application) -> Application:
-    """Wrap an ASGI application so that its page opens on runs at the first visit."""
-
-    async def answer(
-        scope: Scope, receive: Any, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
-    ) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("GET", "/"):
-            await app(scope, receive, send)
-            return
-        is_page = False
-
-        async def add_script(message: MutableMapping[str, Any]) -> None:
-            nonlocal is_page
-            if message["type"] == "http.response.start":
-                is_page = message["status"] == HTTPStatus.OK
-                if is_page:
-                    message["headers"] = _without(message["headers"], OF_UNCHANGED)
-            elif is_page and not message.get("more_body"):
-                message["body"] = message.get("body", b"") + SHOW_RUNS
-            await send(message)
-
-        await app({**scope, "headers": _without(scope["headers"], IF_CHANGED)}, receive, add_script)
-
-    return answer
-
-
-def _without(headers: Iterable[tuple[bytes, bytes]], names: Sequence[bytes]) -> Headers:
-    return [(name, value) for name, value in headers if name.lower() not in names]
+def open_on_runs(app: Any) -> None:
+    """Let the page of MLflow's Flask application open on runs at the first visit."""
+    page = Path(app.static_folder, "index.html")
+    app.view_functions["serve"] = lambda: (
+        page.read_bytes() + SHOW_RUNS,
+        {"Cache-Control": "no-cache"},
+    )
 
 
 def create_app() -> Application:
     """Return the application that `mlflow server` would serve, for its own pages only."""
+    import mlflow.server
+
     module, _, name = os.environ[APP].partition(":")
     found = getattr(importlib.import_module(module), name.removesuffix("()"))
-    return own_pages_only(show_runs_first(found() if name.endswith("()") else found))
+    open_on_runs(mlflow.server.app)
+    return own_pages_only(found() if name.endswith("()") else found)
 
 
 def main() -> None:

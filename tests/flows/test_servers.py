@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -37,7 +38,7 @@ from flows.servers.services import (
     keep_running,
 )
 from flows.servers.temporary_server import prefect_server
-from flows.servers.tracking_server import SHOW_RUNS, is_foreign, own_pages_only, show_runs_first
+from flows.servers.tracking_server import SHOW_RUNS, is_foreign, open_on_runs, own_pages_only
 from flows.ui import STORE, Endpoints, tracking_process
 from tests.support.shared_servers import prefect_template
 from tests.support.stack import wait_for
@@ -269,25 +270,13 @@ def test_the_application_sees_none_of_them(kind, refusal):
     assert bool(sent) is bool(refusal) and (not refusal or refusal in sent[0].items())
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "shown"), [("/", 200, True), ("/", 401, False), ("/health", 200, False)]
-)
-def test_the_page_alone_begins_with_runs(path, status, shown):
-    asked, sent = [], []
-
-    async def app(scope, receive, send):
-        asked.append(scope["headers"])
-        sizes = [(b"Content-Length", b"6"), (b"etag", b"x")]
-        await send({"type": "http.response.start", "status": status, "headers": sizes})
-        await send({"type": "http.response.body", "body": b"<html>", "more_body": True})
-        await send({"type": "http.response.body"})
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"If-None-Match", b"x")]}
-    asyncio.run(show_runs_first(app)(scope, None, send))
-    body = b"".join(message.get("body", b"") for message in sent)
-    assert body == b"<html>" + (SHOW_RUNS if shown else b"")
-    assert bool(sent[0]["headers"]) is not shown
-    assert bool(asked[0]) is (path != "/")
+@pytest.mark.integration
+def test_the_page_begins_with_runs(monkeypatch):
+    app = importlib.import_module("mlflow.server").app
+    monkeypatch.setitem(app.view_functions, "serve", app.view_functions["serve"])
+    client = app.test_client()
+    plain = client.get("/")
+    open_on_runs(app)
+    page = client.get("/", headers={"If-None-Match": plain.headers["ETag"]})
+    assert page.data == plain.data + SHOW_RUNS
+    assert (page.status_code, page.mimetype) == (200, "text/html") and "ETag" not in page.headers
