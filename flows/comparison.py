@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from prefect import flow, get_run_logger
 
 from flows.orchestration import cli
 from flows.orchestration.artifacts import REPORTED, link_to_report, show_comparison, to_markdown
-from flows.orchestration.flow_run import FinishedStage, Run, start_run
+from flows.orchestration.flow_run import Run, start_run
 from flows.orchestration.stages import OF_EACH, PREPARATION, list_again
 from flows.run.parameters import (
     NO_PIPELINES,
@@ -78,10 +77,18 @@ def comparison(
         again = list_again(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key, layout = name_comparison(run), Layout(run.workspace.root)
+        layout = Layout(run.workspace.root)
+        with run.hold_results():
+            run_key = make_run_key(
+                layout.manifest,
+                run.params.data.path,
+                pipeline="comparison",
+                window=run.params.window,
+            )
         certain = prepared.changed or bool(again) or promote
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
-            finished = train_and_race(run.with_parent_run(parent), each, prepared)
+            run = run.with_parent_run(parent)
+            finished = run.chain(["race"], after=[run.chain(one, after=[prepared]) for one in each])
             if complete:
                 finished = run.chain(["report"], after=[finished])
             run.check_up_to_date(stages, changed=finished.changed)
@@ -90,7 +97,15 @@ def comparison(
                     Comparison.read(layout.report) if complete else compare_some(chosen, layout)
                 )
                 if parent:
-                    close_parent(parent, run, run_key, compared, promote=promote)
+                    unasked = "none" if run.workspace.isolated else "earned"
+                    comparison_run.close_comparison(
+                        parent,
+                        run_key,
+                        compared,
+                        layout.report,
+                        note=to_markdown(compared),
+                        promotion="asked for" if promote else unasked,
+                    )
         if not complete:
             get_run_logger().info(
                 "skipping report: it compares all configurations of params.yaml, and only some were"
@@ -102,12 +117,6 @@ def comparison(
         report = run.save_experiment(changed=finished.changed) or layout.report
         link_to_report(report)
         return ComparisonResult(compared=compared, report=report)
-
-
-def name_comparison(run: Run) -> RunKey:
-    manifest, params = Layout(run.workspace.root).manifest, run.params
-    with run.hold_results():
-        return make_run_key(manifest, params.data.path, pipeline="comparison", window=params.window)
 
 
 def open_parent(
@@ -128,27 +137,6 @@ def open_parent(
     return comparison_run.open_comparison(run_key, run.name, run.tags)
 
 
-def train_and_race(
-    run: Run, each: Sequence[Sequence[str]], prepared: FinishedStage
-) -> FinishedStage:
-    """Run the stages of `each` configuration on the `prepared` data, then the race of all."""
-    return run.chain(["race"], after=[run.chain(stages, after=[prepared]) for stages in each])
-
-
-def close_parent(
-    parent: str, run: Run, run_key: RunKey, compared: Comparison, *, promote: bool
-) -> None:
-    """Complete the comparison's MLflow run, and choose the champion unless the run has changes."""
-    comparison_run.close_comparison(
-        parent,
-        run_key,
-        compared,
-        Layout(run.workspace.root).report,
-        note=to_markdown(compared),
-        promotion="asked for" if promote else "none" if run.workspace.isolated else "earned",
-    )
-
-
 def command(  # noqa: PLR0913 - the options of a command line
     pipeline: Annotated[
         list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")
@@ -166,13 +154,10 @@ def command(  # noqa: PLR0913 - the options of a command line
 ) -> None:
     """Run every configuration of params.yaml (or those given) and write report/index.html."""
     selected = pipeline or []
-    with cli.flow_command(
-        "comparison",
-        selected,
-        cli.RunOptions(
-            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-        ),
-    ) as changes:
+    options = cli.RunOptions(
+        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+    )
+    with cli.flow_command("comparison", selected, options) as changes:
         result = comparison(
             pipelines=selected,
             changes=changes,

@@ -39,13 +39,10 @@ def command(
     debug: cli.DebugOption = False,
 ) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    with cli.flow_command(
-        "prepare-data",
-        [],
-        cli.RunOptions(
-            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-        ),
-    ) as changes:
+    options = cli.RunOptions(
+        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+    )
+    with cli.flow_command("prepare-data", [], options) as changes:
         prepare_data(changes=changes, name=name or "")
 
 

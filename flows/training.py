@@ -126,13 +126,10 @@ def command(  # noqa: PLR0913 - the options of a command line
     json_: cli.JsonOption = False,
 ) -> None:
     """Run one configuration through all stages."""
-    with cli.flow_command(
-        "training",
-        [pipeline],
-        cli.RunOptions(
-            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-        ),
-    ) as changes:
+    options = cli.RunOptions(
+        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+    )
+    with cli.flow_command("training", [pipeline], options) as changes:
         result = training(
             pipeline=pipeline,
             changes=changes,

@@ -129,13 +129,10 @@ def command(  # noqa: PLR0913 - the options of a command line
     debug: cli.DebugOption = False,
 ) -> None:
     """Prepare the data, then search for the configuration that trains in the least time."""
-    with cli.flow_command(
-        "tuning",
-        [],
-        cli.RunOptions(
-            set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-        ),
-    ) as changes:
+    options = cli.RunOptions(
+        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
+    )
+    with cli.flow_command("tuning", [], options) as changes:
         budgets = read_budgets(
             ram=ram, disk=disk, prepare=prepare, epochs=epochs, time=time, allow=allow
         )

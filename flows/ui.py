@@ -23,7 +23,7 @@ import requests
 import typer
 
 from flows.orchestration.cli import configure_logging
-from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_pool, update_forms
+from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_pool
 from flows.orchestration.terminal import LOGS
 from flows.run.parameters import form_sources
 from flows.servers.credentials import USER, exclusive, load_credentials, published_environment
@@ -162,7 +162,7 @@ def tracking_process(endpoints: Endpoints) -> ServerProcess:
 
 def _report_updated_forms(endpoints: Endpoints) -> None:
     try:
-        update_forms(endpoints.environment)
+        deploy(endpoints.environment, forms=True)
         typer.echo("params.yaml has changed; the forms show what it holds now")
     except ServiceFailed as failure:
         typer.echo(f"params.yaml has changed; the forms show what it held before: {failure}")

@@ -1,19 +1,40 @@
-"""Read the deployments of prefect.yaml, and send them and their work pool to the Prefect server."""
+"""Sends the deployments of prefect.yaml and their work pool to the Prefect server: `python -m
+flows.orchestration.deployments`, which `make ui` runs when it starts. With `--forms` it only brings
+their forms up to date with params.yaml, which `make ui` does when that file changes.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
+import typer
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
 from ruamel.yaml import YAML
 
+from flows.run.locks import hold_briefly
+from flows.servers.services import HOST
 from throughline.shared.errors import MissingInput, ServiceFailed
+from throughline.shared.failures import report_user_errors
 
 DEPLOYMENTS_FILE = Path("prefect.yaml")
+SET_FOLDER = ".set_working_directory"  # a step of Prefect
+# The work pool's template has no variables, so the server refuses job variables.
+JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
@@ -43,24 +64,16 @@ def read_pool(file: Path) -> str:
     return pools[0]
 
 
-def deploy(environment: Mapping[str, str]) -> None:
-    """Send the work pool and deployments of prefect.yaml, with forms that show today's params.yaml.
+def deploy(environment: Mapping[str, str], *, forms: bool = False) -> None:
+    """Send deployments, or only their forms, in a process that reads today's params.yaml.
 
     Schedules stay as they were set in the UI.
 
     Raises:
-      ServiceFailed: with what Prefect said.
+      ServiceFailed: with the output of the process.
     """
-    run_module(["flows.orchestration.send_deployments"], environment)
-
-
-def update_forms(environment: Mapping[str, str]) -> None:
-    """Update the forms of the deployments to today's params.yaml, and nothing else of them.
-
-    Raises:
-      ServiceFailed: with the output of the module.
-    """
-    run_module(["flows.orchestration.send_deployments", "--forms"], environment)
+    options = ["--forms"] if forms else []
+    run_module(["flows.orchestration.deployments", *options], environment)
 
 
 def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -80,3 +93,116 @@ def run_module(module: Sequence[str], environment: Mapping[str, str] | None = No
         raise ServiceFailed(
             f"`{' '.join(module)}` failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
         )
+
+
+def send_all() -> None:
+    """Send all deployments of the current folder's prefect.yaml.
+
+    Raises:
+      ServiceFailed: with Prefect's output; or another project has deployments of these names.
+    """
+    names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
+    # If several workers start together, they deploy one at a time.
+    held = hold_briefly(Path.cwd(), "deploy", "deploys")
+    with held, get_client(sync_client=True) as client:
+        present = client.read_deployments(deployment_filter=DeploymentFilter(name=names))
+        refuse_other_project(present, Path.cwd(), str(client.api_url))
+        make_pool(client, read_pool(DEPLOYMENTS_FILE))
+        document = YAML(typ="safe").load(DEPLOYMENTS_FILE)
+        # `prefect deploy` replaces all schedules of a deployment at once.
+        schedules = {one.name: one.schedules for one in present}
+        for deployment in document["deployments"]:
+            keep_schedules(deployment, schedules.get(deployment["name"], []))
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            YAML(typ="safe").dump(document, file)
+            run_module(["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name])
+
+
+def keep_schedules(deployment: dict[str, Any], present: Sequence[DeploymentSchedule]) -> None:
+    """Let a deployment of prefect.yaml keep what was set in the UI.
+
+    Its schedules are switched on or off as they are on the server, by their slugs, and those that
+    were made in the UI, which have no slug, are added.
+    """
+    active = {one.slug: one.active for one in present if one.slug}
+    schedules = list(deployment.get("schedules") or [])
+    for schedule in schedules:
+        if schedule.get("slug") in active:
+            schedule["active"] = active[schedule["slug"]]
+    for one in present:
+        if not one.slug:
+            timing = one.schedule.model_dump(mode="json", exclude_none=True)
+            schedules.append({**timing, "active": one.active, "parameters": one.parameters})
+    if schedules:
+        deployment["schedules"] = schedules
+
+
+def make_pool(client: SyncPrefectClient, name: str) -> None:
+    """Create the work pool, or replace the template of an existing one; the UI sets the rest."""
+    template = json.loads(JOB_TEMPLATE.read_text())
+    pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
+    try:
+        client.create_work_pool(pool)
+    except ObjectAlreadyExists:
+        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+
+
+def refuse_other_project(
+    deployments: Sequence[DeploymentResponse], project: Path, server: str
+) -> None:
+    """Refuse to replace deployments that another project's folder has sent.
+
+    A folder on this machine that is no project any more does not count: this one may have moved.
+
+    Raises:
+      ServiceFailed: names the folder, and what to do.
+    """
+    here = urlsplit(server).hostname in (HOST, "localhost")
+    folders = {deployment.name: _read_folder(deployment) for deployment in deployments}
+    others = {
+        name: folder
+        for name, folder in folders.items()
+        if folder not in (None, project.resolve())
+        and (not here or (folder / DEPLOYMENTS_FILE).is_file())
+    }
+    if others:
+        name, folder = next(iter(others.items()))
+        raise ServiceFailed(
+            f"the Prefect server at {server} has deployments of another project, {folder}, with"
+            f" the names of this one's: {', '.join(others)}. Give these, and the work pool, names"
+            f" of their own in {DEPLOYMENTS_FILE}, or use a server of its own, such as by"
+            " `PREFECT_HOME=$PWD/.throughline/prefect make ui`. Should that be this project before"
+            f" it was moved: `prefect deployment delete FLOW/{name}`, and the others alike"
+        )
+
+
+def _read_folder(deployment: DeploymentResponse) -> Path | None:
+    """Return the folder that a deployment was sent from, which Prefect notes for its runs."""
+    steps = (step for one in deployment.pull_steps or () for step in one.items())
+    folders = [inputs.get("directory") for name, inputs in steps if name.endswith(SET_FOLDER)]
+    return Path(folders[0]) if folders and folders[0] else None
+
+
+def send_forms() -> None:
+    """Send the current folder's params.yaml to the forms of all deployments, and nothing else."""
+    with get_client(sync_client=True) as client:
+        for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
+            flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
+            deployment = client.read_deployment_by_name(f"{flow.name}/{name}")
+            schema = parameter_schema(flow).model_dump_for_openapi()
+            client.update_deployment(
+                deployment.id, DeploymentUpdate(parameter_openapi_schema=schema)
+            )
+
+
+def command(forms: Annotated[bool, typer.Option(help="update only the forms")] = False) -> None:
+    """Send this project's deployments to the server that PREFECT_API_URL names."""
+    with report_user_errors():
+        if forms:
+            send_forms()
+        else:
+            send_all()
+
+
+if __name__ == "__main__":
+    typer.run(command)

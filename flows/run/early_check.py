@@ -25,16 +25,13 @@ def check_started_command() -> None:
     parser.add_argument("--name")
     with suppress(argparse.ArgumentError):
         options, others = parser.parse_known_args(sys.argv[1:])
-        if "--help" not in others:
-            with report_user_errors():
-                _check(options, run="--show" not in others)
-
-
-def _check(options: argparse.Namespace, *, run: bool) -> None:
-    overlays = [Path(file) for file in options.overlay]
-    _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
-    if run:
-        check_store_address()
-        data = resolved.params.data
-        check_exists(Path.cwd(), data.path, fetched=data.fetch)
-        check_table(Path.cwd(), data, changed=resolved.changed, window=resolved.params.window)
+        if "--help" in others:
+            return
+        with report_user_errors():
+            overlays = [Path(file) for file in options.overlay]
+            _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
+            if "--show" not in others:
+                params = resolved.params
+                check_store_address()
+                check_exists(Path.cwd(), params.data.path, fetched=params.data.fetch)
+                check_table(Path.cwd(), params.data, changed=resolved.changed, window=params.window)

@@ -15,8 +15,12 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.orchestration.deployments import read_pool
-from flows.orchestration.send_deployments import keep_schedules, make_pool, refuse_other_project
+from flows.orchestration.deployments import (
+    keep_schedules,
+    make_pool,
+    read_pool,
+    refuse_other_project,
+)
 from tests.support.project import ROOT
 from tests.support.shared_servers import shared_prefect
 from throughline.shared.errors import MissingInput, ServiceFailed

@@ -89,7 +89,7 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
     assert schedules() == wanted
     try:
         if cut:
-            command = [sys.executable, "-m", "flows.orchestration.send_deployments"]
+            command = [sys.executable, "-m", "flows.orchestration.deployments"]
             with subprocess.Popen(command, env={**os.environ, **access}) as process:
                 wait_for(lambda: processes_of(stack.project, "--no-prompt"))
                 process.kill()
