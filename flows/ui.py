@@ -72,17 +72,6 @@ class Endpoints:
         return f"http://{HOST}:{self.mlflow_port}"
 
     @property
-    def own_pages_only(self) -> dict[str, str]:
-        """Variables with which the Prefect server answers its own UI, but no other page."""
-        names = (HOST, "localhost")
-        return {
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
-                f"http://{name}:{self.prefect_port}" for name in names
-            ),
-            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        }
-
-    @property
     def environment(self) -> dict[str, str]:
         """Variables for a process that talks to both servers."""
         return {
@@ -106,13 +95,20 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     Raises:
       ServiceFailed: a port is taken, something did not start, or dies again and again.
     """
-    check_free({"prefect-port": endpoints.prefect_port, "mlflow-port": endpoints.mlflow_port})
+    check_free("prefect-port", endpoints.prefect_port)
+    check_free("mlflow-port", endpoints.mlflow_port)
     python, pool = [sys.executable, "-m"], read_pool(DEPLOYMENTS_FILE)
+    own_pages = [f"http://{name}:{endpoints.prefect_port}" for name in (HOST, "localhost")]
     server = ServerProcess(
         name="prefect-server",
         command=[*python, "flows.servers.prefect_server", *LISTENING, str(endpoints.prefect_port)],
         healthy=lambda: responds(f"{endpoints.prefect}/api/health"),
-        environment={**endpoints.environment, **endpoints.own_pages_only, **endpoints.server},
+        environment={
+            **endpoints.environment,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_pages),
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            **endpoints.server,
+        },
     )
     worker = ServerProcess(
         name="worker",
@@ -185,27 +181,24 @@ def _has_worker(endpoints: Endpoints, pool: str) -> bool:
     return found.ok and found.json()["status"] in ("READY", "PAUSED")
 
 
-class _Interrupted(BaseException):
-    """Raised by Ctrl-C or SIGTERM; no Exception, so that nothing else handles it."""
-
-
 def run_until_interrupted(check_services: Callable[[], None]) -> None:
     """Look after services until Ctrl-C or SIGTERM; later signals are ignored."""
 
     def end(*_: object) -> None:
         signal_all(lambda *_: None)
-        raise _Interrupted
+        raise KeyboardInterrupt
 
     def signal_all(handler: Callable[..., None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, handler)
 
     try:
-        with suppress(_Interrupted):
-            signal_all(end)
-            while True:
-                time.sleep(1.0)
-                check_services()
+        signal_all(end)
+        while True:
+            time.sleep(1.0)
+            check_services()
+    except KeyboardInterrupt:
+        pass
     finally:
         signal_all(lambda *_: None)
 

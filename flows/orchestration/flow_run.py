@@ -19,16 +19,18 @@ from flows.orchestration.artifacts import StageProgress, show_data
 from flows.orchestration.cli import configure_logging
 from flows.orchestration.stages import PREPARATION, StageEnvironment, run_stage
 from flows.run.dvc_calls import stale_stages
-from flows.run.experiments import find_experiment, is_saved, save_experiment
 from flows.run.fork_server import stage_server
 from flows.run.parameters import Changes, derive_name
 from flows.run.resolution import ResolvedParams, resolve
 from flows.run.source_check import check_code, check_named_files, check_source, is_large
 from flows.run.workspace import (
     Workspace,
+    find_experiment,
     hold_folder,
+    is_saved,
     open_workspace,
     remove_workspace,
+    save_experiment,
     sweep_workspaces,
 )
 from tasks.own_code import find_own_code, list_watched_files, watch_own_code

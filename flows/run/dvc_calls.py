@@ -7,18 +7,17 @@ writes that file in place, so a kill can leave it empty; its process ids may be 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -134,7 +133,15 @@ def repair_locks(root: Path) -> None:
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
-    with _guard(path.with_name("rwlock.lock")):
+    guard = path.with_name("rwlock.lock")
+    try:
+        held = FileLock(guard).acquire(timeout=GUARD_WAIT_S)
+    except Timeout:
+        raise StageFailed(
+            f"{guard} has been held for {GUARD_WAIT_S:.0f} s by another process; end it, or run"
+            " again when it has ended"
+        ) from None
+    with held:
         try:
             entries = _parse(path.read_text())
         except (ValueError, AttributeError, KeyError, TypeError):
@@ -215,21 +222,3 @@ def _lives(info: Mapping[str, Any]) -> bool:
         return True
     except psutil.Error:
         return False
-
-
-@contextmanager
-def _guard(path: Path) -> Iterator[None]:
-    deadline = time.monotonic() + GUARD_WAIT_S
-    with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StageFailed(
-                        f"{path} has been held for {GUARD_WAIT_S:.0f} s by another process; end it,"
-                        " or run again when it has ended"
-                    ) from None
-                time.sleep(0.05)
-        yield

@@ -141,12 +141,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
         raise SystemExit("this is no program's request")
-    content = b""
-    while len(content) < size:
-        part = connection.recv(size - len(content))
-        if not part:
-            raise SystemExit("the program has gone before it had asked")
-        content += part
+    with connection.makefile("rb") as request:
+        content = request.read(size)
+    if len(content) < size:
+        raise SystemExit("the program has gone before it had asked")
     return json.loads(content), streams
 
 

@@ -182,9 +182,9 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def check_free(ports: Mapping[str, int]) -> None:
-    """Raise ServiceFailed if a port is taken; `ports` has them by the options that set them."""
-    for option, port in ports.items():
+def check_free(option: str, *ports: int) -> None:
+    """Raise ServiceFailed if a port is taken; the option of this name sets them."""
+    for port in ports:
         if is_listening(port):
             raise ServiceFailed(
                 f"port {port} is taken, perhaps by servers of another project; choose another with"

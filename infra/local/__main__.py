@@ -191,9 +191,8 @@ def store(
 @contextmanager
 def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
     """Run Postgres and the S3 store; yield a function that restarts what has ended."""
-    check_free({"postgres-port": home.settings.postgres_port})
-    for port in s3.list_ports(home.settings.s3_port):
-        check_free({"s3-port": port})
+    check_free("postgres-port", home.settings.postgres_port)
+    check_free("s3-port", *s3.list_ports(home.settings.s3_port))
     with postgres.postgres(home) as check_postgres, s3.object_store(home) as check_objects:
 
         def check_stores() -> None:

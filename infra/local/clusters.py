@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 
 from flows.servers.services import (
@@ -39,24 +38,15 @@ def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
         return
     first = home.settings.input_port
     ports = range(first + 1, first + 1 + workers)
-    for port in (first, *ports):
-        check_free({"input-port": port})
-    roles = {
-        "dispatcher": [
-            "dispatcher",
-            "--port",
-            str(first),
-            *(option for port in ports for option in ("--worker", f"{HOST}:{port}")),
-        ]
-    }
-    joining = ["worker", "--dispatcher", input_address(home), "--host", HOST, "--port"]
-    roles |= {
-        f"input-worker-{place}": [*joining, str(port)] for place, port in enumerate(ports, start=1)
-    }
-    module = "throughline.pipelines.service"
-    with _run(
-        {name: [module, *role] for name, role in roles.items()}, [first, *ports], home, {}
-    ) as running:
+    check_free("input-port", first, *ports)
+    service = [sys.executable, "-m", "throughline.pipelines.service"]
+    known = [option for port in ports for option in ("--worker", f"{HOST}:{port}")]
+    dispatcher = [*service, "dispatcher", *known, "--port"]
+    worker = [*service, "worker", "--dispatcher", input_address(home), "--host", HOST, "--port"]
+    servers = [_server("dispatcher", dispatcher, first, home)]
+    for place, port in enumerate(ports, start=1):
+        servers.append(_server(f"input-worker-{place}", worker, port, home))
+    with run_servers(*servers, logs=home.logs) as running:
         yield running
 
 
@@ -78,36 +68,25 @@ def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
         )
     first = home.settings.dask_port
     ports = range(first + 1, first + 1 + workers)
-    for port in (first, *ports):
-        check_free({"dask-port": port})
+    check_free("dask-port", first, *ports)
+    python = [sys.executable, "-m"]
     here = ["--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0"]  # any free port
-    scheduler = ["distributed.cli.dask_scheduler", "--port", str(first), *here]
-    worker = ["distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
+    scheduler = [*python, "distributed.cli.dask_scheduler", *here, "--port"]
+    worker = [*python, "distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
     worker += ["--memory-limit", "0", *here, "--local-directory", str(home.folder / "dask")]
     worker += ["--worker-port"]
-    commands = {"dask-scheduler": scheduler} | {
-        f"dask-worker-{place}": [*worker, str(port)] for place, port in enumerate(ports, start=1)
-    }
-    with _run(commands, [first, *ports], home, ALLOWED_FAILURES) as running:
-        yield running
-
-
-@contextmanager
-def _run(
-    commands: Mapping[str, Sequence[str]],
-    ports: Sequence[int],
-    home: StackConfig,
-    variables: Mapping[str, str],
-) -> Iterator[list[Running]]:
-    """Run Python modules as servers, keyed by the names of their logs, each with a port."""
-    servers = (
-        ServerProcess(
-            name=name,
-            command=[sys.executable, "-m", *command],
-            healthy=partial(is_listening, port),
-            environment={**home.objects, **variables},
-        )
-        for (name, command), port in zip(commands.items(), ports, strict=True)
-    )
+    servers = [_server("dask-scheduler", scheduler, first, home)]
+    for place, port in enumerate(ports, start=1):
+        servers.append(_server(f"dask-worker-{place}", worker, port, home))
     with run_servers(*servers, logs=home.logs) as running:
         yield running
+
+
+def _server(name: str, command: Sequence[str], port: int, home: StackConfig) -> ServerProcess:
+    """Return a server with the name of its log; its command ends in the option for its port."""
+    return ServerProcess(
+        name=name,
+        command=[*command, str(port)],
+        healthy=lambda: is_listening(port),
+        environment={**home.objects, **ALLOWED_FAILURES},
+    )

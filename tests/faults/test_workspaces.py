@@ -12,12 +12,11 @@ import pytest
 from dvc.config import Config
 
 from flows.run.dvc_calls import DVC, dvc_environment
-from flows.run.experiments import is_saved, save_experiment
 from flows.run.git_calls import find_committer, list_files
 from flows.run.parameters import Changes
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
-from flows.run.workspace import open_workspace
+from flows.run.workspace import is_saved, open_workspace, save_experiment
 from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
 from tests.support.worktrees import CHEAP, cheap_project, git, opened
