@@ -70,9 +70,8 @@ def training(
     """
     if measure_again and not measure:
         raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
-    with start_run(changes, name, only=[pipeline]) as run:
+    with start_run(changes, name, only=[pipeline], measures=measure) as run:
         run = run.with_forced(list_again(measure_again, [pipeline]))
-        run = run if measure else run.without_measuring()
         each = OF_EACH if measure else [stage for stage in OF_EACH if stage != "profile"]
         # An experiment is complete with the report, which here is about this configuration only.
         stages = [
@@ -97,11 +96,11 @@ def training(
                 ),
             }
             show_training(pipeline, figures, folder, compared)
+        report = None
         if not measure:
             keep_worktree(run.workspace)
-        report = (run.save_experiment(changed=last.changed) if measure else None) or (
-            layout.report if measure and run.workspace.isolated else None
-        )
+        elif run.workspace.isolated:
+            report = run.save_experiment(changed=last.changed) or layout.report
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
 
 

@@ -119,7 +119,8 @@ def _parts(section: type[BaseModel], between: str = ", ") -> str:
 
 
 def _meaning(field: Any) -> str:
-    meaning, words = field.description or _range(field), _choices(field.annotation)
+    words = _choices(field.annotation)
+    meaning = field.description or ", ".join(map(str, field.metadata))
     if len(words) > 1 and not all(word in meaning for word in words):
         shown = ", ".join(f"`{word}`" for word in words).replace("|", "\\|")
         meaning += f" ({shown})"
@@ -127,15 +128,10 @@ def _meaning(field: Any) -> str:
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
-    options = [annotation, *get_args(annotation)]
-    return next(
-        (
-            option
-            for option in options
-            if isinstance(option, type) and issubclass(option, BaseModel)
-        ),
-        None,
-    )
+    for option in (annotation, *get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
 
 
 def _default(field: Any) -> str:
@@ -150,10 +146,6 @@ def _choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(option) for option in options]
     return [word for option in options for word in _choices(option)]
-
-
-def _range(field: Any) -> str:
-    return ", ".join(str(item) for item in field.metadata)
 
 
 def _flow_yaml(value: Any) -> str:

@@ -55,22 +55,19 @@ class StageProgress:
 
     def __init__(self, stages: int) -> None:
         self._stages, self._done, self._artifact = stages, 0, None
-        with _for_the_page():
-            self._artifact = self._create()
+        self._show(f"none of {stages} stages yet")
 
-    def _create(self) -> Any:
-        what = f"none of {self._stages} stages yet"
-        return create_progress_artifact(0.0, key="progress", description=what)
-
-    @_for_the_page()
     def advance(self, stage: str) -> None:
         self._done += 1
-        self._artifact = self._artifact or self._create()
-        update_progress_artifact(
-            self._artifact,
-            100 * self._done / self._stages,
-            description=f"{self._done} of {self._stages} stages; last: {stage}",
-        )
+        self._show(f"{self._done} of {self._stages} stages; last: {stage}")
+
+    @_for_the_page()
+    def _show(self, what: str) -> None:
+        share = 100 * self._done / self._stages
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(share, key="progress", description=what)
+        else:
+            update_progress_artifact(self._artifact, share, description=what)
 
 
 @_for_the_page()

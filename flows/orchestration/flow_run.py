@@ -113,10 +113,6 @@ class Run:
         """Return a copy in which these stages run although they are up to date."""
         return replace(self, stage_env=replace(self.stage_env, forced=frozenset(stages)))
 
-    def without_measuring(self) -> Run:
-        """Return a copy whose training does not wait for runs that measure on this machine."""
-        return replace(self, stage_env=replace(self.stage_env, measures=False))
-
     def with_progress_bar(self, stages: int) -> Run:
         return replace(self, progress=StageProgress(stages))
 
@@ -190,12 +186,14 @@ class Run:
 
 
 @contextmanager
-def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Iterator[Run]:
+def start_run(
+    changes: Changes, name: str, *, only: Sequence[str] = (), measures: bool = True
+) -> Iterator[Run]:
     """Open and hold the workspace of the current flow run, and ask DVC once what is out of date.
 
     `only` are the run's configurations; empty means all. A run with changes has no others, because
     its experiment would hold results for them that nobody made. A run waits while another run uses
-    the worktree of its name.
+    the worktree of its name. Unless it `measures`, its training waits for no run that does.
 
     Raises:
       InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the
@@ -224,7 +222,7 @@ def start_run(changes: Changes, name: str, *, only: Sequence[str] = ()) -> Itera
         _check_files(workspace, resolved)
         _announce_first_reading(workspace, resolved.params.data.path, run_name)
         stale = _stale_stages(workspace, environment)
-        stage_env = StageEnvironment(workspace, stale, environment)
+        stage_env = StageEnvironment(workspace, stale, environment, measures=measures)
         try:
             with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
                 identified, served = _run_identities(served)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 
 import requests
 
@@ -61,9 +61,7 @@ class Running:
 
 
 @contextmanager
-def keep_running(
-    *servers: ServerProcess, logs: Path, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[], None]]:
+def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
     """Start servers as `run_servers` does; yield a function that restarts those that have ended.
 
     The function is to be called now and then. It also says why they ended.
@@ -72,7 +70,7 @@ def keep_running(
       ServiceFailed: a server ended, was not healthy in time, or ends again and again.
     """
     with ExitStack() as starts:
-        running = starts.enter_context(run_servers(*servers, logs=logs, clock=clock))
+        running = starts.enter_context(run_servers(*servers, logs=logs))
         restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
         starting_s = 0.0  # not counted, or slow starts would hide frequent ends
 
@@ -80,27 +78,24 @@ def keep_running(
             nonlocal starting_s
             for place, one in enumerate(running):
                 if end := one.describe_end():
-                    began, full = clock(), len(restarted_at) == MOST_RESTARTS
+                    began, full = monotonic(), len(restarted_at) == MOST_RESTARTS
                     if full and began - starting_s - restarted_at[0] < RESTARTS_WITHIN_S:
                         raise ServiceFailed(end)
                     restarted_at.append(began - starting_s)
                     note(f"{end}\nrestarting {one.server.name}")
-                    again = run_servers(one.server, logs=logs, append=True, clock=clock)
+                    again = run_servers(one.server, logs=logs, append=True)
                     try:
                         (running[place],) = starts.enter_context(again)
                     except (ServiceFailed, OSError) as error:  # counts as another end
                         note(str(error))
-                    starting_s += clock() - began
+                    starting_s += monotonic() - began
 
         yield look_after
 
 
 @contextmanager
 def run_servers(
-    *servers: ServerProcess,
-    logs: Path,
-    append: bool = False,
-    clock: Callable[[], float] = time.monotonic,
+    *servers: ServerProcess, logs: Path, append: bool = False
 ) -> Iterator[list[Running]]:
     """Start servers at once, and wait until each is healthy; they end with the block or process.
 
@@ -111,15 +106,19 @@ def run_servers(
     """
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as processes:
-        running = [
-            Running(server=server, process=process, log=log)
-            for server in servers
-            for log in [logs / f"{server.name}.log"]
-            for process in [processes.enter_context(_started(server, log, append=append))]
-        ]
+        running = []
+        for server in servers:
+            log = logs / f"{server.name}.log"
+            if not append:
+                log.write_bytes(b"")
+            file = processes.enter_context(log.open("a"))  # another command's may write there, too
+            environment = {**os.environ, **server.environment}
+            started = supervised(server.command, environment=environment, output=file)
+            process = processes.enter_context(started)
+            running.append(Running(server=server, process=process, log=log))
         try:
             for one in running:
-                _wait_until(one, clock)
+                _wait_until_healthy(one)
             yield running
         finally:
             for one in running:  # end all at once
@@ -127,28 +126,16 @@ def run_servers(
                     one.process.stdin.close()
 
 
-@contextmanager
-def _started(server: ServerProcess, log: Path, *, append: bool) -> Iterator[subprocess.Popen]:
-    environment = {**os.environ, **server.environment}
-    if not append:
-        log.write_bytes(b"")
-    with (
-        log.open("a") as file,  # another command's server may also write to it
-        supervised(server.command, environment=environment, output=file) as process,
-    ):
-        yield process
-
-
-def _wait_until(running: Running, clock: Callable[[], float]) -> None:
-    deadline = clock() + STARTUP_TIMEOUT_S
+def _wait_until_healthy(running: Running) -> None:
+    deadline = monotonic() + STARTUP_TIMEOUT_S
     while not running.server.healthy():
         running.check()
-        if clock() > deadline:
+        if monotonic() > deadline:
             raise ServiceFailed(
                 f"{running.server.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
                 f" is {running.log}"
             )
-        time.sleep(POLL_S)
+        sleep(POLL_S)
 
 
 def responds(url: str) -> bool:

@@ -57,8 +57,12 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
       ServiceFailed: the server did not start, does not answer, or has gone.
     """
     try:
-        with _started_or_configured(running):
+        if configured := PREFECT_API_URL.value():
+            check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
             yield
+        else:
+            with _temporary_server():
+                yield
     except Exception as error:
         if not is_of_connection(error):
             raise
@@ -69,19 +73,12 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
 
 
 @contextmanager
-def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
-    if configured := PREFECT_API_URL.value():
-        check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
-        yield
-        return
+def _temporary_server() -> Iterator[None]:
     password = f"{USER}:{random_secret()}"  # other users of the machine reach the port, too
     with reserved_port() as port, ExitStack() as server:
         # One start at a time: the first ever makes the tables, and two at once would fail.
-        with hold(
-            PREFECT_HOME.value() / "throughline.lock",
-            "a start of Prefect's server",
-            lambda who: None,
-        ):
+        lock = PREFECT_HOME.value() / "throughline.lock"
+        with hold(lock, "a start of Prefect's server", lambda who: None):
             try:
                 server.enter_context(start_server(port, password))
             except ServiceFailed as failure:
@@ -102,7 +99,9 @@ def _started_or_configured(running: Mapping[str, str]) -> Iterator[None]:
             try:
                 yield
             finally:
-                _send_what_is_queued()
+                # Prefect's threads send logs and events while the server is still there.
+                for worker in (APILogWorker, EventsWorker):
+                    worker.drain_all(timeout=DRAIN_TIMEOUT_S)
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
@@ -139,12 +138,6 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
             f" Prefect server ({reason}): its address ends in /api, and PREFECT_API_AUTH_STRING"
             " holds its USER:PASSWORD, if it wants one"
         ) from error
-
-
-def _send_what_is_queued() -> None:
-    """Let Prefect's threads send logs and events while the server is still there."""
-    for worker in (APILogWorker, EventsWorker):
-        worker.drain_all(timeout=DRAIN_TIMEOUT_S)
 
 
 @contextmanager

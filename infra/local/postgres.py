@@ -38,15 +38,10 @@ def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
         environment={},
     )
     with keep_running(server, logs=home.logs) as look_after:
+        listing = ("-d", "postgres", "-Atc", "SELECT datname FROM pg_database")
+        present = _run_checked(home, "psql", *listing).split()
         for name in DATABASES:
-            if not _run_checked(
-                home,
-                "psql",
-                "-d",
-                "postgres",
-                "-Atc",
-                f"SELECT 1 FROM pg_database WHERE datname = '{name}'",
-            ).strip():
+            if name not in present:
                 _run_checked(home, "createdb", name)
         yield look_after
 

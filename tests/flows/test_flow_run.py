@@ -144,7 +144,6 @@ def opened(monkeypatch, tmp_path):
         run = SimpleNamespace(workspace=Workspace(root=root, project=tmp_path), chain=chain)
         run.params = SimpleNamespace(pipelines={"naive": {}, "optimized": {}})
         run.with_forced = run.with_progress_bar = lambda _: run
-        run.without_measuring = lambda: run
         for module in (comparison, training):
             monkeypatch.setattr(module, "start_run", lambda *_, **__: nullcontext(run))
 

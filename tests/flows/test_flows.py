@@ -13,10 +13,9 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from flows.run.experiments import find_experiment, is_saved
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
-from flows.run.workspace import UNNAMED, open_workspace
+from flows.run.workspace import UNNAMED, find_experiment, is_saved, open_workspace
 from tests.support.project import (
     copy_project,
     experiment_of,

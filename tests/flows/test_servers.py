@@ -28,6 +28,7 @@ from prefect.settings import (
 
 from flows import ui
 from flows.orchestration.artifacts import link_to_report
+from flows.servers import services
 from flows.servers.credentials import exclusive, published_environment, use_running_servers
 from flows.servers.services import (
     HOST,
@@ -54,11 +55,14 @@ def shell(name: str, script: str, *, folder: Path, healthy=lambda: True) -> Serv
 
 
 @pytest.mark.integration
-def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(tmp_path, capsys):
+def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(services, "monotonic", lambda: 0.0)
     server = shell("worker", "echo the reason; exit 3", folder=tmp_path)
     other = shell("mlflow", "exec sleep 600", folder=tmp_path)
     with (
-        keep_running(other, server, logs=tmp_path, clock=lambda: 0.0) as look_after,
+        keep_running(other, server, logs=tmp_path) as look_after,
         pytest.raises(ServiceFailed, match="worker ended with exit code 3") as failed,
     ):
         wait_for(look_after)
@@ -70,8 +74,11 @@ def test_a_server_that_ends_is_started_again_a_few_times_with_the_reason(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_path, capsys):
+def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(
+    tmp_path, capsys, monkeypatch
+):
     """Each wait is longer than the time within which so many restarts are too many."""
+    monkeypatch.setattr(services, "monotonic", lambda: now)
     now, starts = 0.0, 0
 
     def healthy() -> bool:
@@ -83,7 +90,7 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(tmp_
     script = "test -e died && sleep 600; touch died; exit 3"
     server = shell("mlflow", script, folder=tmp_path, healthy=healthy)
     ended = pytest.raises(ServiceFailed, match="mlflow ended with exit code 3")
-    with keep_running(server, logs=tmp_path, clock=lambda: now) as look_after, ended:
+    with keep_running(server, logs=tmp_path) as look_after, ended:
         wait_for(look_after)
     said = capsys.readouterr().err
     assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
