@@ -116,19 +116,22 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         healthy=lambda: _has_worker(endpoints, pool),
         environment={**endpoints.environment, **endpoints.worker},
     )
-    with ExitStack() as open_services:
-        look_after_servers = open_services.enter_context(
-            keep_running(server, tracking_process(endpoints), logs=LOGS)
-        )
+    with ExitStack() as started:
+        tracking = tracking_process(endpoints)
+        look_after_servers = started.enter_context(keep_running(server, tracking, logs=LOGS))
         sources = form_sources()
         deploy(endpoints.environment)
-        look_after_worker = open_services.enter_context(keep_running(worker, logs=LOGS))
+        look_after_worker = started.enter_context(keep_running(worker, logs=LOGS))
 
         def check_services() -> None:
             nonlocal sources
             if (changed := form_sources()) != sources:
-                sources = changed
-                _report_updated_forms(endpoints)
+                sources, shown = changed, "the forms show what it holds now"
+                try:
+                    deploy(endpoints.environment, forms=True)
+                except ServiceFailed as failure:
+                    shown = f"the forms show what it held before: {failure}"
+                typer.echo(f"params.yaml has changed; {shown}")
             look_after_servers()
             look_after_worker()
 
@@ -154,14 +157,6 @@ def tracking_process(endpoints: Endpoints) -> ServerProcess:
         healthy=lambda: responds(f"{endpoints.mlflow}/health"),
         environment={**endpoints.environment, STORE: endpoints.store, **endpoints.tracking},
     )
-
-
-def _report_updated_forms(endpoints: Endpoints) -> None:
-    try:
-        deploy(endpoints.environment, forms=True)
-        typer.echo("params.yaml has changed; the forms show what it holds now")
-    except ServiceFailed as failure:
-        typer.echo(f"params.yaml has changed; the forms show what it held before: {failure}")
 
 
 def _has_worker(endpoints: Endpoints, pool: str) -> bool:

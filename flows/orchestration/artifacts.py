@@ -54,7 +54,8 @@ class StageProgress:
     """A progress bar on the run's page that counts the finished stages."""
 
     def __init__(self, stages: int) -> None:
-        self._stages, self._done, self._artifact = stages, 0, None
+        self._stages, self._done = stages, 0
+        self._artifact: Any = None  # its id, once the server has it
         self._show(f"none of {stages} stages yet")
 
     def advance(self, stage: str) -> None:

@@ -220,7 +220,12 @@ def start_run(
     with disk_errors(), opened as workspace:
         environment = _keep_store_of_project(workspace, run_name)
         _check_files(workspace, resolved)
-        _announce_first_reading(workspace, resolved.params.data.path, run_name)
+        data = resolved.params.data.path
+        if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
+            get_run_logger().info(
+                f"DVC reads all of {data} now, as once in every new worktree; a later run with"
+                f" --name {run_name} reads only what has changed"
+            )
         stale = _stale_stages(workspace, environment)
         stage_env = StageEnvironment(workspace, stale, environment, measures=measures)
         try:
@@ -255,14 +260,6 @@ def _check_files(workspace: Workspace, resolved: ResolvedParams) -> None:
     data = resolved.params.data
     check_source(workspace.root, data.path, fetched=data.fetch)
     check_named_files(workspace.root, document, listed)
-
-
-def _announce_first_reading(workspace: Workspace, data: str, run_name: str) -> None:
-    if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
-        get_run_logger().info(
-            f"DVC reads all of {data} now, as once in every new worktree; a later run with"
-            f" --name {run_name} reads only what has changed"
-        )
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool
         logger.info(f"{stage} is up to date", extra={STAGE_EVENT: "up to date"})
         return Completed(name="Cached", message=f"{stage} is up to date", data=False)
     logger.info(f"{stage} starts", extra={STAGE_EVENT: STARTED})
-    if run_dvc(stage, stage_env):
+    force = ["--force"] if stage in stage_env.forced else []
+    if _run(stage, [*DVC, "repro", *force, "--single-item", stage], stage_env):
         logger.info(f"{stage} ran", extra={STAGE_EVENT: RAN})
         return Completed(message=f"{stage} ran", data=True)
     logger.info(f"{stage} came from DVC's cache", extra={STAGE_EVENT: "from DVC's cache"})
@@ -125,16 +126,6 @@ def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[
 
 def _measures(stage: str, stage_env: StageEnvironment) -> bool:
     return stage.partition("@")[0] in MEASURED and stage_env.measures
-
-
-def run_dvc(stage: str, stage_env: StageEnvironment) -> bool:
-    """Run `dvc repro --single-item`, log its output, and return whether the stage's command ran.
-
-    Raises:
-      StageFailed: the stage ended with an error, or took longer than is allowed.
-    """
-    force = ["--force"] if stage in stage_env.forced else []
-    return _run(stage, [*DVC, "repro", *force, "--single-item", stage], stage_env)
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:

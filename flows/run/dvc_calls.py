@@ -143,19 +143,19 @@ def repair_locks(root: Path) -> None:
         ) from None
     with held:
         try:
-            entries = _parse(path.read_text())
+            entries = {"write": {}, "read": {}} | json.loads(path.read_text())
+            living = {
+                "write": {name: info for name, info in entries["write"].items() if _lives(info)},
+                "read": {
+                    name: infos
+                    for name, readers in entries["read"].items()
+                    if (infos := [info for info in readers if _lives(info)])
+                },
+            }
         except (ValueError, AttributeError, KeyError, TypeError):
             if not dvc_processes(root):
                 path.write_text("{}")
             return
-        living = {
-            "write": {name: info for name, info in entries["write"].items() if _lives(info)},
-            "read": {
-                name: infos
-                for name, readers in entries["read"].items()
-                if (infos := [info for info in readers if _lives(info)])
-            },
-        }
         if living != entries:
             path.write_text(json.dumps(living))
 
@@ -202,20 +202,15 @@ def dvc_processes(root: Path) -> list[psutil.Process]:
     return processes
 
 
-def _parse(text: str) -> dict[str, Any]:
-    entries = json.loads(text)
-    write, read = entries.get("write", {}), entries.get("read", {})
-    for info in (*write.values(), *(info for readers in read.values() for info in readers)):
-        if not isinstance(info["pid"], int) or not isinstance(info["cmd"], str):
-            raise ValueError(f"not an entry of DVC: {info}")
-    return {"write": dict(write), "read": dict(read)}
-
-
 def _lives(info: Mapping[str, Any]) -> bool:
-    """Return whether an entry's process still lives; its id may belong to another one."""
-    arguments = str(info["cmd"]).partition(" ")[2]
+    """Return whether an entry's process still lives; its id may belong to another one.
+
+    Raises:
+      KeyError, AttributeError or TypeError: it is no entry of DVC.
+    """
+    arguments = info["cmd"].partition(" ")[2]
     try:
-        process = psutil.Process(int(info["pid"]))
+        process = psutil.Process(info["pid"])
         words = " ".join(process.cmdline())
         return process.status() != psutil.STATUS_ZOMBIE and words.endswith(arguments)
     except psutil.AccessDenied:

@@ -45,7 +45,12 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
     check_exists(root, path, fetched=fetched)
     if is_address(path):
         return
-    odd = dict(islice(_find_odd(root / path), CHECKED))
+    odd: dict[str, str] = {}
+    for file in _list_files(root / path):
+        if reason := _why_unhashable(file):
+            odd[str(file)] = reason
+        if len(odd) == CHECKED:
+            break
     ignored = _ignored(root, list(odd)) if odd else set()
     kept = {name: reason for name, reason in odd.items() if name not in ignored}
     if kept:
@@ -141,14 +146,8 @@ def _list_files(source: Path) -> Iterator[Path]:
         yield source
 
 
-def _find_odd(source: Path) -> Iterator[tuple[str, str]]:
-    """Yield the files at or below a path that DVC cannot hash, and why."""
-    for path in _list_files(source):
-        if reason := _why_unhashable(path):
-            yield str(path), reason
-
-
 def _why_unhashable(path: Path) -> str | None:
+    """Return why DVC cannot hash a file, or None."""
     try:
         str(path).encode()
         return None if stat.S_ISREG(path.stat().st_mode) else "is no regular file"

@@ -18,7 +18,13 @@ from flows.orchestration.cli import configure_logging
 from flows.run.access_policy import OWN_SERVICE
 from flows.run.locks import STATE_DIR
 from flows.run.processes import supervised
-from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
+from flows.servers.credentials import (
+    exclusive,
+    exports,
+    mlflow_auth,
+    published_environment,
+    write_private,
+)
 from flows.servers.services import check_free
 from flows.ui import (
     Endpoints,
@@ -43,13 +49,12 @@ Folder = Annotated[
 HOME_FOLDER = Path(STATE_DIR) / "stack"
 STORE_FOLDER = Path(STATE_DIR) / "store"
 
-HELP = (
-    "Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of this"
-    " machine, with passwords."
-)
-
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Postgres, an S3 store, Prefect, MLflow, a worker and a tf.data service as processes of"
+    " this machine, with passwords.",
 )
 
 
@@ -59,50 +64,43 @@ def keep_private(context: typer.Context) -> None:
     context.obj = os.umask(0o077)
 
 
-PostgresPort = Annotated[
-    int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
-]
-S3Port = Annotated[
-    int | None,
-    typer.Option(
-        max=55_000, help="of the S3 store, which takes the next three, too, and 10,000 above them"
-    ),
-]
-InputPort = Annotated[
-    int | None,
-    typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
-]
-InputWorkers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="workers of the tf.data service, which listens on every interface and asks for no"
-        " password; 0: no such service",
-    ),
-]
-DaskPort = Annotated[
-    int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
-]
-DaskWorkers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="workers of a Dask cluster, through which any user of this machine can run programs"
-        " as you; 0: no such cluster",
-    ),
-]
-
-
 @app.command()
 def up(  # noqa: PLR0913 - each is an option of the command
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
-    postgres_port: PostgresPort = None,
-    s3_port: S3Port = None,
-    input_port: InputPort = None,
-    input_workers: InputWorkers = 0,
-    dask_port: DaskPort = None,
-    dask_workers: DaskWorkers = 0,
+    postgres_port: Annotated[
+        int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
+    ] = None,
+    s3_port: Annotated[
+        int | None,
+        typer.Option(
+            max=55_000,
+            help="of the S3 store, which takes the next three, too, and 10,000 above them",
+        ),
+    ] = None,
+    input_port: Annotated[
+        int | None,
+        typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
+    ] = None,
+    input_workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="workers of the tf.data service, which listens on every interface and asks for no"
+            " password; 0: no such service",
+        ),
+    ] = 0,
+    dask_port: Annotated[
+        int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
+    ] = None,
+    dask_workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="workers of a Dask cluster, through which any user of this machine can run"
+            " programs as you; 0: no such cluster",
+        ),
+    ] = 0,
     runs_at_once: RunsAtOnce = 2,
     home: Folder = HOME_FOLDER,
 ) -> None:
@@ -218,10 +216,7 @@ def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoi
         tracking={
             **home.databases,
             **home.objects,
-            "MLFLOW_AUTH_CONFIG_PATH": str(AUTH),
-            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": own.mlflow_password,
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": own.mlflow_secret,
+            **mlflow_auth(AUTH, own.mlflow_password, own.mlflow_secret),
         },
         client=home.clients,
     )
