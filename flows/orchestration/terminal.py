@@ -100,12 +100,11 @@ class StageView(logging.Handler):
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
         elif text.startswith(FACT_MARK):
+            fact = text.removeprefix(FACT_MARK)
             if stage in self._results:
-                self._facts.append(text.removeprefix(FACT_MARK))
+                self._facts.append(fact)
             else:
-                self._print(
-                    f"{FACT_MARK}{_title(stage):<22}{'':>8}  {text.removeprefix(FACT_MARK)}"
-                )
+                self._print(f"{FACT_MARK}{_title(stage):<22}{'':>8}  {fact}")
         elif text.startswith((PROBLEM_MARK, DVC_WARNING)):
             problem = text.removeprefix(PROBLEM_MARK)
             self._print(f"{PROBLEM_MARK}{_title(stage):<22}{'':>8}  {problem}")

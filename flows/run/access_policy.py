@@ -105,8 +105,7 @@ class AccessPolicy:
             *self._named_files(asked),
             *self._code(asked),
             *self._services(asked),
-            *self._engine(asked),
-            *self._storage(asked),
+            *self._stores(asked),
         ]
         if problems:
             raise InvalidParams(problems)
@@ -220,15 +219,13 @@ class AccessPolicy:
                     f" {LIMITS_FILE} names more"
                 )
 
-    def _engine(self, asked: Mapping[str, Any]) -> Iterator[str]:
+    def _stores(self, asked: Mapping[str, Any]) -> Iterator[str]:
         address = as_mapping(asked.get("engine")).get("address")
         if address not in (as_mapping(self.own.get("engine")).get("address"), "", None):
             yield (
                 f"engine.address: {address} is not granted to runs from the UI, which use the Dask"
                 " cluster that params.yaml names"
             )
-
-    def _storage(self, asked: Mapping[str, Any]) -> Iterator[str]:
         storage, own = as_mapping(asked.get("storage")), as_mapping(self.own.get("storage"))
         for key in ("url", "cache"):
             if storage.get(key) not in (own.get(key), None) and (key, storage[key]) != ("url", ""):

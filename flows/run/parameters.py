@@ -56,15 +56,12 @@ def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
     fields = ParamsDocument.model_fields
     defaults = {"batch_size": fields["batch_size"].default}
     defaults |= {f"train.{key}": value for key, value in fields["train"].default}
-    return {
-        name: values[key] if _can_be_shown(values.get(key)) else defaults[key]
-        for name, key in NUMBERS.items()
-    }
-
-
-def _can_be_shown(value: object) -> bool:
-    """Return whether a value is a number that JSON and a form can represent."""
-    return isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
+    numbers = {}
+    for name, key in NUMBERS.items():
+        value = values.get(key)
+        is_shown = isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
+        numbers[name] = value if is_shown else defaults[key]
+    return numbers
 
 
 def _overlays() -> tuple[str, ...]:

@@ -6,12 +6,11 @@ that is started from the UI does so itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from flows.run.access_policy import AccessPolicy, is_confined, load_limits
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
@@ -85,24 +84,10 @@ def resolve_command(
     files = [(str(path), read_yaml(path)) for path in overlays or []]
     overlay = reduce(join_overlays, (content for _, content in files), {})
     changes = Changes(overrides=overrides or [], overlay=overlay)
-    resolved = _resolve_named(changes, dict(files), pipelines)
-    if name is not None and not resolved.changed:
-        raise WorkspaceProblem(
-            f"--name {name} is for a run with changes, which has a worktree of that name: give its"
-            " --overlay and --set, or leave out --name"
-        )
-    _OF_COMMAND.set(resolved)
-    return changes, resolved
-
-
-def _resolve_named(
-    changes: Changes, files: Mapping[str, Mapping[str, Any]], pipelines: Sequence[str]
-) -> ResolvedParams:
-    """Call `resolve`, and report an overlay's problem by its file's name."""
     try:
-        return resolve(Path.cwd(), changes, pipelines)
+        resolved = resolve(Path.cwd(), changes, pipelines)
     except InvalidParams as error:
-        named = NamedChanges(overlays=files, overrides=[])
+        named = NamedChanges(overlays=dict(files), overrides=[])
         raise InvalidParams(
             [
                 named.name_origin(f"{PARAMS_FILE.name}{problem.removeprefix('overlay')}")
@@ -111,6 +96,13 @@ def _resolve_named(
                 for problem in error.problems
             ]
         ) from error
+    if name is not None and not resolved.changed:
+        raise WorkspaceProblem(
+            f"--name {name} is for a run with changes, which has a worktree of that name: give its"
+            " --overlay and --set, or leave out --name"
+        )
+    _OF_COMMAND.set(resolved)
+    return changes, resolved
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:

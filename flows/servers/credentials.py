@@ -53,26 +53,6 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def mlflow_auth(config: Path, password: str, secret: str) -> dict[str, str]:
-    """Return the variables with which MLflow asks for a password and signs its sessions."""
-    return {
-        "MLFLOW_AUTH_CONFIG_PATH": str(config),
-        "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
-    }
-
-
-@contextmanager
-def hold_or_refuse(lock: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock during the block, or raise ServiceFailed if another process has it."""
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout:
-        raise ServiceFailed(refusal) from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
     """Secrets of `make ui`: the password of both UIs, and the key that signs MLflow's sessions."""
@@ -96,8 +76,12 @@ class Credentials:
     @property
     def tracking(self) -> dict[str, str]:
         """Variables with which MLflow asks for the password."""
-        config, keys = self.folder / _MLFLOW_CONFIG, self.keys
-        return mlflow_auth(config, keys.password, keys.mlflow_secret)
+        return {
+            "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / _MLFLOW_CONFIG),
+            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self.keys.password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": self.keys.mlflow_secret,
+        }
 
     @property
     def clients(self) -> dict[str, str]:
@@ -137,13 +121,15 @@ def exclusive(project: Path) -> Iterator[None]:
       ServiceFailed: its servers run already.
     """
     folder = private_folder(project / STATE_DIR / "ui")
-    refusal = (
-        "the servers of this project run already; what a terminal needs to use them: source"
-        f" {folder / ENVIRONMENT}"
-    )
-    with hold_or_refuse(folder / _LOCK, refusal):
-        (folder / ENVIRONMENT).unlink(missing_ok=True)  # left by a start that was killed
-        yield
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            (folder / ENVIRONMENT).unlink(missing_ok=True)  # left by a start that was killed
+            yield
+    except Timeout:
+        raise ServiceFailed(
+            "the servers of this project run already; what a terminal needs to use them: source"
+            f" {folder / ENVIRONMENT}"
+        ) from None
 
 
 @contextmanager

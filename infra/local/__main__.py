@@ -18,13 +18,7 @@ from flows.orchestration.cli import configure_logging
 from flows.run.access_policy import OWN_SERVICE
 from flows.run.locks import STATE_DIR
 from flows.run.processes import supervised
-from flows.servers.credentials import (
-    exclusive,
-    exports,
-    mlflow_auth,
-    published_environment,
-    write_private,
-)
+from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
 from flows.servers.services import check_free
 from flows.ui import (
     Endpoints,
@@ -216,7 +210,10 @@ def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoi
         tracking={
             **home.databases,
             **home.objects,
-            **mlflow_auth(AUTH, own.mlflow_password, own.mlflow_secret),
+            "MLFLOW_AUTH_CONFIG_PATH": str(AUTH),
+            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": own.mlflow_password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": own.mlflow_secret,
         },
         client=home.clients,
     )

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.servers.credentials import USER, hold_or_refuse, random_secret, write_private
+from filelock import FileLock, Timeout
+
+from flows.servers.credentials import USER, random_secret, write_private
 from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 
@@ -86,9 +88,13 @@ def hold_stack(folder: Path) -> Iterator[None]:
     """
     folder = folder.resolve()
     _make_folder(folder)
-    refusal = f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
-    with hold_or_refuse(folder / "in-use.lock", refusal):
-        yield
+    try:
+        with FileLock(folder / "in-use.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ServiceFailed(
+            f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
+        ) from None
 
 
 def load_stack(folder: Path, **ports: int | None) -> StackConfig:
