@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.kernels import pixels
+from throughline.kernels.augmentations import draw_crops
 from throughline.kernels.crop_windows import draw_crop_windows
-from throughline.kernels.cropping import draw_crops
 from throughline.kernels.elements import apply_ops, split_window
 from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
-from throughline.kernels.sequences import pack_rows, pad_rows
 from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.pipelines.read.sequence_batches import pack_rows, pad_rows
 from throughline.plan.augmentations import (
     Brightness,
     Flip,

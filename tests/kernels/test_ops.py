@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 import throughline.kernels.elements  # noqa: F401 - brings all kernels
-from throughline.kernels import color_kernels
-from throughline.kernels.kernels import beta_quantiles, compute
+from throughline.kernels.augmentations import beta_quantiles, luma
+from throughline.kernels.kernels import byte_image, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.resampling import compute_on_device
-from throughline.kernels.rounding import byte_image
 from throughline.models.device_ops import apply_as_layer
 from throughline.plan.augmentations import (
     Blur,
@@ -266,7 +265,7 @@ def test_colors_become_their_luma_or_more_of_themselves():
     changed = (gray != primaries.numpy()).any(axis=(1, 2, 3))
     assert 0.15 < changed.mean() < 0.35
     assert gray[changed][0, 0].tolist() == [[76] * 3, [150] * 3, [29] * 3, [255] * 3]
-    assert color_kernels.luma(primaries).numpy().ravel().tolist() == [76, 150, 29, 255]
+    assert luma(primaries).numpy().ravel().tolist() == [76, 150, 29, 255]
     red = compute(Saturation(delta=1.0), many, draw())["image"].numpy()[:, 0, 0]
     assert red[:, 1].min() == 0 and red[:, 1].max() > 70, "from twice as colorful to gray"
     assert (red[:, 1] == red[:, 2]).all()

@@ -10,8 +10,8 @@ from tests.support import small_pipelines
 from tests.support.small_pipelines import batches
 from throughline.data.shards.records import example_key
 from throughline.kernels import randaugment
+from throughline.kernels.augmentations import draw_changes, draw_sigma
 from throughline.kernels.crop_windows import draw_crop_windows
-from throughline.kernels.host_kernels import draw_changes, draw_sigma
 from throughline.kernels.randaugment import CHANGES
 from throughline.kernels.randomness import RandomStream
 from throughline.measurement.equality import digest_examples

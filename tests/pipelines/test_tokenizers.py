@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.support.prepared_files import encode_example
 from tests.support.project import run_python
 from throughline.data.shards.tfrecord import frame
-from throughline.kernels import text_kernels
+from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.tokenizers import open_tokenizer, tokenize
 from throughline.pipelines.write import tokenizer_fitting
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, content, said):
 
 def computed(op, tokens):
     draw = RandomStream(seed=0, epoch=tf.constant(0, tf.int64), salts=())
-    return text_kernels.compute(op, {"text": tokens}, draw)["text"]
+    return compute(op, {"text": tokens}, draw)["text"]
 
 
 def test_truncate_keeps_the_first_tokens_of_one_text_and_of_each_of_a_batch():

@@ -79,11 +79,6 @@ def _(op: RandomResizedCrop, sizes: tf.Tensor, key: tf.Tensor, draw: RandomStrea
     return _boxes(key, top, left, height, width)
 
 
-def image_size(image: tf.Tensor) -> tf.Tensor:
-    """Return height and width (2,) int32 of an image, or of the images of a batch."""
-    return tf.shape(image)[-3:-1]
-
-
 def _between(drawn: tf.Tensor, least: float, largest: float) -> tf.Tensor:
     return least + drawn * (largest - least)
 

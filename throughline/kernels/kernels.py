@@ -1,4 +1,4 @@
-"""The TensorFlow computation of each registered op.
+"""What ops compute in TensorFlow; `augmentations.py` and `tokenizers.py` have further ops.
 
 A kernel takes and returns an element: a dict of `image`, `features` or `text`, `label` and `key`
 (before parsing: `record` or `path`). The kernel of an op that takes both examples and batches is
@@ -8,25 +8,13 @@ not depend on order or parallelism.
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Callable
+from functools import partial, singledispatch
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from throughline.kernels.autograph import rewrite_for_tensors
-from throughline.kernels.crop_windows import draw_crop_windows, image_size
 from throughline.kernels.randomness import RandomStream
-from throughline.kernels.rounding import byte_image, to_uint8
-from throughline.plan.augmentations import (
-    Brightness,
-    Contrast,
-    Cutmix,
-    Cutout,
-    Flip,
-    Mixup,
-    RandomCrop,
-    Rotation,
-)
 from throughline.plan.ops import (
     Categories,
     CenterCrop,
@@ -42,12 +30,12 @@ from throughline.plan.ops import (
     Standardize,
 )
 from throughline.plan.schema import COLUMNS
+from throughline.shared.errors import ImpossiblePlan
 
 Element = dict[str, tf.Tensor]
-_PIXELS = (-3, -2, -1)
+IMAGE_AXES = (-3, -2, -1)
 # Keys of an element besides the input of ops; the last three exist in packed rows only.
 _BESIDES_INPUT = ("key", "label", COLUMNS, "weight", "segment_ids", "positions")
-_TABLE = 1025  # points of a tabulated distribution
 
 
 @singledispatch
@@ -58,7 +46,22 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
         raise NotImplementedError(
             f"{type(op).__name__} has no kernel; give it a method compute(element, draw)"
         )
-    return rewrite_for_tensors(own)(element, draw)
+    return _rewrite_for_tensors(own)(element, draw)
+
+
+def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of a user's op as AutoGraph rewrites it for tensors.
+
+    Return the method unchanged in eager mode, or if its source cannot be read.
+    """
+    function = getattr(method, "__func__", None)
+    if function is None or tf.executing_eagerly():
+        return method
+    try:
+        rewritten = tf.autograph.to_graph(function)
+    except Exception:  # noqa: BLE001 - an error of AutoGraph's own, by no public name
+        return method
+    return partial(rewritten, method.__self__)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @compute.register
@@ -150,116 +153,9 @@ def _(op: CenterCrop, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: Pad, element: Element, draw: RandomStream) -> Element:
     image, sides = element["image"], [op.pixels, op.pixels]
-    border = [*[[0, 0]] * (image.shape.rank - len(_PIXELS)), sides, sides, [0, 0]]
+    border = [*[[0, 0]] * (image.shape.rank - len(IMAGE_AXES)), sides, sides, [0, 0]]
     mode = "REFLECT" if op.mode == "reflect" else "CONSTANT"
     return {**element, "image": tf.pad(image, border, mode=mode)}
-
-
-@compute.register
-def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
-    batched = image.shape.rank > len(_PIXELS)
-    boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
-    top, left = boxes[..., 0], boxes[..., 1]
-    height, width = image.shape[-3:-1]
-    if None in (height, width) or height < op.height or width < op.width:
-        image = _pad_to(image, op.height, op.width)
-    if not batched:
-        cut = tf.slice(image, tf.stack([top, left, 0]), (op.height, op.width, -1))
-    else:
-        rows = tf.gather(image, top[:, None] + tf.range(op.height), axis=1, batch_dims=1)
-        cut = tf.gather(rows, left[:, None] + tf.range(op.width), axis=2, batch_dims=1)
-    cut.set_shape((*image.shape[:-3], op.height, op.width, image.shape[-1]))
-    return {**element, "image": cut}
-
-
-@compute.register
-def _(op: Flip, element: Element, draw: RandomStream) -> Element:
-    image = element["image"]
-    heads = draw_flipped(element["key"], draw)
-    if image.shape.rank == len(_PIXELS):
-        return {**element, "image": tf.cond(heads, lambda: tf.reverse(image, [-2]), lambda: image)}
-    return {**element, "image": where_per_example(heads, _flip_horizontal(image), image)}
-
-
-@compute.register
-def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
-    image = byte_image(op, element)
-    batched = image.shape.rank > len(_PIXELS)
-    images = tf.cast(image if batched else image[None], tf.float32)
-    # In float64, because a float32 cosine depends on the example's place in the batch.
-    share = tf.reshape(tf.cast(draw.uniform(element["key"]), tf.float64) * 2 - 1, (-1,))
-    angle = share * (op.degrees * np.pi / 180)
-    tall, wide = (tf.cast(tf.shape(images)[axis] - 1, tf.float64) for axis in (1, 2))
-    cos, sin, zero = tf.cos(angle), tf.sin(angle), tf.zeros_like(angle)
-    right, down = (wide - (cos * wide - sin * tall)) / 2, (tall - (sin * wide + cos * tall)) / 2
-    matrix = tf.stack([cos, -sin, right, sin, cos, down, zero, zero], axis=1)
-    turned = tf.raw_ops.ImageProjectiveTransformV3(
-        images=images,
-        transforms=tf.cast(matrix, tf.float32),
-        output_shape=tf.shape(images)[1:3],
-        fill_value=0.0,
-        interpolation="BILINEAR",
-        fill_mode="REFLECT",
-    )
-    turned = to_uint8(turned)
-    turned.set_shape(images.shape)
-    return {**element, "image": turned if batched else turned[0]}
-
-
-@compute.register
-def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
-    offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
-    brighter = tf.cast(byte_image(op, element), tf.float32) + per_pixel(offset)
-    return {**element, "image": to_uint8(brighter)}
-
-
-@compute.register
-def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
-    image = byte_image(op, element)
-    factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
-    # Sums of integers are exact, so the mean is the same for an example alone and within a batch.
-    # The sum of a row fits into 32 bits, that of an image above 8.4 megapixels does not.
-    pixels = tf.cast(tf.shape(image)[-3] * tf.shape(image)[-2], tf.float32)
-    rows = tf.reduce_sum(tf.cast(image, tf.int32), axis=-2, keepdims=True)
-    sums = tf.reduce_sum(tf.cast(rows, tf.int64), axis=-3, keepdims=True)
-    mean = tf.cast(sums, tf.float32) / pixels
-    return {**element, "image": to_uint8((tf.cast(image, tf.float32) - mean) * factor + mean)}
-
-
-@compute.register
-def _(op: Cutout, element: Element, draw: RandomStream) -> Element:
-    image, side = element["image"], tf.constant(float(op.size))
-    inside = _rectangle(image, element["key"], draw, height=side, width=side)
-    return {**element, "image": tf.where(inside, tf.zeros_like(image), image)}
-
-
-@compute.register
-def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
-    quantiles = tf.constant(beta_quantiles(op.alpha), tf.float32)
-    point = draw.uniform(element["key"]) * (_TABLE - 1)
-    low = tf.cast(point, tf.int32)
-    share = tf.gather(quantiles, low) + (point - tf.floor(point)) * (
-        tf.gather(quantiles, low + 1) - tf.gather(quantiles, low)
-    )
-    image = tf.cast(byte_image(op, element), tf.float32)
-    label = one_hot(element["label"], op.classes)
-    mixed = image * per_pixel(share) + tf.roll(image, -1, 0) * (1 - per_pixel(share))
-    labels = label * share[:, None] + tf.roll(label, -1, 0) * (1 - share[:, None])
-    return {**element, "image": to_uint8(mixed), "label": labels}
-
-
-@compute.register
-def _(op: Cutmix, element: Element, draw: RandomStream) -> Element:
-    image, label = element["image"], one_hot(element["label"], op.classes)
-    side = tf.sqrt(draw.uniform(element["key"], 2))
-    tall, wide = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (-3, -2))
-    inside = _rectangle(
-        image, element["key"], draw, height=tf.round(side * tall), width=tf.round(side * wide)
-    )
-    covered = tf.reduce_mean(tf.cast(inside, tf.float32), axis=_PIXELS)[:, None]
-    labels = label * (1 - covered) + tf.roll(label, -1, 0) * covered
-    return {**element, "image": tf.where(inside, tf.roll(image, -1, 0), image), "label": labels}
 
 
 @compute.register
@@ -298,11 +194,6 @@ def _(op: Categories, element: Element, draw: RandomStream) -> Element:
     return {**element, "features": tf.concat([features[..., :numeric], *coded], axis=-1)}
 
 
-def draw_flipped(key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
-    """Return whether each example is flipped: boolean, of the shape of `key`."""
-    return draw.uniform(key) < 0.5  # noqa: PLR2004
-
-
 def input_name(element: Element) -> str:
     """Return the name of the feature that ops work on, which is the model's first input."""
     return next(name for name in element if name not in _BESIDES_INPUT)
@@ -320,58 +211,31 @@ def one_hot(label: tf.Tensor, classes: int) -> tf.Tensor:
     return label if label.dtype == tf.float32 else tf.one_hot(label, classes)
 
 
-def beta_quantiles(alpha: float) -> np.ndarray:
-    """Return quantiles of Beta(alpha, alpha) at evenly spaced probabilities, float64.
-
-    With x = t^(1/alpha), the density has no singularity at zero, so plain sums integrate it.
-    """
-    steps = np.linspace(0, 0.5**alpha, 20_001)
-    middle = ((steps[1:] + steps[:-1]) / 2) ** (1 / alpha)
-    mass = np.concatenate([[0], np.cumsum((1 - middle) ** (alpha - 1))])
-    lower = np.interp(np.linspace(0, mass[-1], (_TABLE + 1) // 2), mass, steps) ** (1 / alpha)
-    return np.concatenate([lower, 1 - lower[-2::-1]])
-
-
-def _rectangle(
-    image: tf.Tensor, key: tf.Tensor, draw: RandomStream, *, height: tf.Tensor, width: tf.Tensor
-) -> tf.Tensor:
-    """Return a boolean mask, with one channel, of a rectangle about a random center."""
-    inside = []
-    for axis, size, stream in ((-3, height, 0), (-2, width, 1)):
-        length = tf.shape(image)[axis]
-        center = tf.floor(draw.uniform(key, stream) * tf.cast(length, tf.float32))
-        first = center - tf.floor(size / 2)
-        pixels = tf.cast(tf.range(length), tf.float32)
-        inside.append((pixels >= first[..., None]) & (pixels < (first + size)[..., None]))
-    return inside[0][..., :, None, None] & inside[1][..., None, :, None]
-
-
-def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    size, lead = tf.shape(image), [[0, 0]] * (image.shape.rank - len(_PIXELS))
-    below, right = tf.maximum(0, height - size[-3]), tf.maximum(0, width - size[-2])
-    return tf.pad(image, [*lead, [0, below], [0, right], [0, 0]])
-
-
-def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
-    """Mirror images (batch, height, width, channels) as one tall image, which is faster."""
-    shape = tf.shape(images)
-    rows = tf.reshape(images, tf.stack([-1, shape[2], shape[3]]))
-    return tf.reshape(tf.reverse(rows, [1]), shape)
-
-
-def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """Choose `images` where `first` (batch,) is true, else `others`, both (batch, …).
-
-    It works on rows of memory: broadcasting over four dimensions takes six times as long.
-    """
-    shape = tf.shape(images)
-    rows = tf.stack([shape[0], -1])
-    chosen = tf.where(first[:, None], tf.reshape(images, rows), tf.reshape(others, rows))
-    return tf.ensure_shape(tf.reshape(chosen, shape), images.shape)
-
-
 def per_pixel(value: tf.Tensor) -> tf.Tensor:
     """Add image axes to a value per example (shape () or (batch,)), for broadcasting."""
-    for _ in _PIXELS:
-        value = tf.expand_dims(value, -1)
-    return value
+    return value[..., None, None, None]
+
+
+def byte_image(op: Op, element: Element) -> tf.Tensor:
+    """Return the image of an element for an op that rounds to bytes.
+
+    Raises:
+      ImpossiblePlan: The image is not uint8; floats from 0 to 1 would become black.
+    """
+    image = element["image"]
+    if image.dtype != tf.uint8:
+        raise ImpossiblePlan(
+            f"{op.name} takes uint8 images and rounds to them, and an op before it makes"
+            f" {image.dtype.name}; have that one return uint8, from 0 to 255"
+        )
+    return image
+
+
+def to_uint8(image: tf.Tensor) -> tf.Tensor:
+    """Round and saturate to uint8; uint8 passes unchanged."""
+    return image if image.dtype == tf.uint8 else tf.saturate_cast(tf.round(image), tf.uint8)
+
+
+def image_size(image: tf.Tensor) -> tf.Tensor:
+    """Return height and width (2,) int32 of an image, or of the images of a batch."""
+    return tf.shape(image)[-3:-1]

@@ -12,11 +12,17 @@ from functools import singledispatch
 import numpy as np
 import tensorflow as tf
 
-from throughline.kernels.crop_windows import draw_crop_windows, image_size
-from throughline.kernels.host_kernels import draw_sigma
-from throughline.kernels.kernels import Element, compute
+from throughline.kernels.augmentations import draw_sigma
+from throughline.kernels.crop_windows import draw_crop_windows
+from throughline.kernels.kernels import (
+    IMAGE_AXES,
+    Element,
+    byte_image,
+    compute,
+    image_size,
+    to_uint8,
+)
 from throughline.kernels.randomness import RandomStream
-from throughline.kernels.rounding import byte_image, to_uint8
 from throughline.plan.augmentations import Blur, ResizedCrop
 from throughline.plan.ops import Op
 
@@ -59,7 +65,7 @@ def _(op: Blur, element: Element, draw: RandomStream) -> Element:
 
 def compute_in_tensorflow(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run one op on an example or a batch without calling Python, which no SavedModel holds."""
-    if not op.opencv or element["image"].shape.rank > len("HWC"):
+    if not op.opencv or element["image"].shape.rank > len(IMAGE_AXES):
         return compute_on_device(op, element, draw)
     batch = {name: value[None] for name, value in element.items()}
     return {name: value[0] for name, value in compute_on_device(op, batch, draw).items()}

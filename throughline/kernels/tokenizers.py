@@ -15,11 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from throughline.plan.text_ops import Tokenize
+from throughline.kernels.kernels import Element, compute
+from throughline.kernels.randomness import RandomStream
+from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
 from throughline.shared.errors import InvalidParams
 from throughline.shared.files import digest_blake2b
 
-PADDING, UNKNOWN = "[PAD]", "[UNK]"
+PADDING = 0  # a number that no token has
+PADDING_WORD, UNKNOWN = "[PAD]", "[UNK]"
 BYTES = 256
 _SPECIAL = re.compile(r"\[.*\]|<.*>")  # names of tokens that stand for no text
 _HANGUL = re.compile("[가-힣]")  # syllables
@@ -52,6 +55,29 @@ def tokenize(op: Tokenize, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     """
     encode = open_tokenizer(op).encode
     return encode(text[None]).values if text.shape.rank == 0 else encode(text)
+
+
+@compute.register
+def _(op: Tokenize, element: Element, draw: RandomStream) -> Element:
+    return {**element, "text": tokenize(op, element["text"])}
+
+
+@compute.register
+def _(op: Truncate, element: Element, draw: RandomStream) -> Element:
+    tokens = element["text"]
+    first = tokens[: op.tokens] if tokens.shape.rank == 1 else tokens[:, : op.tokens]
+    return {**element, "text": first}
+
+
+@compute.register
+def _(op: EndDocument, element: Element, draw: RandomStream) -> Element:
+    tokens = element["text"]
+    if tokens.shape.rank == 1:
+        return {**element, "text": tf.pad(tokens, [[0, 1]], constant_values=PADDING)}
+    if not isinstance(tokens, tf.RaggedTensor):  # already padded with this number
+        return {**element, "text": tf.pad(tokens, [[0, 0], [0, 1]], constant_values=PADDING)}
+    end = tf.fill([tf.shape(tokens.row_lengths())[0], 1], tf.constant(PADDING, tokens.dtype))
+    return {**element, "text": tf.concat([tokens, end], axis=1)}
 
 
 def open_tokenizer(op: Tokenize) -> Tokenizer:
@@ -166,7 +192,7 @@ def _wordpiece(content: bytes) -> Tokenizer:
                 f" each once, {UNKNOWN} among them"
             ]
         )
-    shift = int(words[0] != PADDING)
+    shift = int(words[0] != PADDING_WORD)
     tokenizer = tensorflow_text.FastWordpieceTokenizer(
         vocab=words, token_out_type=tf.int32, unknown_token=UNKNOWN
     )

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.splits import count_steps
-from throughline.kernels.autograph import without_autograph
+from throughline.kernels.elements import without_autograph
 from throughline.pipelines.dataset import BuildContext
 from throughline.pipelines.epochs import build_snapshot_batches, build_stream_batches
 from throughline.pipelines.extent_checks import check_extent

@@ -1,4 +1,4 @@
-"""The ops on text. No TensorFlow; `text_kernels.py` computes them."""
+"""The ops on text. No TensorFlow; `kernels/tokenizers.py` computes them."""
 
 from __future__ import annotations
 

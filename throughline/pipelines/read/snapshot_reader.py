@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.columns.index import column_path, read_ahead
-from throughline.kernels.cropping import draw_crops
+from throughline.kernels.augmentations import draw_crops
 from throughline.kernels.elements import (
     apply_ops,
     random_stream,
@@ -24,7 +24,6 @@ from throughline.kernels.elements import (
 )
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.resampling import compute_on_device
-from throughline.kernels.sequences import pad_rows
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.length_batches import LengthBatches
 from throughline.pipelines.order.packed_batches import PackedBatches
@@ -32,7 +31,7 @@ from throughline.pipelines.read.cropped_rows import make_crop_fn
 from throughline.pipelines.read.decoded_rows import Columns, FetchFn, join_rows, make_decode_fn
 from throughline.pipelines.read.indexed_shard_reader import index_classes
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches
+from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches, pad_rows
 from throughline.plan.schema import COLUMNS
 from throughline.plan.steps import Gather, TokenWindow
 from throughline.plan.training_workers import TrainingWorker

@@ -236,7 +236,7 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     """
     import tensorflow as tf
 
-    from throughline.kernels.autograph import without_autograph
+    from throughline.kernels.elements import without_autograph
 
     @without_autograph
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:

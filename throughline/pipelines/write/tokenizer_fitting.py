@@ -17,7 +17,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from throughline.kernels.tokenizers import PADDING, UNKNOWN, Tokenizer, lower_case, open_tokenizer
+from throughline.kernels.tokenizers import (
+    PADDING_WORD,
+    UNKNOWN,
+    Tokenizer,
+    lower_case,
+    open_tokenizer,
+)
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op, Parse
 from throughline.plan.text_ops import Tokenize
@@ -166,7 +172,11 @@ def _fit_wordpiece(lines: Iterable[str], op: Tokenize) -> bytes:
     words = [(word.decode(), count) for word, count in frequent]
     try:
         vocabulary = learner.learn(
-            words, op.vocabulary, [PADDING, UNKNOWN], lower_thresh=1, max_token_length=LONGEST_WORD
+            words,
+            op.vocabulary,
+            [PADDING_WORD, UNKNOWN],
+            lower_thresh=1,
+            max_token_length=LONGEST_WORD,
         )
     except (ValueError, IndexError, ZeroDivisionError) as error:
         raise InvalidParams(
