@@ -22,7 +22,6 @@ from throughline.data.storage import Storage
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.data_constraints import (
     find_fraction_problems,
-    find_label_problems,
     find_ops_problems,
 )
 from throughline.plan.shapes import output_shape
@@ -59,10 +58,13 @@ def main() -> None:
         files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or could not be batched later.
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
-        unfit = find_ops_problems(encoding, params.ops)
+        unfit = find_ops_problems(
+            encoding,
+            params.ops,
+            predicts_number=shards.schema.predicts_number,
+            columns=shards.schema.table_input is not None,
+        )
         unfit += find_fraction_problems(part, encoding)
-        if shards.schema.predicts_number:
-            unfit += find_label_problems(params.ops)
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)

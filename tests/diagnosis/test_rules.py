@@ -17,10 +17,8 @@ from throughline.diagnosis.findings import MOST_TRIED, find_all
 from throughline.diagnosis.rules import RULES
 from throughline.plan.augmentations import Flip
 from throughline.plan.ops import Decode, Rescale, Resize
-from throughline.plan.parallelism import Parallelism
-from throughline.plan.plan import make_plan
-from throughline.plan.spec import InputSpec
-from throughline.plan.steps import BucketBatch, Map
+from throughline.plan.plan import InputSpec, make_plan
+from throughline.plan.steps import BucketBatch, Map, Parallelism
 from throughline.plan.text_ops import Tokenize
 from throughline.results.profiling import Breakdown, IteratorTime
 from throughline.settings import BatchSettings, PipelineConfig

@@ -19,8 +19,7 @@ from throughline.pipelines.order import best_fit, length_batches, samplers
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.ops import Decode, Resize
-from throughline.plan.plan import make_plan
-from throughline.plan.spec import InputSpec
+from throughline.plan.plan import InputSpec, make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShuffleSettings
 

@@ -14,11 +14,9 @@ from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.plan.augmentations import Flip, Mixup, RandomCrop
 from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize, Standardize
-from throughline.plan.parallelism import Parallelism
-from throughline.plan.plan import make_plan
+from throughline.plan.plan import InputSpec, make_plan
 from throughline.plan.schema import Schema
-from throughline.plan.spec import InputSpec
-from throughline.plan.steps import Window
+from throughline.plan.steps import Parallelism, Window
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan

@@ -13,8 +13,7 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import CenterCrop, Decode, Rescale, Resize
-from throughline.plan.plan import make_plan, set_storage_order
-from throughline.plan.spec import InputSpec
+from throughline.plan.plan import InputSpec, make_plan, set_storage_order
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, SnapshotSettings
 

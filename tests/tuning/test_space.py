@@ -10,7 +10,7 @@ from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.plan.augmentations import Flip
 from throughline.plan.ops import Decode, Rescale, Resize
-from throughline.plan.spec import InputSpec
+from throughline.plan.plan import InputSpec
 from throughline.race.contestant import ContestantLost
 from throughline.race.jobs import Entry
 from throughline.settings import PipelineConfig

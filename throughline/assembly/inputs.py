@@ -15,12 +15,10 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.pipelines.service import run_local_service, watch_service
 from throughline.pipelines.sizes import estimate_kept_bytes
-from throughline.plan.plan import make_plan, set_storage_order
-from throughline.plan.shapes import output_shape
-from throughline.plan.spec import InputSpec
+from throughline.plan.plan import InputSpec, make_plan, set_storage_order
+from throughline.plan.shapes import choose_token_window, choose_window, output_shape
 from throughline.plan.steps import TokenWindow, Window
 from throughline.plan.training_workers import TrainingWorker, find_training_worker
-from throughline.plan.windows import choose_token_window, choose_window
 from throughline.settings import PipelineConfig, SnapshotPart
 from throughline.shared.errors import (
     CorruptShard,

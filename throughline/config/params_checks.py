@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from throughline.config.model_checks import find_model_problems
 from throughline.data import encodings  # noqa: F401 - sources name them
-from throughline.plan.constraints import find_config_problems, find_lane_problems
+from throughline.plan.constraints import find_config_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
     find_fraction_problems,
-    find_label_problems,
     find_ops_problems,
-    find_table_input_problems,
     find_text_problems,
 )
 from throughline.plan.schema import Encoding, find_encoding
@@ -113,8 +111,8 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
             preprocess=params.preprocess,
             augment=params.augment,
             postprocess=params.postprocess,
+            batch_size=params.batch_size,
         ),
-        *find_lane_problems(config, params.batch_size),
         *find_data_problems(
             config,
             encoding,
@@ -171,9 +169,7 @@ def _find_column_problems(params: Params) -> Iterator[str]:
         yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
     if not _is_listed(data):
         return
-    if key:
-        yield from find_table_input_problems(params.ops)
-    elif data.missing != "reject":
+    if not key and data.missing != "reject":
         yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
     if data.ignore:
         yield f"data.ignore: columns of {data.source} that are not named are left out; drop it"
@@ -264,9 +260,12 @@ def _find_address_problems(params: Params) -> list[str]:
 
 def _find_source_problems(params: Params) -> list[str]:
     encoding = find_source_encoding(params.data)
-    found = find_ops_problems(encoding, params.ops)
-    if _predicts_number(params.data):
-        found += find_label_problems(params.ops)
+    found = find_ops_problems(
+        encoding,
+        params.ops,
+        predicts_number=_predicts_number(params.data),
+        columns=_sees_columns(params.data),
+    )
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
     return found

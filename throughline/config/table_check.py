@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from throughline.config.params_file import PARAMS_FILE
-from throughline.plan.windows import choose_window
+from throughline.plan.shapes import choose_window
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.layout import Layout
 

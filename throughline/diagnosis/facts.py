@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from throughline.plan.parallelism import Parallelism
 from throughline.plan.plan import Plan
 from throughline.plan.steps import (
     Batch,
@@ -14,6 +13,7 @@ from throughline.plan.steps import (
     Cache,
     Gather,
     Map,
+    Parallelism,
     Read,
     ReadIndexedShards,
     Shuffle,

@@ -5,16 +5,14 @@ A reason begins with the field it concerns. Where it is implemented depends on w
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
 * several sections of params.yaml: `find_problems` in `throughline/config/params_checks.py`
-* the data: `data_constraints.py`; with ops alone, `find_ops_problems`, `find_label_problems` and
-  `find_text_problems`; with a configuration, `find_data_problems`, `find_variable_size_problems`
-  and `find_fraction_problems`
+* the data: `data_constraints.py`; with ops alone, `find_ops_problems` and `find_text_problems`;
+  with a configuration, `find_data_problems` and `find_fraction_problems`
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from throughline.plan.ops import Op
 from throughline.settings import PipelineConfig
@@ -33,38 +31,20 @@ def find_config_problems(
     preprocess: Sequence[Op],
     augment: Sequence[Op],
     postprocess: Sequence[Op],
+    batch_size: int,
 ) -> list[str]:
     """List every reason against a configuration."""
-    about_ops = _of_ops(config, preprocess, augment, postprocess)
-    return list(
-        chain(
-            _of_caches(config, preprocess, augment),
-            _of_reading(config),
-            _of_order(config),
-            _of_decoding(config, preprocess),
-            _of_placement(config),
-            _of_lengths(config),
-            _of_batches(config),
-            about_ops,
-        )
-    )
-
-
-def find_lane_problems(config: PipelineConfig, batch_size: int) -> list[str]:
-    """List reasons against the lanes of a configuration for this batch size."""
-    kind, lanes = config.shuffle.kind, config.shuffle.lanes
-    if (kind == "lanes") != (lanes is not None):
-        return [
-            "shuffle.lanes: how many parts are there? Use a multiple of the number of processes"
-            if kind == "lanes"
-            else f"shuffle.lanes: `kind: {kind}` has none; drop it, or use `kind: lanes`"
-        ]
-    if lanes and batch_size % lanes:
-        return [
-            f"shuffle.lanes: every batch takes as many rows of each, and batch_size, {batch_size},"
-            f" is no multiple of {lanes}"
-        ]
-    return []
+    return [
+        *_of_caches(config, preprocess, augment),
+        *_of_reading(config),
+        *_of_order(config),
+        *_of_decoding(config, preprocess),
+        *_of_placement(config),
+        *_of_lengths(config),
+        *_of_places_of_ops(config, preprocess, augment, postprocess),
+        *_of_batches_of_ops(preprocess, [*augment, *postprocess]),
+        *_of_lanes(config, batch_size),
+    ]
 
 
 def _of_caches(
@@ -163,18 +143,19 @@ def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[s
 
 
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
-    if config.snapshot_on == "device" and config.read != "snapshot":
-        yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
-    if config.snapshot_on == "device" and config.snapshot.fraction < 1:
-        yield (
-            "snapshot.fraction: rows that are not stored are decoded on the host; use"
-            " `snapshot_on: host`, or drop `snapshot`"
-        )
-    if config.snapshot_on == "device" and config.prefetch != "none":
-        yield (
-            "prefetch: with `snapshot_on: device` the train step gathers its batch itself; there is"
-            " nothing to prepare ahead"
-        )
+    if config.snapshot_on == "device":
+        if config.read != "snapshot":
+            yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
+        if config.snapshot.fraction < 1:
+            yield (
+                "snapshot.fraction: rows that are not stored are decoded on the host; use"
+                " `snapshot_on: host`, or drop `snapshot`"
+            )
+        if config.prefetch != "none":
+            yield (
+                "prefetch: with `snapshot_on: device` the train step gathers its batch itself;"
+                " there is nothing to prepare ahead"
+            )
     if config.service and config.read == "indexed_shards":
         yield (
             "service: `read: indexed_shards` picks its records in this process, by a function that"
@@ -205,11 +186,6 @@ def _of_lengths(config: PipelineConfig) -> Iterator[str]:
             f"batch.pack: rows are planned from all lengths, which `read: {config.read}` does not"
             " know; use `read: snapshot`"
         )
-
-
-def _of_batches(config: PipelineConfig) -> Iterator[str]:
-    if config.batch is None:
-        return
     if config.read == "indexed_shards":
         yield (
             "batch: tf.data's buckets cannot be entered at any step, as `read: indexed_shards` is;"
@@ -223,47 +199,57 @@ def _of_batches(config: PipelineConfig) -> Iterator[str]:
         yield "shuffle.kind: batches by length are permuted as a whole; use `global` or `none`"
 
 
-def _of_ops(
+def _of_places_of_ops(
     config: PipelineConfig,
     preprocess: Sequence[Op],
     augment: Sequence[Op],
     postprocess: Sequence[Op],
 ) -> Iterator[str]:
-    if config.service:
-        yield from (
-            f"service: {op.name} is computed by OpenCV in a Python call, which cannot be sent to"
-            f" the workers of a tf.data service; drop `service`, or {op.name}"
-            for op in (*preprocess, *augment, *postprocess)
-            if op.opencv
+    for op in (*preprocess, *augment, *postprocess):
+        if config.service and op.opencv:
+            yield (
+                f"service: {op.name} is computed by OpenCV in a Python call, which cannot be sent"
+                f" to the workers of a tf.data service; drop `service`, or {op.name}"
+            )
+    for op in augment if config.snapshot_on == "device" else ():
+        if op.host_only:
+            yield f"snapshot_on: {op.name} runs on the host alone; use host, or drop {op.name}"
+        if op.takes == "example":
+            yield (
+                f"snapshot_on: {op.name} takes one example at a time, and the train step has whole"
+                " batches; use host"
+            )
+    for op in postprocess:
+        if config.postprocess_on == "device" and not (op.device or op.on_labels):
+            yield f"postprocess: {op.name} cannot run on the device"
+
+
+def _of_batches_of_ops(preprocess: Sequence[Op], later: Sequence[Op]) -> Iterator[str]:
+    for op in preprocess:
+        if op.takes == "batch":
+            yield (
+                f"preprocess: {op.name} takes whole batches, and what is stored is made of single"
+                " examples; move it to augment or postprocess"
+            )
+    of_batches = ""
+    for op in later:
+        if of_batches and op.takes == "example":
+            yield (
+                f"augment: {op.name} takes one example at a time, so it must come before"
+                f" {of_batches}"
+            )
+        if op.takes == "batch" and not of_batches:
+            of_batches = op.name
+
+
+def _of_lanes(config: PipelineConfig, batch_size: int) -> Iterator[str]:
+    kind, lanes = config.shuffle.kind, config.shuffle.lanes
+    if kind == "lanes" and lanes is None:
+        yield "shuffle.lanes: how many parts are there? Use a multiple of the number of processes"
+    elif kind != "lanes" and lanes is not None:
+        yield f"shuffle.lanes: `kind: {kind}` has none; drop it, or use `kind: lanes`"
+    elif lanes and batch_size % lanes:
+        yield (
+            f"shuffle.lanes: every batch takes as many rows of each, and batch_size, {batch_size},"
+            f" is no multiple of {lanes}"
         )
-    if config.snapshot_on == "device":
-        yield from (
-            f"snapshot_on: {op.name} runs on the host alone; use host, or drop {op.name}"
-            for op in augment
-            if op.host_only
-        )
-        yield from (
-            f"snapshot_on: {op.name} takes one example at a time, and the train step has whole"
-            " batches; use host"
-            for op in augment
-            if op.takes == "example"
-        )
-    if config.postprocess_on == "device":
-        yield from (
-            f"postprocess: {op.name} cannot run on the device"
-            for op in postprocess
-            if not (op.device or op.on_labels)
-        )
-    yield from (
-        f"preprocess: {op.name} takes whole batches, and what is stored is made of single examples;"
-        " move it to augment or postprocess"
-        for op in preprocess
-        if op.takes == "batch"
-    )
-    ops = [*augment, *postprocess]
-    first = next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
-    yield from (
-        f"augment: {op.name} takes one example at a time, so it must come before {ops[first].name}"
-        for op in ops[first:]
-        if op.takes == "example"
-    )

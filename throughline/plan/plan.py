@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from throughline.plan.constraints import find_config_problems, find_lane_problems
+from throughline.plan.constraints import find_config_problems
 from throughline.plan.data_constraints import (
     find_data_problems,
-    find_label_problems,
     find_ops_problems,
-    find_table_input_problems,
     find_variable_size_problems,
 )
 from throughline.plan.ops import DecodeImage, Load, Op, Parse
-from throughline.plan.parallelism import Parallelism
+from throughline.plan.schema import Schema
 from throughline.plan.shapes import ops_until_uniform, output_shape, resolve_decode
-from throughline.plan.spec import InputSpec
 from throughline.plan.steps import (
     Batch,
     BucketBatch,
     Cache,
     Gather,
     Map,
+    Parallelism,
     Prefetch,
     Read,
     ReadIndexedShards,
@@ -49,6 +48,53 @@ from throughline.settings import (
 from throughline.shared.errors import ImpossiblePlan
 
 Ops = tuple[Op, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """The computation of every configuration. `batch_size` counts the examples of all workers."""
+
+    schema: Schema
+    preprocess: Sequence[Op]
+    augment: Sequence[Op]
+    postprocess: Sequence[Op]
+    batch_size: int
+    window: Window | TokenWindow | None = None
+
+    @property
+    def ops(self) -> list[tuple[str, Op]]:
+        sections = ("preprocess", "augment", "postprocess")
+        return [(section, op) for section in sections for op in getattr(self, section)]
+
+    @property
+    def ops_to_uniform_shape(self) -> Sequence[Op]:
+        """The leading augmenting ops that bring images of variable size to one size."""
+        needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
+        return (
+            self.augment
+            if needed is None
+            else self.augment[: max(0, needed - len(self.preprocess))]
+        )
+
+    @property
+    def per_example_augment(self) -> Sequence[Op]:
+        """The leading augmenting ops for single examples, because they must be or are faster so."""
+        needing = [number for number, op in enumerate(self.augment, 1) if op.takes == "example"]
+        return max(
+            self.augment[: max(needing, default=0)],
+            self.ops_to_uniform_shape,
+            self.fetched_augment,
+            tuple(takewhile(lambda op: op.prefers_single_examples, self.augment)),
+            key=len,
+        )
+
+    @property
+    def fetched_augment(self) -> Sequence[Op]:
+        """The leading augmenting ops that a fetch can do: one that crops, and those that flip."""
+        crop = tuple(self.augment[:1])
+        if not crop or not crop[0].crops:
+            return ()
+        return (*crop, *takewhile(lambda op: op.flips, self.augment[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +187,28 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
       ImpossiblePlan: The combination would be wrong or useless, or the examples cannot be batched;
         the message gives every reason.
     """
-    problems = find_config_problems(
-        config, preprocess=spec.preprocess, augment=spec.augment, postprocess=spec.postprocess
-    )
-    problems += find_lane_problems(config, spec.batch_size)
-    problems += find_variable_size_problems(config, spec.ops_to_uniform_shape)
     schema = spec.schema
-    problems += find_data_problems(
-        config,
-        schema.input.encoding,
-        spec.ops,
-        windows=spec.window is not None,
-        predicts_number=schema.predicts_number,
-        columns=schema.table_input is not None,
-    )
-    problems += find_ops_problems(schema.input.encoding, spec.ops)
-    problems += find_label_problems(spec.ops) if schema.predicts_number else []
-    problems += find_table_input_problems(spec.ops) if schema.table_input else []
+    encoding, predicts_number = schema.input.encoding, schema.predicts_number
+    columns = schema.table_input is not None
+    problems = [
+        *find_config_problems(
+            config,
+            preprocess=spec.preprocess,
+            augment=spec.augment,
+            postprocess=spec.postprocess,
+            batch_size=spec.batch_size,
+        ),
+        *find_variable_size_problems(config, spec.ops_to_uniform_shape),
+        *find_data_problems(
+            config,
+            encoding,
+            spec.ops,
+            windows=spec.window is not None,
+            predicts_number=predicts_number,
+            columns=columns,
+        ),
+        *find_ops_problems(encoding, spec.ops, predicts_number=predicts_number, columns=columns),
+    ]
     if problems:
         raise ImpossiblePlan("; ".join(problems))
     output_shape([op for _, op in spec.ops], schema, spec.window)
@@ -199,7 +250,8 @@ def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> li
 
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
     """Lay out a gather of rows whose numbers are computed, so that no buffer shuffles them."""
-    fraction = config.snapshot.fraction
+    whole = config.snapshot.fraction == 1
+    stored = (Parse.of(spec.schema), *resolve_decode(spec.preprocess, spec.schema))
     gather = Gather(
         shuffle=config.shuffle,
         sampling=config.sampling,
@@ -210,10 +262,8 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
         ops=after_preprocess,
         example_op_count=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
         parallel=Parallelism(config.map.parallel),
-        fraction=fraction,
-        decoding=()
-        if fraction == 1
-        else (Parse.of(spec.schema), *resolve_decode(spec.preprocess, spec.schema)),
+        fraction=config.snapshot.fraction,
+        decoding=() if whole else stored,
     )
     return [gather, *_prefetch(config)]
 
@@ -222,10 +272,7 @@ def _indexed_shard_steps(
     config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
     """Lay out the steps of a stream whose records already arrive in the epoch's order."""
-    preprocess = (
-        *_opening_ops(config, spec),
-        *resolve_decode(spec.preprocess, spec.schema, config),
-    )
+    preprocess = _preprocess(config, spec)
     ops = preprocess + after_preprocess
     example_ops, batch_ops = _split_for_batching(
         ops, vectorize=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
@@ -248,10 +295,7 @@ def _stream_steps(
     source: StreamSource, config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
 ) -> list[Step]:
     """Lay out a pipeline that streams its examples, in the order in which they pass through it."""
-    ops = preprocess = (
-        *_opening_ops(config, spec),
-        *resolve_decode(spec.preprocess, spec.schema, config),
-    )
+    ops = preprocess = _preprocess(config, spec)
     # The number of ops that see images of variable size, which cannot be batched.
     variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
@@ -303,9 +347,11 @@ def _prefetch(config: PipelineConfig) -> list[Step]:
     return [] if config.prefetch == "none" else [Prefetch(batches=config.prefetch)]
 
 
-def _opening_ops(config: PipelineConfig, spec: InputSpec) -> Ops:
+def _preprocess(config: PipelineConfig, spec: InputSpec) -> Ops:
+    """Return the ops from what is read to what a snapshot stores."""
     opening: dict[str, Ops] = {"files": (Load(feature=spec.schema.input.name),), "arrays": ()}
-    return opening.get(config.read, (Parse.of(spec.schema),))
+    opened = opening.get(config.read, (Parse.of(spec.schema),))
+    return opened + resolve_decode(spec.preprocess, spec.schema, config)
 
 
 def _map(config: PipelineConfig, ops: Ops) -> Map:
@@ -324,17 +370,11 @@ def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Op
     With `vectorize`, every op that can takes batches.
     """
     if vectorize:
-        end = len(ops)
-        while (
-            end > at_least
-            and ops[end - 1].takes != "example"
-            and not ops[end - 1].prefers_single_examples
-        ):
-            end -= 1
+        single = [op.takes == "example" or op.prefers_single_examples for op in ops]
+        end = max((index + 1 for index, alone in enumerate(single) if alone), default=0)
     else:
-        end = max(
-            at_least, next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
-        )
+        end = next((index for index, op in enumerate(ops) if op.takes == "batch"), len(ops))
+    end = max(at_least, end)
     return ops[:end], ops[end:]
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from throughline.plan.ops import Op
-from throughline.plan.parallelism import Parallelism
 from throughline.settings import (
     BatchSettings,
     InterleaveSettings,
@@ -20,9 +19,44 @@ from throughline.settings import (
     ServiceSettings,
     ShuffleSettings,
 )
+from throughline.shared.limits import usable_cores
 
 AUTO_BUFFER_DIVISOR = 20
+AUTOTUNE = -1  # tf.data.AUTOTUNE, without TensorFlow
 StreamSource = Literal["files", "arrays", "shards"]
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Parallel calls or readers: none, auto (AUTOTUNE), cores (one per core) or a number."""
+
+    setting: str | int = "none"
+
+    def __str__(self) -> str:
+        return str(self.setting)
+
+    @property
+    def is_sequential(self) -> bool:
+        return self.setting == "none"
+
+    @property
+    def is_autotuned(self) -> bool:
+        return self.setting == "auto"
+
+    def num_parallel_calls(self, *, on_host: int = 1, useful: int | None = None) -> int | None:
+        """Return tf.data's argument of this name, for one of `on_host` processes that share cores.
+
+        For `cores`, it is at most `useful`, if given.
+        """
+        cores = max(1, usable_cores() // on_host)
+        words = {"none": None, "auto": AUTOTUNE, "cores": min(cores, useful or cores)}
+        return words[self.setting] if isinstance(self.setting, str) else self.setting
+
+    def threads(self, cores: int) -> int:
+        """Return the number of threads; AUTOTUNE ends up with as many as there are cores."""
+        if isinstance(self.setting, int):
+            return self.setting
+        return 1 if self.is_sequential else cores
 
 
 class Step(ABC):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from throughline.plan.plan import Plan, make_plan
-from throughline.plan.spec import InputSpec
+from throughline.plan.plan import InputSpec, Plan, make_plan
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
