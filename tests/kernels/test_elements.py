@@ -17,7 +17,7 @@ from throughline.kernels.crop_windows import draw_crop_windows
 from throughline.kernels.elements import apply_ops, split_window
 from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
-from throughline.pipelines.read.cropped_rows import make_crop_fn
+from throughline.pipelines.read.row_fetching import make_crop_fn
 from throughline.pipelines.read.sequence_batches import pack_rows, pad_rows
 from throughline.plan.augmentations import (
     Brightness,

@@ -181,7 +181,7 @@ def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, ki
         assert found.reader.stored == count_stored(found.examples, config["fraction"])
     else:
         assert not found.plan.reads_snapshot
-        assert "sampling" in both or whole.reader.order == found.indexed_shards.order
+        assert "sampling" in both or whole.reader.order == found.order
     expected = batches(whole, epochs=2)
     for step in (0, found.steps_per_epoch + 1):
         assert same(batches(found, first_step=step, epochs=2), expected[step:]), step
@@ -251,6 +251,6 @@ def test_without_uncompressed_shards_it_is_said(snapshot_of):
     data = snapshot_of("arrays")
     packed = tuple(replace(shard, compression="gzip") for shard in data.shards.shards)
     unindexed = replace(data, shards=replace(data.shards, shards=packed))
-    reader = reading(lambda *_: unindexed, "arrays", **INDEXED).indexed_shards
+    pipeline = reading(lambda *_: unindexed, "arrays", **INDEXED)
     with pytest.raises(MissingInput, match=r"holds no uncompressed shards; set shard\.compression"):
-        np.asarray(reader.table)
+        pipeline.dataset()

@@ -14,7 +14,7 @@ from tests.support.lanes import slow_but_first
 from tests.support.small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
-from throughline.pipelines.epochs import split_by_epochs
+from throughline.pipelines.input_pipeline import split_by_epochs
 from throughline.pipelines.order import best_fit, length_batches, samplers
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.plan.augmentations import Brightness, Flip

@@ -20,11 +20,10 @@ from throughline.data.columns.index import Column, allocate, write_index
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.tfrecord import shard_name
 from throughline.data.shards.writing import shard
-from throughline.pipelines.extent_checks import check_extent
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
 from throughline.pipelines.read.stream_readers import read, sample_stream_by_class, windows
-from throughline.pipelines.sizes import estimate_record_bytes
-from throughline.plan import parallelism
+from throughline.pipelines.sizes import check_extent, estimate_record_bytes
+from throughline.plan import steps
 from throughline.plan.ops import Decode
 from throughline.plan.steps import Read, Window
 from throughline.settings import InterleaveSettings, ShardSettings
@@ -72,7 +71,7 @@ def keys_of(records: tf.data.Dataset) -> list[int]:
     ids=["one after another", "by blocks", "in parallel"],
 )
 def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, keys):
-    monkeypatch.setattr(parallelism, "usable_cores", lambda: 16)  # more than there are shards
+    monkeypatch.setattr(steps, "usable_cores", lambda: 16)  # more than there are shards
     chosen = InterleaveSettings(**interleave) if interleave else None
     assert keys_of(read(Read(source="shards", interleave=chosen), data, "train", seed=0)) == keys
 
@@ -167,7 +166,7 @@ def test_a_shuffle_buffer_has_to_fit_into_memory(stored, config, impossible):
 def test_a_buffer_after_a_cache_on_disk_holds_what_is_cached(stored, monkeypatch):
     """Which is more before images are made smaller."""
     available = 2 * stored["photos"].snapshot.bytes("train")
-    monkeypatch.setattr("throughline.pipelines.extent_checks.available_memory", lambda: available)
+    monkeypatch.setattr("throughline.pipelines.sizes.available_memory", lambda: available)
     config = {"shuffle": {"kind": "buffer", "size": 10_000}, "prefetch": "none"}
     pipeline(stored, "photos", cache={"where": "disk"}, **config)
     with pytest.raises(ImpossiblePlan, match=r"shuffle\.size: \d+ examples"):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import tensorflow as tf
 
+from throughline.data.shards.record_offsets import RecordTable
 from throughline.kernels.elements import apply_ops, select_outputs
 from throughline.kernels.kernels import Element
 from throughline.kernels.randomness import fold
 from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.read import stream_readers
-from throughline.pipelines.read.indexed_shard_reader import STEPS_PER_ORDER_CALL, IndexedShardReader
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.pipelines.read.snapshot_reader import Columns, SnapshotReader
+from throughline.pipelines.read.row_fetching import fetch_records
+from throughline.pipelines.read.sequence_batches import StepOrder
 from throughline.plan.plan import Plan
 from throughline.plan.steps import (
     Batch,
@@ -41,6 +42,8 @@ from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
 Dataset = tf.data.Dataset
+# Steps whose rows are computed in one call, to share the overhead of the samplers' ops.
+STEPS_PER_ORDER_CALL = 32
 AUTOTUNE_MEMORY = 2  # the available memory divided by this bounds AUTOTUNE's buffers
 
 
@@ -50,7 +53,8 @@ class BuildContext:
 
     Attributes:
       examples, steps_per_epoch: Per epoch, over all workers.
-      indexed_shards: The reader of indexed shards, if the plan reads them.
+      order: The rows of each step; None for a stream.
+      records: The records of indexed shards, if the plan reads them.
       buckets: The length buckets of a stream that has some.
       first_step: The step at which to begin.
     """
@@ -65,8 +69,9 @@ class BuildContext:
     service_address: str
     scratch: Scratch
     worker: TrainingWorker
-    indexed_shards: IndexedShardReader | None = None
-    buckets: Buckets | None = None
+    order: StepOrder | None
+    records: RecordTable | None
+    buckets: Buckets | None
     first_step: int = 0
 
     def options(self) -> tf.data.Options:
@@ -105,21 +110,23 @@ class BuildContext:
         return select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
 
 
-def build_gather(
-    step: Gather, reader: SnapshotReader, *, first: tf.Tensor, stop: tf.Tensor, columns: Columns
+def map_rows(
+    step: Gather | ReadIndexedShards,
+    order: StepOrder,
+    fetch: Callable[[tf.Tensor, tf.Tensor], Any],
+    *,
+    first: tf.Tensor,
+    stop: tf.Tensor,
 ) -> Dataset:
-    """Return the batches of steps [first, stop), scalars int64, counted over all epochs.
+    """Return what `fetch` makes of the number and rows of each of the steps [first, stop).
 
-    The rows of many steps are computed at once, then gathered from the mapped columns.
+    They are scalars int64, counted over all epochs. The rows of many steps are computed at once.
     """
     steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
-    numbered = steps.map(
-        lambda numbers: (numbers, reader.order.rows(numbers)), name="order"
-    ).unbatch(name="order")
-    make_batch = reader.make_batch_fn()
-    return numbered.map(
-        lambda number, rows: make_batch(columns, number, rows),
-        num_parallel_calls=step.parallel.num_parallel_calls(on_host=reader.worker.on_host),
+    numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
+    return numbered.unbatch(name="order").map(
+        fetch,
+        num_parallel_calls=step.parallel.num_parallel_calls(on_host=order.worker.on_host),
         name=step.trace_name,
     )
 
@@ -152,10 +159,16 @@ def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dat
 
 @build_step.register
 def _(step: ReadIndexedShards, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    if context.indexed_shards is None:
-        raise ValueError("a plan that reads indexed shards has no reader for them")
+    order, records = context.order, context.records
+    if order is None or records is None:
+        raise ValueError("a plan that reads indexed shards has no records")
+
+    def fetch(number: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        return fetch_records(records, order.trim(rows, number))
+
     first = tf.maximum(epoch * context.steps_per_epoch, context.first_step)
-    batches = context.indexed_shards.batches(first, (epoch + 1) * context.steps_per_epoch)
+    stop = (epoch + 1) * context.steps_per_epoch
+    batches = map_rows(step, order, fetch, first=first, stop=stop)
     return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
 
 

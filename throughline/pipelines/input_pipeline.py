@@ -12,19 +12,28 @@ import tensorflow as tf
 
 from throughline.data.splits import count_steps
 from throughline.kernels.elements import without_autograph
-from throughline.pipelines.dataset import BuildContext
-from throughline.pipelines.epochs import build_snapshot_batches, build_stream_batches
-from throughline.pipelines.extent_checks import check_extent
+from throughline.kernels.kernels import Element
+from throughline.kernels.randomness import GRAPH_SEED
+from throughline.pipelines.dataset import BuildContext, build_steps, map_rows
 from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.order.packed_batches import PackedBatches
-from throughline.pipelines.read.indexed_shard_reader import IndexedShardReader
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.pipelines.read.sequence_batches import open_buckets
+from throughline.pipelines.read.row_fetching import open_record_table
+from throughline.pipelines.read.sequence_batches import (
+    Columns,
+    StepOrder,
+    open_buckets,
+    open_order,
+)
 from throughline.pipelines.read.snapshot_reader import GatherFn, SnapshotReader
+from throughline.pipelines.read.stream_readers import open_next_epoch_early
+from throughline.pipelines.sizes import check_extent
 from throughline.plan.plan import Plan
-from throughline.plan.steps import ReadIndexedShards
+from throughline.plan.steps import Cache, Gather, Prefetch, Read, ReadIndexedShards, Step
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.scratch import Scratch
+
+Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +48,7 @@ class InputPipeline:
 
     Raises:
       ImpossiblePlan: The split is too large or has too few shards for the plan (`check_extent`).
+      StaleSnapshot: The snapshot stores fewer rows than the plan reads.
     """
 
     plan: Plan
@@ -52,6 +62,16 @@ class InputPipeline:
 
     def __post_init__(self) -> None:
         check_extent(self.plan, self.data, self.split)
+        if self.plan.gather:
+            self.data.find_rows(self.split, self.plan.gather.fraction)
+
+    @cached_property
+    def order(self) -> StepOrder | None:
+        """The rows of each step; None for a stream."""
+        step = self.plan.steps[0]
+        if not isinstance(step, Gather | ReadIndexedShards):
+            return None
+        return open_order(step, self.data, self.split, seed=self.seed, worker=self.worker)
 
     @property
     def batch_size(self) -> int:
@@ -60,21 +80,14 @@ class InputPipeline:
 
     @property
     def examples(self) -> int:
-        if self.plan.reads_snapshot:
-            return self.reader.examples
-        if self.plan.reads_indexed_shards:
-            return self.indexed_shards.order.examples
-        return self.data.count_examples(self.split, self.plan.window)
+        if self.order is None:
+            return self.data.count_examples(self.split, self.plan.window)
+        return self.order.examples
 
     @property
     def steps_per_epoch(self) -> int:
-        if self.plan.reads_snapshot:
-            return self.reader.steps_per_epoch
-        return (
-            count_steps(self.examples, self.batch_size)
-            if self._buckets is None
-            else self._buckets.steps_per_epoch
-        )
+        counted = self.order or self._buckets
+        return counted.steps_per_epoch if counted else count_steps(self.examples, self.batch_size)
 
     @property
     def examples_per_step(self) -> float:
@@ -86,8 +99,7 @@ class InputPipeline:
     @property
     def segments(self) -> int | None:
         """Slots for documents in a row of packed batches; None for other batches."""
-        order = self.reader.order if self.plan.reads_snapshot else None
-        return order.segments if isinstance(order, PackedBatches) else None
+        return self.order.segments if isinstance(self.order, PackedBatches) else None
 
     @cached_property
     def element_spec(self) -> Any:
@@ -113,27 +125,17 @@ class InputPipeline:
         A plan that reads the snapshot or indexed shards starts at any step; a stream starts with
         the epoch that contains `first_step`.
         """
+        begin, stop = first_step, epochs * self.steps_per_epoch
         if self.plan.reads_snapshot:
-            step_range = tf.data.Dataset.from_tensors(
-                (np.int64(first_step), np.int64(epochs * self.steps_per_epoch))
-            )
-            batches, count = (
-                build_snapshot_batches(self._context, self.reader, step_range),
-                epochs * self.steps_per_epoch - first_step,
-            )
+            step_range = tf.data.Dataset.from_tensors((np.int64(begin), np.int64(stop)))
+            batches = _build_snapshot_batches(self._context, self.reader, step_range)
         else:
             first_epoch = first_step // self.steps_per_epoch
+            begin = begin if self.plan.seekable else first_epoch * self.steps_per_epoch
             numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
-            begin = first_step if self.plan.seekable else first_epoch * self.steps_per_epoch
-            batches, count = (
-                build_stream_batches(
-                    replace(self._context, first_step=begin), numbers, open_early=True
-                ),
-                epochs * self.steps_per_epoch - begin,
-            )
-        return batches.apply(tf.data.experimental.assert_cardinality(count)).with_options(
-            self._context.options()
-        )
+            context = replace(self._context, first_step=begin)
+            batches = _build_stream_batches(context, numbers, open_early=True)
+        return self._finish(batches, stop - begin)
 
     @without_autograph
     def epoch_by_epoch(self) -> tf.data.Dataset:
@@ -146,12 +148,14 @@ class InputPipeline:
                 lambda epoch: (epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch),
                 name="epochs",
             )
-            batches = build_snapshot_batches(self._context, self.reader, step_range)
+            batches = _build_snapshot_batches(self._context, self.reader, step_range)
         else:
-            batches = build_stream_batches(self._context, numbers, open_early=False)
-        return batches.apply(
-            tf.data.experimental.assert_cardinality(self.steps_per_epoch)
-        ).with_options(self._context.options())
+            batches = _build_stream_batches(self._context, numbers, open_early=False)
+        return self._finish(batches, self.steps_per_epoch)
+
+    def _finish(self, batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
+        counted = batches.apply(tf.data.experimental.assert_cardinality(count))
+        return counted.with_options(self._context.options())
 
     def steps(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """Return what the steps of a training take: batches, or their numbers if it gathers them
@@ -176,25 +180,16 @@ class InputPipeline:
 
     @cached_property
     def reader(self) -> SnapshotReader:
-        if self.plan.gather is None:
+        if self.plan.gather is None or self.order is None:
             raise TypeError(f"{self.plan} does not read the snapshot")
         return SnapshotReader(
             data=self.data,
             split=self.split,
             gather=self.plan.gather,
+            order=self.order,
             stored=self.data.find_rows(self.split, self.plan.gather.fraction),
             seed=self.seed,
-            worker=self.worker,
             with_keys=self.with_keys,
-        )
-
-    @cached_property
-    def indexed_shards(self) -> IndexedShardReader:
-        step = self.plan.steps[0]
-        if not isinstance(step, ReadIndexedShards):
-            raise TypeError(f"{self.plan} does not read indexed shards")
-        return IndexedShardReader(
-            data=self.data, split=self.split, step=step, seed=self.seed, worker=self.worker
         )
 
     @cached_property
@@ -211,6 +206,7 @@ class InputPipeline:
 
     @cached_property
     def _context(self) -> BuildContext:
+        by_number = isinstance(self.plan.steps[0], ReadIndexedShards)
         return BuildContext(
             plan=self.plan,
             data=self.data,
@@ -222,6 +218,75 @@ class InputPipeline:
             service_address=self.service_address,
             scratch=self.scratch,
             worker=self.worker,
-            indexed_shards=self.indexed_shards if self.plan.reads_indexed_shards else None,
+            order=self.order,
+            records=open_record_table(self.data, self.split) if by_number else None,
             buckets=self._buckets,
         )
+
+
+def _build_snapshot_batches(
+    context: BuildContext, reader: SnapshotReader, step_ranges: tf.data.Dataset
+) -> tf.data.Dataset:
+    """Return the batches of ranges of steps (first and stop, scalars int64), back to back.
+
+    The columns are read at the start of a range. A function that captured them would copy all of
+    them whenever tf.data rewrites the graph; one that read them at each step would run one step at
+    a time under op determinism.
+    """
+    opened = step_ranges.map(lambda first, stop: (first, stop, reader.columns()), name="columns")
+
+    def one_range(first: tf.Tensor, stop: tf.Tensor, columns: Columns) -> tf.data.Dataset:
+        make_batch = reader.make_batch_fn()
+
+        def fetch(number: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
+            return make_batch(columns, number, rows)
+
+        batches = map_rows(reader.gather, reader.order, fetch, first=first, stop=stop)
+        return build_steps(
+            context.plan.steps[1:], batches, context, first // context.steps_per_epoch
+        )
+
+    return opened.flat_map(one_range, name="epochs")
+
+
+def _build_stream_batches(
+    context: BuildContext, epochs: tf.data.Dataset, *, open_early: bool
+) -> tf.data.Dataset:
+    """Return the batches of the epochs with these numbers (scalars int64), back to back.
+
+    One iterator goes through all epochs, because destroying one waits for AUTOTUNE's thread, as
+    long as the epoch has lasted. With `open_early`, a plan that prefetches opens each epoch while
+    the previous one is consumed.
+    """
+    once, per_epoch, after_epochs = split_by_epochs(context.plan)
+    first_epoch = tf.constant(0, tf.int64)
+    source = build_steps(once, None, context, first_epoch) if once else None
+
+    def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+        if not tf.executing_eagerly():
+            # Only for this graph: op seeds do not depend on the process's, and TensorFlow fails if
+            # that is 0 and an op's seed is a tensor.
+            tf.random.set_seed(GRAPH_SEED)
+        return build_steps(per_epoch, source, context, epoch)
+
+    if not (open_early and after_epochs):
+        batches = epochs.flat_map(one_epoch, name="epochs")
+    elif context.plan.caches:  # the cache is full after one epoch
+        batches = (
+            epochs.take(1)
+            .flat_map(one_epoch, name="epochs")
+            .concatenate(open_next_epoch_early(epochs.skip(1), one_epoch))
+        )
+    else:
+        batches = open_next_epoch_early(epochs, one_epoch)
+    return build_steps(after_epochs, batches, context, first_epoch)
+
+
+def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
+    """Split a stream's steps: built once (up to a cache), for every epoch, and after all."""
+    steps = plan.steps
+    caches = [number for number, step in enumerate(steps) if isinstance(step, Cache)]
+    lists_source = isinstance(steps[0], Read) and steps[0].source in ("files", "arrays")
+    first = caches[0] + 1 if caches else int(lists_source)
+    last = len(steps) - isinstance(steps[-1], Prefetch)
+    return steps[:first], steps[first:last], steps[last:]

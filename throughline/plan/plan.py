@@ -143,14 +143,9 @@ class Plan:
         return self.gather is not None and not self.gather.decoding
 
     @property
-    def reads_indexed_shards(self) -> bool:
-        """Whether the plan reads records of uncompressed shards by their offsets, in any order."""
-        return isinstance(self.steps[0], ReadIndexedShards)
-
-    @property
     def seekable(self) -> bool:
         """Whether the plan can start at any step and be shared by workers; a stream cannot."""
-        return self.reads_snapshot or self.reads_indexed_shards
+        return isinstance(self.steps[0], Gather | ReadIndexedShards)
 
     @property
     def gathers_on_device(self) -> bool:

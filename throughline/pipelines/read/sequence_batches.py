@@ -1,4 +1,4 @@
-"""Batches of sequences of variable length: which come together, and how they are padded or packed.
+"""Which rows make each batch, and how sequences of variable length are padded or packed.
 
 A ragged column stores all values back to back; a second column says where each value begins and how
 long it is (`throughline/data/columns/ragged.py`). A batch is one gather, of any number of
@@ -15,6 +15,7 @@ import tensorflow as tf
 from throughline.kernels.kernels import Element
 from throughline.kernels.tokenizers import PADDING
 from throughline.pipelines.order.best_fit import PackPlan, plan_packs
+from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.length_batches import (
     Buckets,
     LengthBatches,
@@ -23,13 +24,15 @@ from throughline.pipelines.order.length_batches import (
     sizes_for_tokens,
 )
 from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
-from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.plan.steps import Gather
+from throughline.pipelines.order.samplers import index_by_class
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
+from throughline.plan.steps import Gather, ReadIndexedShards
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan
 
-Columns = Mapping[str, tf.Tensor]
+Columns = Mapping[str, tf.Tensor]  # values of whole columns by name
+StepOrder = EpochOrder | LengthBatches | PackedBatches
 
 
 def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
@@ -61,36 +64,50 @@ def open_buckets(
     return make_buckets(lengths, boundaries, sizes, workers=workers)
 
 
-def open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
-    """Plan the rows of `row_length` tokens that the documents of a split share.
-
-    Raises:
-      ImpossiblePlan: Documents are longer than a row.
-    """
+def _open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
     lengths = sequence_lengths(data, split)
     _check_longest("batch.pack", lengths, row_length, split)
     return plan_packs(lengths, row_length)
 
 
-def open_batches(
-    gather: Gather, data: PreparedData, split: str, *, seed: int, worker: TrainingWorker
-) -> LengthBatches | PackedBatches | None:
-    """Return the batches by length of a plan's `gather`; None if it has others.
+def open_order(
+    step: Gather | ReadIndexedShards,
+    data: PreparedData,
+    split: str,
+    *,
+    seed: int,
+    worker: TrainingWorker,
+) -> StepOrder:
+    """Return the rows of each step of a plan that begins with `step`.
 
-    The rows of all splits get the same number of segments, so that a model sees one shape.
+    Packed rows of all splits get the same number of segments, so that a model sees one shape.
+
+    Raises:
+      ImpossiblePlan: The split lacks a class that is to be drawn, or texts are too long.
     """
-    batching, shuffled = gather.batching, gather.shuffle.kind == "global"
+    batching = step.batching if isinstance(step, Gather) else None
     if batching is None:
-        return None
+        drawn = step.sampling != "uniform"
+        return EpochOrder(
+            count=data.count_examples(split, step.window if isinstance(step, Gather) else None),
+            batch_size=step.batch_size,
+            shuffle=step.shuffle,
+            seed=seed,
+            worker=worker,
+            classes=index_by_class(*read_labels_and_weights(step.sampling, data, split))
+            if drawn
+            else None,
+        )
+    shuffled = step.shuffle.kind == "global"
     if batching.pack is None:
         buckets = open_buckets(
-            batching, data, split, batch_size=gather.batch_size, workers=worker.multiple
+            batching, data, split, batch_size=step.batch_size, workers=worker.multiple
         )
         return LengthBatches(buckets=buckets, seed=seed, worker=worker, shuffled=shuffled)
-    plans = {name: open_packs(batching.pack, data, name) for name in data.snapshot.splits}
+    plans = {name: _open_packs(batching.pack, data, name) for name in data.snapshot.splits}
     return PackedBatches(
         plan=plans[split],
-        batch_size=gather.batch_size,
+        batch_size=step.batch_size,
         segments=max(plan.most_segments for plan in plans.values()),
         seed=seed,
         worker=worker,
@@ -109,8 +126,15 @@ def fetch_batch(
     """Return the batch of a step (scalar), consisting of these `rows`."""
     if isinstance(batches, PackedBatches):
         return _fetch_packed(columns, feature, rows, batches.plan.row_length)
+    return fetch_padded(columns, feature, rows, length=batches.length(step))
+
+
+def fetch_padded(
+    columns: Columns, feature: str, rows: tf.Tensor, *, length: tf.Tensor | None = None
+) -> Element:
+    """Return the examples in `rows` (batch,), sequences padded to `length` or to the longest."""
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=1)
-    length = batches.length(step)
+    length = tf.reduce_max(lengths) if length is None else length
     values = {feature: pad_rows(columns[feature], begins, lengths, length)}
     return _gather_others(columns, feature, rows) | values
 

@@ -25,16 +25,21 @@ from throughline.kernels.elements import (
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.resampling import compute_on_device
 from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.pipelines.order.length_batches import LengthBatches
-from throughline.pipelines.order.packed_batches import PackedBatches
-from throughline.pipelines.read.cropped_rows import make_crop_fn
-from throughline.pipelines.read.decoded_rows import Columns, FetchFn, join_rows, make_decode_fn
-from throughline.pipelines.read.indexed_shard_reader import index_classes
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.pipelines.read.sequence_batches import fetch_batch, open_batches, pad_rows
+from throughline.pipelines.read.row_fetching import (
+    FetchFn,
+    join_rows,
+    make_crop_fn,
+    make_decode_fn,
+)
+from throughline.pipelines.read.sequence_batches import (
+    Columns,
+    StepOrder,
+    fetch_batch,
+    fetch_padded,
+)
 from throughline.plan.schema import COLUMNS
 from throughline.plan.steps import Gather, TokenWindow
-from throughline.plan.training_workers import TrainingWorker
 
 # Columns, step, rows (batch,) → ready batch.
 BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
@@ -43,7 +48,7 @@ GatherFn = Callable[[tf.Tensor], Element | tuple]  # step → ready batch
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotReader:
-    """One split of a snapshot, read as a plan's `gather` says.
+    """One split of a snapshot, read as a plan's `gather` says, in this `order`.
 
     The first `stored` rows come from its columns, the others from the shards. Steps are int64,
     counted over all epochs; rows are int64 indices into the split.
@@ -52,19 +57,10 @@ class SnapshotReader:
     data: PreparedData
     split: str
     gather: Gather
+    order: StepOrder
     stored: int
     seed: int
-    worker: TrainingWorker
     with_keys: bool
-
-    @property
-    def examples(self) -> int:
-        """Examples in an epoch, without those that the workers cannot share equally."""
-        return self.order.examples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.order.steps_per_epoch
 
     @cached_property
     def variables(self) -> Mapping[str, tf.Variable]:
@@ -73,26 +69,22 @@ class SnapshotReader:
         On a GPU they are variables, too: it gathers rows of uint8 variables, but not of uint8
         tensors.
         """
-        if isinstance(self.gather.window, TokenWindow):
-            feature = self.data.shards.schema.input.name
-            with tf.init_scope():
-                return {feature: map_variable(self.data, self.split, feature)}
-        column = self.data.input_column
+        column, others = self.data.input_column, self._features[1:]
         values = (column.name, column.extent.name) if column.ragged else (column.name,)
+        if isinstance(self.gather.window, TokenWindow):
+            values, others = (column.name,), ()
         first = dict.fromkeys(values if self.stored or self._all_stored else (), self.stored)
         with tf.init_scope():  # outside of any function that is being traced
             variables = {
                 name: map_variable(self._own_data, self.split, name, rows=rows)
-                for name, rows in {**first, **dict.fromkeys(self._features[1:])}.items()
+                for name, rows in {**first, **dict.fromkeys(others)}.items()
             }
-            return (
-                variables
-                if self.gather.on == "host"
-                else {
-                    name: tf.Variable(variable, trainable=False, name=name)
-                    for name, variable in variables.items()
-                }
-            )
+            if self.gather.on == "host":
+                return variables
+            return {
+                name: tf.Variable(variable, trainable=False, name=name)
+                for name, variable in variables.items()
+            }
 
     @cached_property
     def _own_data(self) -> PreparedData:
@@ -119,36 +111,13 @@ class SnapshotReader:
     def columns(self) -> Columns:
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
-    @cached_property
-    def order(self) -> EpochOrder | LengthBatches | PackedBatches:
-        """The rows of each step.
-
-        Raises:
-          ImpossiblePlan: The split lacks a class that is to be drawn, or texts are too long.
-        """
-        batches = open_batches(
-            self.gather, self.data, self.split, seed=self.seed, worker=self.worker
-        )
-        if batches is not None:
-            return batches
-        gather = self.gather
-        return EpochOrder(
-            count=self.data.count_examples(self.split, gather.window),
-            batch_size=gather.batch_size,
-            shuffle=gather.shuffle,
-            seed=self.seed,
-            worker=self.worker,
-            classes=index_classes(gather.sampling, self.data, self.split),
-        )
-
     def make_gather_fn(self) -> GatherFn:
+        """Return the function from a step (scalar int64, over all epochs) to its batch."""
         # Make the variables here: within the scope of a strategy they would be copied.
         make_batch, variables = self.make_batch_fn(), self.variables
 
         def gather(step: tf.Tensor) -> Element | tuple:
-            columns = variables
-            if self.gather.on == "host":
-                columns = {name: tf.convert_to_tensor(value) for name, value in variables.items()}
+            columns = self.columns() if self.gather.on == "host" else variables
             return make_batch(columns, step, self.order.rows(step[None])[0])
 
         return gather
@@ -217,11 +186,8 @@ class SnapshotReader:
         crop = make_crop_fn(self._own_data, self.split, ops[0])
 
         def fetch(columns: Columns, rows: tf.Tensor, epoch: tf.Tensor) -> Element:
-            examples = {
-                name: tf.gather(values, rows)
-                for name, values in columns.items()
-                if name != column.name
-            }
+            others = {name: values for name, values in columns.items() if name != column.name}
+            examples = _gather(others, rows)
             sizes = (
                 tf.cast(examples.pop(column.extent.name)[:, 1:3], tf.int32)
                 if column.ragged
@@ -239,37 +205,28 @@ class SnapshotReader:
 
     def _fetch_one(self, columns: Columns, row: tf.Tensor) -> Element:
         """Return the example in `row` (scalar); a ragged column's value is a slice, not a copy."""
-        example = {
-            name: tf.gather(values, row)
-            for name, values in columns.items()
-            if not self.data.column(name).ragged
-        }
-        for column in [column for column in map(self.data.column, columns) if column.ragged]:
-            offset = example.pop(column.extent.name)
-            value = tf.reshape(
-                tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
-            )
-            value = tf.cast(
-                value, self.data.shards.schema.input.dtype
-            )  # tokens are stored narrower
-            example[column.name] = tf.ensure_shape(value, column.shape)
-        return example
+        column = self.data.input_column
+        if not column.ragged:
+            return _gather(columns, row)
+        others = {name: values for name, values in columns.items() if name != column.name}
+        example = _gather(others, row)
+        offset = example.pop(column.extent.name)
+        value = tf.reshape(
+            tf.slice(columns[column.name], offset[:1], [tf.reduce_prod(offset[1:])]), offset[1:]
+        )
+        # Tokens are stored narrower.
+        value = tf.cast(value, self.data.shards.schema.input.dtype)
+        return {**example, column.name: tf.ensure_shape(value, column.shape)}
 
     def _fetch(self, columns: Columns, rows: tf.Tensor) -> Element:
         """Return the examples in `rows` (batch,); tokens (batch, longest) are padded with 0."""
-        window = self.gather.window
+        window, column = self.gather.window, self.data.input_column
         if window is None:
-            examples = {
-                name: tf.gather(values, rows)
-                for name, values in columns.items()
-                if not self.data.column(name).ragged
-            }
-            for column in [column for column in map(self.data.column, columns) if column.ragged]:
-                begins, lengths = tf.unstack(examples.pop(column.extent.name), axis=1)
-                examples[column.name] = pad_rows(
-                    columns[column.name], begins, lengths, tf.reduce_max(lengths)
-                )
-            return examples
+            return (
+                fetch_padded(columns, column.name, rows)
+                if column.ragged
+                else _gather(columns, rows)
+            )
         if isinstance(window, TokenWindow):
             places = (rows * window.length)[:, None] + tf.range(window.length + 1, dtype=tf.int64)
             return split_tokens(tf.gather(columns["text"], places)) | {"key": rows}
@@ -280,6 +237,10 @@ class SnapshotReader:
         )
         examples = split_window(time_steps, window.length, window.targets)
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
+
+
+def _gather(columns: Columns, rows: tf.Tensor) -> Element:
+    return {name: tf.gather(values, rows) for name, values in columns.items()}
 
 
 def map_variable(

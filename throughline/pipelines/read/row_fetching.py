@@ -1,22 +1,89 @@
-"""Decodes rows that a snapshot does not store from the shards, and joins them with fetched ones."""
+"""Fetches rows other than by a gather: crops from mapped columns, records from indexed shards.
+
+Records are numbered like the snapshot's rows: with the same seed, both deliver the same examples in
+the same steps. A Python call per batch picks them from mapped files, so workers of a tf.data
+service cannot run it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+import numpy as np
 import tensorflow as tf
 
+from throughline.data.shards.record_offsets import RecordTable, open_records
+from throughline.kernels import pixels
 from throughline.kernels.elements import apply_ops
 from throughline.kernels.kernels import Element
-from throughline.pipelines.read.indexed_shard_reader import fetch_records, open_record_table
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.plan.ops import Op, Parse
+from throughline.pipelines.read.sequence_batches import Columns
+from throughline.plan.augmentations import Method
+from throughline.plan.ops import Op, Parse, Shape
 from throughline.plan.steps import Gather
+from throughline.shared.errors import MissingInput
 
-Columns = Mapping[str, tf.Tensor]  # values of whole columns by name
 # Columns, rows (batch,), epoch → examples that can be batched.
 FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
+# Rows (batch,), boxes (batch, 5) → images.
+CropFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def open_record_table(data: PreparedData, split: str) -> RecordTable:
+    """Map the uncompressed shards of a split, and read their indexes.
+
+    Raises:
+      MissingInput, CorruptShard: Shards are compressed, or an index does not belong to its shard.
+    """
+    shards = data.shards.for_split(split)
+    if any(shard.compression != "none" for shard in shards):
+        raise MissingInput(
+            f"{data.shards_folder} holds no uncompressed shards; set shard.compression to none and"
+            " run `dvc repro shard`"
+        )
+    return open_records(data.shard_files, shards)
+
+
+def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
+    """Return the serialized records (batch,) of rows (batch,) int64, by one call of Python."""
+    records = tf.numpy_function(table.read, [rows], tf.string, stateful=False)
+    return tf.ensure_shape(records, (None,))
+
+
+def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
+    """Return the function that crops boxes of images to (batch, height, width, channels) uint8.
+
+    It reads only the pixels in the boxes.
+    """
+    column = data.input_column
+    values = np.asarray(data.memmap(split, column.name))
+    starts_and_shapes = (
+        np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None
+    )
+    shape = op.shape(column.shape) or ()
+    height, width, channels = (int(size or 0) for size in shape)
+    method: Method = getattr(op, "method", "area")
+
+    def images_of(rows: np.ndarray) -> list[np.ndarray]:
+        if starts_and_shapes is None:
+            return [values[row] for row in rows.tolist()]
+        return [
+            values[start : start + tall * wide * depth].reshape(tall, wide, depth)
+            for start, tall, wide, depth in starts_and_shapes[rows].tolist()
+        ]
+
+    def call(rows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+        out = pixels.empty_images((len(rows), height, width, channels))
+        pixels.crop(images_of(rows), boxes, out, method=method)
+        return out
+
+    def crop(rows: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
+        images = tf.numpy_function(call, [rows, boxes], tf.uint8, stateful=False)
+        images.set_shape((rows.shape[0], height, width, channels))
+        return images
+
+    return crop
 
 
 def make_decode_fn(
@@ -39,7 +106,9 @@ def make_decode_fn(
     )
     of_examples = gather.decoding[len(of_batches) :]
     augment = gather.ops[: gather.example_op_count]
-    shape = _batched_shape(column.shape, augment)
+    shape: Shape = column.shape
+    for op in augment:
+        shape = op.shape(shape)
 
     def finish(example: Element, epoch: tf.Tensor) -> Element:
         example = apply_ops(of_examples, example, seed=seed, epoch=epoch)
@@ -63,15 +132,6 @@ def make_decode_fn(
         )
 
     return decode
-
-
-def _batched_shape(
-    shape: tuple[int | None, ...], augment: Sequence[Op]
-) -> tuple[int | None, ...] | None:
-    after: tuple[int | None, ...] | None = shape
-    for op in augment:
-        after = op.shape(after)
-    return after
 
 
 def join_rows(stored: int, fetch: FetchFn, decode: FetchFn) -> FetchFn:
