@@ -12,10 +12,12 @@ from ruamel.yaml import YAML
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from throughline.config.params import Params, check
+from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest
 from throughline.data.known_datasets import fetch_fashion_mnist
+from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.writing import shard
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.shared.layout import Layout
 
 ROOT = Path(__file__).parent.parent
@@ -195,10 +197,10 @@ def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
     if not (layout.snapshot / "index.json").exists():
         manifest = ingest(params.data, layout.manifest)
         manifest = replace(manifest, folder=layout.manifest)
-        snapshot(
+        write_snapshot(
             shard(manifest, layout.shards, settings=params.shard),
-            layout.shards,
-            layout.snapshot,
+            ShardFiles(folder=layout.shards),
+            Destination(folder=layout.snapshot),
             preprocess=params.preprocess,
         )
     return Workload(name=name, document=document, layout=layout)

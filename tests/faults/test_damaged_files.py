@@ -11,6 +11,7 @@ import pytest
 
 from tasks.fetch import fetch
 from tests.support.made_up import KINDS, folder_of, write_made_up
+from tests.support.prepared import snapshot
 from throughline.data.columns.index import map_column, read_index
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest, write_manifest
@@ -18,7 +19,7 @@ from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot, write_snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.ops import Decode, Resize
 from throughline.settings import ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard, MissingInput, UserError

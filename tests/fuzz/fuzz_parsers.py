@@ -29,6 +29,7 @@ from PIL import Image
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from tests.support.prepared_files import encode_example
+from tests.support.prepared import snapshot
 from tests.support.project import ROOT
 from tests.support.small_data import prepared
 from throughline.config.params import load_params
@@ -41,7 +42,6 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.diagnosis.threshold import parse_threshold
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Decode, Parse
 from throughline.settings import DataSettings

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
+from tests.support.prepared import snapshot
 from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import (
     CONFIGS,
@@ -26,7 +27,6 @@ from throughline.assembly.inputs import explain_read_errors
 from throughline.data.columns.index import column_path, count_stored, map_column, read_index, verify
 from throughline.data.shards.index import read_shard_index
 from throughline.pipelines.read.snapshot_reader import SnapshotReader
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.augmentations import Brightness, Flip, RandomCrop, RandomResizedCrop
 from throughline.plan.ops import CenterCrop, Decode
 from throughline.plan.training_workers import TrainingWorker

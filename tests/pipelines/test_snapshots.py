@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
+from tests.support.prepared import snapshot
 from tests.support.prepared_files import index_of
 from tests.support.small_data import read_files
 from tests.support.small_pipelines import PREPROCESS, open_snapshot, pipeline, prepare_snapshot
@@ -23,7 +24,7 @@ from throughline.data.shards.index import Shard, read_shard_index
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.rows import ShardRows, join_shapes
-from throughline.pipelines.write.snapshot import snapshot, write_snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.augmentations import Flip
 from throughline.plan.ops import Decode, Op, Pad, Resize
 from throughline.results.base import read_value

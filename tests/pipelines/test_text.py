@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
-from tests.support.prepared import prepare, take_snapshot
+from tests.support.prepared import prepare, snapshot, take_snapshot
 from tests.support.small_data import write_files
 from tests.support.texts import SPLIT
 from tests.support.texts import params_of as text_params
@@ -17,7 +17,6 @@ from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.data.columns.index import map_column, read_index, verify
 from throughline.kernels.tokenizers import tokenize
 from throughline.pipelines.write import tokenizer_fitting
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import CorruptColumn, InvalidParams, StaleSnapshot
 from throughline.shared.layout import Layout

@@ -4,13 +4,18 @@ its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.small_data import prepared
 from throughline.config.params import Params
 from throughline.data.columns.index import SnapshotIndex
-from throughline.data.shards.index import read_shard_index
-from throughline.pipelines.write.snapshot import snapshot
+from throughline.data.columns.stored import Destination
+from throughline.data.shards.files import ShardFiles
+from throughline.data.shards.index import ShardIndex, read_shard_index
+from throughline.pipelines.write.snapshot import write_snapshot
+from throughline.plan.ops import Op
+from throughline.settings import SnapshotSettings
 from throughline.shared.layout import Layout
 
 
@@ -19,6 +24,21 @@ def prepare(params: Params, layout: Layout, *, min_shards: int = 2) -> Layout:
     prepared(params.data, layout.root / "data", min_shards=min_shards)
     take_snapshot(params, layout)
     return layout
+
+
+def snapshot(
+    shards: ShardIndex,
+    shards_folder: Path,
+    out: Path,
+    *,
+    preprocess: Sequence[Op],
+    settings: SnapshotSettings | None = None,
+) -> SnapshotIndex:
+    """Write a snapshot of shards that are files."""
+    files, destination = ShardFiles(folder=shards_folder), Destination(folder=out)
+    return write_snapshot(
+        shards, files, destination, preprocess=preprocess, settings=settings
+    ).index
 
 
 def take_snapshot(params: Params, layout: Layout) -> SnapshotIndex:

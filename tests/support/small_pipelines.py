@@ -6,12 +6,12 @@ import numpy as np
 import tensorflow as tf
 from ruamel.yaml import YAML
 
+from tests.support.prepared import snapshot
 from tests.support.project import ROOT
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import ExamplesDigest, digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import open_prepared_data
-from throughline.pipelines.write.snapshot import snapshot
 from throughline.plan.ops import CenterCrop, Decode, Rescale, Resize
 from throughline.plan.plan import InputSpec, make_plan, set_storage_order
 from throughline.plan.training_workers import TrainingWorker

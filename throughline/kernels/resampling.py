@@ -112,7 +112,7 @@ def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
 
     They end at three sigmas, are reflected at borders, and keep a pixel alone for sigma 0.
     """
-    most = _radius(largest)
+    most = (round(largest * 6 + 1) | 1) // 2
     taps = tf.range(-most, most + 1, dtype=tf.float32)
     wide = sigma[:, None]
     inside = tf.abs(taps) <= tf.floor(tf.round(wide * 6 + 1) / 2)
@@ -123,7 +123,3 @@ def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
     reflected = np.abs((places + sources - 1) % period - (sources - 1))
     taken = tf.constant(reflected[..., None] == np.arange(sources), tf.float32)
     return tf.einsum("nt,its->nis", weights, taken)
-
-
-def _radius(sigma: float) -> int:
-    return (round(sigma * 6 + 1) | 1) // 2

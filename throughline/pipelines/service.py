@@ -222,9 +222,22 @@ def _parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _serve_as_dispatcher(service: Any, options: argparse.Namespace) -> tuple[Any, str]:
-    """Return the server of TensorFlow's module `service`, and its address."""
-    server = service.DispatchServer(
+def _serve(options: argparse.Namespace) -> tuple[Any, str]:
+    """Return TensorFlow's server of a role, which runs, and its address."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    if options.role == "worker":
+        worker = service.WorkerServer(
+            service.WorkerConfig(
+                dispatcher_address=options.dispatcher.removeprefix("grpc://"),
+                worker_address=f"{options.host}:%port%",
+                port=options.port,
+                heartbeat_interval_ms=HEARTBEAT_MS,
+            )
+        )
+        return worker, worker._address
+    dispatcher = service.DispatchServer(
         service.DispatcherConfig(
             port=options.port,
             worker_addresses=options.worker or ["localhost:%port%"] * options.workers,
@@ -232,19 +245,7 @@ def _serve_as_dispatcher(service: Any, options: argparse.Namespace) -> tuple[Any
             fault_tolerant_mode=options.work_dir is not None,
         )
     )
-    return server, server.target
-
-
-def _serve_as_worker(service: Any, options: argparse.Namespace) -> tuple[Any, str]:
-    server = service.WorkerServer(
-        service.WorkerConfig(
-            dispatcher_address=options.dispatcher.removeprefix("grpc://"),
-            worker_address=f"{options.host}:%port%",
-            port=options.port,
-            heartbeat_interval_ms=HEARTBEAT_MS,
-        )
-    )
-    return server, server._address
+    return dispatcher, dispatcher.target
 
 
 def main() -> None:
@@ -256,10 +257,7 @@ def main() -> None:
     _exit_on_sigterm()
 
     import_tensorflow_alone()
-    import tensorflow as tf
-
-    serve = _serve_as_dispatcher if options.role == "dispatcher" else _serve_as_worker
-    server, address = serve(tf.data.experimental.service, options)
+    server, address = _serve(options)
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     if below_parent:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -129,10 +128,7 @@ def _divide(
         rows, of_split = index.splits[split], shards.for_split(split)
         stored = rows.rows(index.columns[0])
         ends = list(itertools.accumulate(shard.examples for shard in of_split))
-        chunks, parts = (
-            defaultdict[int, list[Chunk]](list),
-            defaultdict[int, list[ColumnObject]](list),
-        )
+        chunks, parts = defaultdict(list), defaultdict(list)  # by the shard's number
         for chunk in rows.chunks:
             chunks[bisect_right(ends, chunk.start)].append(chunk)
         for one in objects.get(split, ()):
@@ -156,22 +152,24 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
         return None
     if not context.shard_files.is_whole(shard):
         return None  # the code that reads it reports the damage
-    source = _EarlierChunks(context, shard.split, earlier)
+    read, extent = _open_earlier(context, shard.split, earlier), context.value.extent
     chunks: list[Chunk] = []
     parts: list[Moments] = []
     shapes: list[np.ndarray] = []
     for chunk in earlier.chunks:
-        data = source.read(chunk)
-        if data is None:
-            return None
-        # Offsets of values in the file change; their shapes stay.
-        extents = _decode_extents(context, data.pop(context.value.extent.name, None))
+        try:
+            data = {column.name: read(column, chunk) for column in context.columns}
+        except (UserError, OSError, ValueError):
+            return None  # damaged
+        extents = None
+        if context.value.ragged:  # offsets of values in the file change, their shapes stay
+            extents = np.frombuffer(data.pop(extent.name), np.int64).reshape(-1, *extent.shape)
+            shapes.append(extents[:, 1:])
         own = {name: chunk.digests[name] for name in data}
         chunks.append(replace(chunk, start=chunk.start - earlier.start + placed.start, digests=own))
         if context.store is None:
             for column in (context.value, *context.columns_of_all_rows):
                 context.write_bytes(shard.split, column, chunks[-1].start, data[column.name])
-        shapes += [] if extents is None else [extents[:, 1:]]
         if context.takes_statistics(shard.split):
             parts.append(compute_moments(_decode(context.value, data[context.value.name], extents)))
     objects = _copy_objects(context, context.store, placed, earlier) if context.store else ()
@@ -181,39 +179,32 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
     return ShardRows(chunks=chunks, moments=parts, shapes=found, objects=objects, copied=True)
 
 
-class _EarlierChunks:
-    """The chunks of a shard's rows, read in order; each column's last object stays loaded."""
+def _open_earlier(
+    context: WriteContext, split: str, earlier: EarlierRows
+) -> Callable[[Column, Chunk], bytes]:
+    """Return the function that reads a column's bytes of a chunk, in order, with their digest.
 
-    def __init__(self, context: WriteContext, split: str, earlier: EarlierRows) -> None:
-        self._context, self._split, self._earlier = context, split, earlier
-        self._last: dict[str, tuple[ColumnObject, memoryview]] = {}
+    Each column's last object of a store stays loaded.
+    """
+    store = context.store
+    if store is None:
+        return lambda column, chunk: read_chunk(
+            earlier.folder, split, column, chunk, earlier.stored
+        )
+    last: dict[str, tuple[ColumnObject, memoryview]] = {}
 
-    def read(self, chunk: Chunk) -> dict[str, bytes] | None:
-        """Return the bytes of a chunk by column; None if they are damaged."""
-        with suppress(UserError, OSError, ValueError):
-            return {column.name: self._read(column, chunk) for column in self._context.columns}
-        return None
-
-    def _read(self, column: Column, chunk: Chunk) -> bytes:
-        earlier, store = self._earlier, self._context.store
-        if store is None:
-            return read_chunk(earlier.folder, self._split, column, chunk, earlier.stored)
-        last = self._last.get(column.name)
-        if last is None or chunk.start not in last[0].rows:
-            self._last.pop(column.name, None)
-            one = self._find(column, chunk)
-            last = self._last[column.name] = one, fetch_checked(store, one)
-        one, data = last
+    def read(column: Column, chunk: Chunk) -> bytes:
+        if column.name not in last or chunk.start not in last[column.name][0].rows:
+            last.pop(column.name, None)
+            objects = (one for one in earlier.objects if one.column == column.name)
+            one = next(one for one in objects if chunk.start in one.rows)
+            last[column.name] = one, fetch_checked(store, one)
+        one, data = last[column.name]
         number = one.chunks.index(chunk)
         begin = sum(one.sizes[:number])
         return bytes(data[begin : begin + one.sizes[number]])
 
-    def _find(self, column: Column, chunk: Chunk) -> ColumnObject:
-        return next(
-            one
-            for one in self._earlier.objects
-            if one.column == column.name and chunk.start in one.rows
-        )
+    return read
 
 
 def _copy_objects(
@@ -234,13 +225,6 @@ def _copy_objects(
             echo_problem(f"rows are computed that the store could have copied: {error}")
         return None
     return names
-
-
-def _decode_extents(context: WriteContext, data: bytes | None) -> np.ndarray | None:
-    """Return offset and shape (rows, 1 + rank) of each value of a chunk; None if not ragged."""
-    if data is None:
-        return None
-    return np.frombuffer(data, np.int64).reshape(-1, *context.value.extent.shape)
 
 
 def _decode(column: Column, data: bytes, extents: np.ndarray | None) -> np.ndarray:

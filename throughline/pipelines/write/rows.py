@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import PlainValidator
 
 from throughline.data.columns.channel_stats import Moments
-from throughline.data.columns.index import Chunk, Column, write_encoded_rows
+from throughline.data.columns.index import Chunk, Column, write_encoded_rows, write_rows
 from throughline.data.columns.stored import ColumnObject, ColumnUpload
 from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import Shard
@@ -97,8 +97,9 @@ class WriteContext:
     def takes_statistics(self, split: str) -> bool:
         return split == STATISTICS_OF and not self.schema.is_text
 
-    def open_upload(self, split: str) -> ColumnUpload | None:
-        return ColumnUpload(self.store, self.key, split) if self.store else None
+    def open_writer(self, split: str) -> ColumnUpload | ColumnFiles:
+        """Return what takes the rows of one shard: the store if there is one, or else files."""
+        return ColumnUpload(self.store, self.key, split) if self.store else ColumnFiles(self, split)
 
     def part_path(self, split: str, start: int) -> Path:
         """Return the file of a ragged column's values from row `start`, before they are joined."""
@@ -111,6 +112,27 @@ class WriteContext:
                 temporary.write_bytes(data)
         else:
             write_encoded_rows(self.folder, split, column, start=start, data=data)
+
+
+@dataclass(frozen=True)
+class ColumnFiles:
+    """Writes the rows of one shard into the files of a split, as `ColumnUpload` does to a store."""
+
+    context: WriteContext
+    split: str
+    names: Sequence[str] = ()
+
+    def write_rows(
+        self, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
+    ) -> Chunk:
+        return write_rows(self.context.folder, self.split, columns, start=start, values=values)
+
+    def add(self, chunk: Chunk, column: str, data: bytes) -> None:
+        """Write a chunk of the ragged `column` as a part."""
+        self.context.write_bytes(self.split, self.context.value, chunk.start, data)
+
+    def finish(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,20 +62,6 @@ class WrittenSnapshot:
     rows_s: float
 
 
-def snapshot(
-    shards: ShardIndex,
-    shards_folder: Path,
-    out: Path,
-    *,
-    preprocess: Sequence[Op],
-    settings: SnapshotSettings | None = None,
-) -> SnapshotIndex:
-    files, destination = ShardFiles(folder=shards_folder), Destination(folder=out)
-    return write_snapshot(
-        shards, files, destination, preprocess=preprocess, settings=settings
-    ).index
-
-
 def write_snapshot(
     shards: ShardIndex,
     files: ShardFiles,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,10 @@ from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import compute_moments
 from throughline.data.columns.index import (
     Chunk,
-    Column,
     SplitColumns,
     column_path,
     flush,
-    write_rows,
 )
-from throughline.data.columns.stored import ColumnUpload
 from throughline.data.shards.index import Shard
 from throughline.pipelines.write.earlier_rows import copy_rows
 from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext, join_shapes
@@ -81,7 +78,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
 
     path = context.shard_files.path(shard)
     chunks, parts, shapes, count = [], [], [], 0
-    upload = context.open_upload(shard.split)
+    writer = context.open_writer(shard.split)
     try:
         stored = context.stored[shard.split] - start
         for group in _preprocessed(path, shard, context):
@@ -94,11 +91,12 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             for values in _split_at(group, stored - count):
                 inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
                 columns = context.fixed_size_columns if is_stored else context.columns_of_all_rows
-                chunk = _write_rows(
-                    context, upload, shard.split, columns, start=start + count, values=values
-                )
+                chunk = writer.write_rows(columns, start=start + count, values=values)
                 if is_stored and isinstance(inputs, list):
-                    chunk = _write_part(context, upload, shard, chunk, inputs)
+                    data = ragged.pack(inputs)
+                    own = {context.value.name: digest_blake3(data)}
+                    chunk = replace(chunk, digests={**own, **chunk.digests})
+                    writer.add(chunk, context.value.name, data)
                     shapes.append(np.asarray([value.shape for value in inputs], np.int64))
                 chunks.append(chunk)
                 count += chunk.count
@@ -113,11 +111,9 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
             f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro"
             " --force shard`"
         )
-    if upload:
-        upload.finish()
-    objects = upload.names if upload else ()
+    writer.finish()
     found = join_shapes(shapes, len(context.value.shape))
-    return ShardRows(chunks=chunks, moments=parts, shapes=found, objects=objects)
+    return ShardRows(chunks=chunks, moments=parts, shapes=found, objects=writer.names)
 
 
 def _as_stored(inputs: Any, context: WriteContext) -> Any:
@@ -147,37 +143,6 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
             f" {channels} channels; have your op return that, or move it to postprocess"
         )
     return inputs
-
-
-def _write_rows(
-    context: WriteContext,
-    upload: ColumnUpload | None,
-    split: str,
-    columns: Sequence[Column],
-    *,
-    start: int,
-    values: Mapping[str, np.ndarray],
-) -> Chunk:
-    if upload:
-        return upload.write_rows(columns, start=start, values=values)
-    return write_rows(context.folder, split, columns, start=start, values=values)
-
-
-def _write_part(
-    context: WriteContext,
-    upload: ColumnUpload | None,
-    shard: Shard,
-    chunk: Chunk,
-    values: list[np.ndarray],
-) -> Chunk:
-    """Write a chunk of the ragged column as a part; return the chunk with its digest."""
-    data = ragged.pack(values)
-    chunk = replace(chunk, digests={context.value.name: digest_blake3(data), **chunk.digests})
-    if upload:
-        upload.add(chunk, context.value.name, data)
-        return chunk
-    context.write_bytes(shard.split, context.value, chunk.start, data)
-    return chunk
 
 
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
@@ -215,18 +180,15 @@ def _write_extents(
     context: WriteContext, split: str, chunks: Sequence[Chunk], offsets: np.ndarray
 ) -> Iterator[Chunk]:
     """Write the offsets of a shard's stored values; yield all of its chunks with their digests."""
-    extent, upload = context.value.extent, context.open_upload(split)
+    extent, writer = context.value.extent, context.open_writer(split)
     for chunk in chunks:
         digests = chunk.digests
         if context.value.name in digests:
             values = {extent.name: offsets[chunk.start : chunk.start + chunk.count]}
-            placed = _write_rows(
-                context, upload, split, (extent,), start=chunk.start, values=values
-            )
+            placed = writer.write_rows((extent,), start=chunk.start, values=values)
             digests = {**digests, **placed.digests}
         yield replace(chunk, digests=digests)
-    if upload:
-        upload.finish()
+    writer.finish()
 
 
 def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
@@ -258,11 +220,8 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
         if all(op.takes != "example" for op in context.ops):
             yield from records.batch(rows).map(run).as_numpy_iterator()
         else:
-            yield from (
-                records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
-                .batch(rows)
-                .as_numpy_iterator()
-            )
+            examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
+            yield from examples.batch(rows).as_numpy_iterator()
 
 
 def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
