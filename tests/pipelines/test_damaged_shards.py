@@ -207,7 +207,7 @@ def test_values_of_the_first_rows_are_stored_and_all_labels_keys_and_statistics(
         for name in ("label", "key"):
             np.testing.assert_array_equal(part.memmap(split, name), whole.memmap(split, name))
         value = part.input_column.name
-        first = whole.memmap_first(split, value, stored)
+        first = whole.memmap(split, value, rows=stored)
         np.testing.assert_array_equal(part.memmap(split, value), first)
         path = column_path(none.snapshot_folder, split, value)
         assert (path.stat().st_size, none.find_rows(split, 0.0)) == (0, 0)

@@ -11,9 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.lanes import slow_but_first
-from throughline.pipelines.order.best_fit import plan_packs
 from throughline.pipelines.order.length_batches import LengthBatches, make_buckets, sizes_for_tokens
-from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches, plan_packs
 from throughline.plan.training_workers import TrainingWorker
 from throughline.shared.errors import ImpossiblePlan
 

@@ -15,7 +15,7 @@ from tests.support.small_pipelines import CONFIGS, are_permutations, batches, pi
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.pipelines.input_pipeline import split_by_epochs
-from throughline.pipelines.order import best_fit, length_batches, samplers
+from throughline.pipelines.order import length_batches, packed_batches, samplers
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.plan.augmentations import Brightness, Flip
 from throughline.plan.ops import Decode, Resize
@@ -34,7 +34,7 @@ def epochs(count, epoch):
     return tf.fill([count], tf.constant(epoch, tf.int64))
 
 
-@pytest.mark.parametrize("module", [samplers, length_batches, best_fit])
+@pytest.mark.parametrize("module", [samplers, length_batches, packed_batches])
 def test_the_worked_examples_are_true(module):
     done = doctest.testmod(module)
     assert done.failed == 0 and done.attempted >= 2

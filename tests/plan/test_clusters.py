@@ -190,11 +190,6 @@ def test_processes_of_one_host_share_what_it_has():
     assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
 
 
-def test_one_worker_has_the_whole_batches_of_all_cut_alike():
-    for worker in (TrainingWorker(index=2, count=4), TrainingWorker(count=2, batch_multiple=4)):
-        assert (worker.alone.count, worker.alone.index, worker.alone.multiple) == (1, 0, 4)
-
-
 def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
     tmp_path, monkeypatch, capsys
 ):

@@ -8,6 +8,8 @@ call for an image or a batch: a loop of TensorFlow's ops over images takes sever
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -193,19 +195,11 @@ def _(op: Hue, element: Element, draw: RandomStream) -> Element:
 
 @compute.register
 def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
-    image = byte_image(op, element)
-    boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
+    size = image_size(byte_image(op, element))
+    boxes = draw_crop_windows(op, size, element["key"], draw)
     upright = tf.concat([boxes, tf.zeros_like(boxes[..., :1])], axis=-1)
-
-    def call(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-        many, channels = boxes.reshape(-1, boxes.shape[-1]), image.shape[-1]
-        out = pixels.empty_images((len(many), op.height, op.width, channels))
-        pixels.crop(image if image.ndim == out.ndim else [image], many, out, method=op.method)
-        return out.reshape(*boxes.shape[:-1], *out.shape[1:])
-
-    crop = tf.numpy_function(call, [image, upright], tf.uint8, stateful=False)
-    crop.set_shape((*image.shape[:-3], op.height, op.width, image.shape[-1]))
-    return {**element, "image": crop}
+    crop = partial(pixels.crop, method=op.method)
+    return _call(op, crop, element, upright, size=(op.height, op.width))
 
 
 @compute.register
@@ -246,12 +240,23 @@ def draw_changes(op: RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tens
     return tf.stack([which, tf.cast(drawn[..., op.ops :] < 0.5, tf.int32)], axis=-2)  # noqa: PLR2004
 
 
-def _call(op: Op, fn: PixelFn, element: Element, drawn: tf.Tensor) -> Element:
+def _call(
+    op: Op,
+    fn: PixelFn,
+    element: Element,
+    drawn: tf.Tensor,
+    *,
+    size: tuple[int, int] | None = None,
+) -> Element:
+    """Let `fn` compute an image or a batch; `size` is the height and width of results, if new."""
     image = byte_image(op, element)
     single = image.shape.rank == len(IMAGE_AXES)
 
+    def resized(shape: Sequence[Any]) -> tuple[Any, ...]:
+        return (*shape[:-3], *(size or shape[-3:-1]), shape[-1])
+
     def call(image: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        out = pixels.empty_images(image.shape)
+        out = pixels.empty_images(resized(image.shape))
         if single:
             fn(image[None], drawn[None], out[None])
         else:
@@ -259,7 +264,7 @@ def _call(op: Op, fn: PixelFn, element: Element, drawn: tf.Tensor) -> Element:
         return out
 
     changed = tf.numpy_function(call, [image, drawn], tf.uint8, stateful=False)
-    changed.set_shape(image.shape)
+    changed.set_shape(resized(image.shape))
     return {**element, "image": changed}
 
 

@@ -230,17 +230,15 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
 
 
 @build_step.register
-def _(step: Window, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return stream_readers.windows(dataset, step).map(
-        lambda element: context.select_if_last(element, step), name="select"
+def _(
+    step: Window | TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor
+) -> Dataset:
+    windows = (
+        stream_readers.windows(dataset, step)
+        if isinstance(step, Window)
+        else stream_readers.token_windows(dataset, step)
     )
-
-
-@build_step.register
-def _(step: TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return stream_readers.token_windows(dataset, step).map(
-        lambda element: context.select_if_last(element, step), name="select"
-    )
+    return windows.map(lambda element: context.select_if_last(element, step), name="select")
 
 
 @build_step.register

@@ -36,11 +36,6 @@ class TrainingWorker:
         """The number that divides every batch size."""
         return self.batch_multiple or self.count
 
-    @property
-    def alone(self) -> TrainingWorker:
-        """A single worker with the whole batches of all workers."""
-        return TrainingWorker(batch_multiple=self.multiple)
-
     def share(self, of_host: int) -> int:
         """Return this worker's part of a host's resource, such as cores; at least 1."""
         return max(1, of_host // self.on_host)

@@ -53,10 +53,6 @@ class EpochOrder:
         first, stop = self.worker.cut(0, lanes)
         return first * self.count // lanes, stop * self.count // lanes
 
-    @property
-    def reads_all(self) -> bool:
-        return self.region == (0, self.count)
-
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Return the rows (steps, batch on this worker) of `steps` (n,).
 

@@ -88,19 +88,19 @@ class PreparedData:
     def input_column(self) -> Column:
         return self.column(self.shards.schema.input.name)
 
-    def memmap(self, split: str, name: str) -> np.ndarray:
-        """Memory-map the stored values of a column; from an object store they are fetched first."""
+    def memmap(self, split: str, name: str, *, rows: int | None = None) -> np.ndarray:
+        """Memory-map the values of the first `rows` of a column, or of all that it stores.
+
+        From an object store they are fetched first.
+        """
         column = self.column(name)
         if self.fetched:
             self.fetched.fetch(split, column)
         stored = self.snapshot.splits[split].rows(column)
-        return map_column(self.columns_folder, split, column, stored)
-
-    def memmap_first(self, split: str, name: str, rows: int) -> np.ndarray:
-        column, values = self.column(name), self.memmap(split, name)
-        if not column.ragged:
+        values = map_column(self.columns_folder, split, column, stored)
+        if rows is None or not column.ragged:
             return values[:rows]
-        extents = self.memmap(split, column.extent.name)[:rows]
+        extents = self.memmap(split, column.extent.name, rows=rows)
         return values[: ragged.end_offset(extents, values.itemsize) // values.itemsize]
 
     def stored_fraction(self, split: str) -> float:

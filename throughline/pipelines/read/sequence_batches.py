@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from throughline.kernels.kernels import Element
 from throughline.kernels.tokenizers import PADDING
-from throughline.pipelines.order.best_fit import PackPlan, plan_packs
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.pipelines.order.length_batches import (
     Buckets,
@@ -23,7 +22,12 @@ from throughline.pipelines.order.length_batches import (
     make_buckets,
     sizes_for_tokens,
 )
-from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.pipelines.order.packed_batches import (
+    NO_DOCUMENT,
+    PackedBatches,
+    PackPlan,
+    plan_packs,
+)
 from throughline.pipelines.order.samplers import index_by_class
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.steps import Gather, ReadIndexedShards

@@ -90,9 +90,10 @@ class SnapshotReader:
     def _own_data(self) -> PreparedData:
         """The data, restricted to this worker's own lanes, if there are any."""
         order = self.order
-        if not isinstance(order, EpochOrder) or self.gather.window or order.reads_all:
+        if not isinstance(order, EpochOrder) or self.gather.window:
             return self.data
-        return self.data.for_rows(order.region)
+        reads_all = order.region == (0, order.count)
+        return self.data if reads_all else self.data.for_rows(order.region)
 
     @property
     def _all_stored(self) -> bool:
@@ -250,9 +251,7 @@ def map_variable(
 
     Graphs hold only a handle to a variable; tensors in them are copied when they are rewritten.
     """
-    values = np.asarray(
-        data.memmap(split, name) if rows is None else data.memmap_first(split, name, rows)
-    )
+    values = np.asarray(data.memmap(split, name, rows=rows))
     read_ahead(column_path(data.columns_folder, split, name), values.nbytes)
     with tf.device("CPU:0"):
         tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,18 +42,19 @@ def _read_shards(
     shards_of_split = data.shards.for_split(split)
     paths = [str(path.absolute()) for path in data.shard_files.paths(shards_of_split)]
     kind = "GZIP" if any(shard.compression == "gzip" for shard in shards_of_split) else ""
-    if step.interleave is None and not step.shuffle_files:
+
+    def open_shards(paths: Any) -> tf.data.Dataset:
         return tf.data.TFRecordDataset(paths, compression_type=kind, name="read")
+
+    interleave = step.interleave
+    if interleave is None and not step.shuffle_files:
+        return open_shards(paths)
     shards = tf.data.Dataset.from_tensor_slices(paths, name="shards")
     shards = _shuffle(shards, len(paths), seed) if step.shuffle_files else shards
-    if step.interleave is None:
-        return shards.flat_map(
-            lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
-            name="read",
-        )
-    interleave = step.interleave
+    if interleave is None:
+        return shards.flat_map(open_shards, name="read")
     return shards.interleave(
-        lambda path: tf.data.TFRecordDataset(path, compression_type=kind, name="read"),
+        open_shards,
         cycle_length=interleave.cycle_length,
         block_length=interleave.block_length,
         num_parallel_calls=step.parallel.num_parallel_calls(useful=interleave.cycle_length),
@@ -96,12 +98,9 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     records = (
         _read_shards(Read(source="shards"), data, split).batch(max(1, count)).get_single_element()
     )
-    ops: list[Op] = [Parse.of(schema)]
-    ops += (
-        resolve_decode(data.preprocess[:1], schema)
-        if schema.input.encoding.storage == "rows"
-        else ()
-    )
+    ops: tuple[Op, ...] = (Parse.of(schema),)
+    if schema.input.encoding.storage == "rows":
+        ops += resolve_decode(data.preprocess[:1], schema)
     element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 

@@ -99,16 +99,12 @@ def write_snapshot(
             raise CorruptShard(str(error)) from error
         if not skips:
             first = next(iter(damage.unusable.values()))
-            more = (
-                f", and {len(damage.unusable) - 1} more of this shard"
-                if len(damage.unusable) > 1
-                else ""
-            )
-            remedy = (
-                "remove the file or get it right and run `dvc repro`, or set snapshot.on_corrupt to"
-                " skip"
-            )
-            raise CorruptShard(f"{first}{more}; {remedy}") from error
+            others = len(damage.unusable) - 1
+            more = f", and {others} more of this shard" if others else ""
+            raise CorruptShard(
+                f"{first}{more}; remove the file or get it right and run `dvc repro`, or set"
+                " snapshot.on_corrupt to skip"
+            ) from error
     for problem in damage.unusable.values():
         echo_problem(problem)
     return _write_snapshot(shards, files, out, preprocess, settings, damage)
