@@ -42,7 +42,7 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.diagnosis.threshold import parse_threshold
-from throughline.pipelines.write.undecodable import process_record
+from throughline.kernels.elements import process_record
 from throughline.plan.ops import Decode, Parse
 from throughline.settings import DataSettings
 from throughline.shared.errors import UserError

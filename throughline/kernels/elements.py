@@ -51,6 +51,11 @@ def apply_ops(
     return element
 
 
+def process_record(ops: Sequence[Op], record: tf.Tensor) -> Element:
+    """Parse and preprocess a record, or a batch of them if all ops can; nothing is drawn."""
+    return apply_ops(ops, {"record": record}, seed=0, epoch=tf.constant(0, tf.int64))
+
+
 def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> RandomStream:
     return RandomStream(seed=seed, epoch=epoch, salts=(op.name, position))
 

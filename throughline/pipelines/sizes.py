@@ -11,7 +11,6 @@ from typing import Literal
 
 from throughline.data.shards.tfrecord import read_records
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Load, Op, Parse
 from throughline.plan.plan import Plan
 from throughline.plan.shapes import resolve_decode
@@ -68,6 +67,8 @@ def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -
 def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
     """Estimate the bytes of a split's inputs after these ops from its first records."""
     import tensorflow as tf
+
+    from throughline.kernels.elements import process_record
 
     schema = data.shards.schema
     ops = (Parse.of(schema), *ops)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from throughline.kernels.elements import apply_ops, split_tokens, split_window
+from throughline.kernels.elements import process_record, split_tokens, split_window
 from throughline.kernels.randomness import GRAPH_SEED
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.ops import Op, Parse
@@ -101,7 +101,7 @@ def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
     ops: tuple[Op, ...] = (Parse.of(schema),)
     if schema.input.encoding.storage == "rows":
         ops += resolve_decode(data.preprocess[:1], schema)
-    element = apply_ops(ops, {"record": records}, seed=0, epoch=tf.constant(0, tf.int64))
+    element = process_record(ops, records)
     return tf.data.Dataset.from_tensor_slices(element, name="read")
 
 

@@ -26,19 +26,24 @@ from throughline.data.columns.stored import Destination, put_index
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, ShardIndex
 from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
+from throughline.data.shards.tfrecord import read_records
 from throughline.data.storage import check_put
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
-from throughline.pipelines.write.rows import STATISTICS_OF, EarlierRows, PlacedShard, WriteContext
+from throughline.pipelines.write.rows import (
+    STATISTICS_OF,
+    EarlierRows,
+    PlacedShard,
+    WriteContext,
+)
 from throughline.pipelines.write.snapshot_writer import NotDecoded, finish_split, write_or_resume
-from throughline.pipelines.write.undecodable import find_undecodable
 from throughline.plan.ops import Op, Parse
 from throughline.plan.schema import Schema
 from throughline.plan.shapes import resolve_decode, stored_shape
 from throughline.settings import SnapshotSettings
 from throughline.shared.engine import in_parallel
 from throughline.shared.errors import CorruptShard
-from throughline.shared.files import digest_json, resumable_folder
+from throughline.shared.files import digest_blake3, digest_json, resumable_folder
 from throughline.shared.limits import usable_cores
 from throughline.shared.program import digest_program
 from throughline.shared.progress import echo_problem, progress
@@ -94,7 +99,7 @@ def write_snapshot(
         return _write_snapshot(shards, files, out, preprocess, settings, damage)
     except NotDecoded as error:
         searched = [shard for shard in shards.shards if skips or shard.name == error.shard]
-        damage = find_undecodable(searched, files, error.ops, damage, names())
+        damage = _find_undecodable(searched, files, error.ops, damage, names())
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
         if not skips:
@@ -173,6 +178,55 @@ def _write_snapshot(
         resumed=sum(count for count, rows in rows_of if rows.resumed),
         rows_s=rows_s,
     )
+
+
+def _find_undecodable(
+    shards: Sequence[Shard],
+    files: ShardFiles,
+    ops: Sequence[Op],
+    damage: Damage,
+    names: Mapping[int, str],
+) -> Damage:
+    """Run the ops on each readable record; return `damage` with the failures added.
+
+    `names` are ids of examples by their keys.
+    """
+    import tensorflow as tf
+
+    from throughline.kernels.elements import process_record
+
+    run = tf.function(
+        lambda record: process_record(ops, record),
+        input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
+    )
+    problems = {name: list(problem) for name, problem in damage.problems.items()}
+    unusable = dict(damage.unusable)
+    for shard in shards:
+        path, broken = files.path(shard), list[str]()
+        records = read_records(path, compression=shard.compression, damaged=broken)
+        for count, record in enumerate(records):
+            try:
+                run(tf.constant(record))
+            except tf.errors.OpError as error:
+                reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
+                named = f"record {count + len(broken)}{_name_example(ops[0], record, names)}"
+                problem = f"{path}: {named} cannot be decoded: {reason}"
+                problems.setdefault(shard.name, []).append(problem)
+                unusable[digest_blake3(record)] = problem
+    return Damage(problems=problems, unusable=unusable)
+
+
+def _name_example(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
+    import tensorflow as tf
+
+    from throughline.kernels.elements import process_record
+
+    try:
+        key = int(process_record((parse,), tf.constant(record))["key"])
+    except tf.errors.OpError:
+        return ""
+    return f" (example {names.get(key, f'with key {key}')})"
 
 
 def _identify_partial(

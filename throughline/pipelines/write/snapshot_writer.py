@@ -20,8 +20,12 @@ from throughline.data.columns.index import (
 )
 from throughline.data.shards.index import Shard
 from throughline.pipelines.write.earlier_rows import copy_rows
-from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext, join_shapes
-from throughline.pipelines.write.undecodable import process_record
+from throughline.pipelines.write.rows import (
+    PlacedShard,
+    ShardRows,
+    WriteContext,
+    join_shapes,
+)
 from throughline.plan.ops import Op
 from throughline.results.base import read_value
 from throughline.shared.errors import CorruptShard, ImpossiblePlan
@@ -198,7 +202,7 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
     """
     import tensorflow as tf
 
-    from throughline.kernels.elements import without_autograph
+    from throughline.kernels.elements import process_record, without_autograph
 
     @without_autograph
     def run(record: tf.Tensor) -> dict[str, tf.Tensor]:

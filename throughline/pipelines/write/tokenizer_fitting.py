@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from throughline.kernels.elements import process_record
 from throughline.kernels.tokenizers import (
     PADDING_WORD,
     UNKNOWN,
@@ -24,7 +25,6 @@ from throughline.kernels.tokenizers import (
     lower_case,
     open_tokenizer,
 )
-from throughline.pipelines.write.undecodable import process_record
 from throughline.plan.ops import Op, Parse
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import InvalidParams
