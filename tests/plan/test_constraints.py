@@ -56,12 +56,9 @@ class OneByOne(Op):
 
 
 def problems_of(config: dict, *augment: Op) -> list[str]:
+    ops = [("preprocess", Decode()), *(("augment", op) for op in augment)]
     return find_config_problems(
-        PipelineConfig.model_validate(config),
-        preprocess=(Decode(),),
-        augment=augment,
-        postprocess=(Rescale(),),
-        batch_size=32,
+        PipelineConfig.model_validate(config), [*ops, ("postprocess", Rescale())], batch_size=32
     )
 
 
@@ -161,8 +158,8 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
     layered = OneByOne()
     object.__setattr__(layered, "device", True)
     assert len(data_problems(config, IMAGES, ops=[("postprocess", layered)])) == (on == "host")
-    ops = {"preprocess": (Decode(), Mixup()), "augment": (), "postprocess": ()}
-    (problem,) = find_config_problems(PipelineConfig(), **ops, batch_size=32)
+    ops = [("preprocess", Decode()), ("preprocess", Mixup())]
+    (problem,) = find_config_problems(PipelineConfig(), ops, batch_size=32)
     assert problem.startswith("preprocess: mixup takes whole batches")
 
 

@@ -106,13 +106,7 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
     encoding = find_source_encoding(params.data)
     next_tokens = encoding.modality == "text" and params.window.tokens is not None
     return [
-        *find_config_problems(
-            config,
-            preprocess=params.preprocess,
-            augment=params.augment,
-            postprocess=params.postprocess,
-            batch_size=params.batch_size,
-        ),
+        *find_config_problems(config, params.ops, batch_size=params.batch_size),
         *find_data_problems(
             config,
             encoding,

@@ -26,14 +26,13 @@ RANDOM_ACCESS = {
 
 
 def find_config_problems(
-    config: PipelineConfig,
-    *,
-    preprocess: Sequence[Op],
-    augment: Sequence[Op],
-    postprocess: Sequence[Op],
-    batch_size: int,
+    config: PipelineConfig, ops: Sequence[tuple[str, Op]], *, batch_size: int
 ) -> list[str]:
-    """List every reason against a configuration."""
+    """List every reason against a configuration; `ops` are (section, op)."""
+    preprocess, augment, postprocess = (
+        [op for section, op in ops if section == name]
+        for name in ("preprocess", "augment", "postprocess")
+    )
     return [
         *_of_caches(config, preprocess, augment),
         *_of_reading(config),

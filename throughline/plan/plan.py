@@ -186,13 +186,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     encoding, predicts_number = schema.input.encoding, schema.predicts_number
     columns = schema.table_input is not None
     problems = [
-        *find_config_problems(
-            config,
-            preprocess=spec.preprocess,
-            augment=spec.augment,
-            postprocess=spec.postprocess,
-            batch_size=spec.batch_size,
-        ),
+        *find_config_problems(config, spec.ops, batch_size=spec.batch_size),
         *find_variable_size_problems(config, spec.ops_to_uniform_shape),
         *find_data_problems(
             config,
