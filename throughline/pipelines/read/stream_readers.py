@@ -68,16 +68,13 @@ def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.d
     Outside of a graph, the order would also depend on the seed that the process has set.
     """
 
-    def mix(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset.shuffle(count, seed=seed, reshuffle_each_iteration=False, name="shards")
-
-    def mix_in_graph(_: tf.Tensor) -> tf.data.Dataset:
+    def mix(_: Any) -> tf.data.Dataset:
         tf.random.set_seed(GRAPH_SEED)
-        return mix(shards)
+        return shards.shuffle(count, seed=seed, reshuffle_each_iteration=False, name="shards")
 
-    if not tf.executing_eagerly():
-        return mix(shards)
-    return tf.data.Dataset.range(1).flat_map(mix_in_graph, name="shards")
+    if tf.executing_eagerly():
+        return tf.data.Dataset.range(1).flat_map(mix, name="shards")
+    return mix(None)
 
 
 def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
