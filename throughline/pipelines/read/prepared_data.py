@@ -242,11 +242,7 @@ def read_labels_and_weights(
     if not weights.any():
         raise ImpossiblePlan("sampling: all classes have the weight 0; give one of them another")
     counts = np.bincount(labels, minlength=len(classes))
-    missing = [
-        name
-        for name, weight, count in zip(classes, weights, counts, strict=True)
-        if weight > 0 and count == 0
-    ]
+    missing = [classes[number] for number in np.flatnonzero((weights > 0) & (counts == 0))]
     if missing:
         raise ImpossiblePlan(
             f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class"
