@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from throughline.diagnosis.facts import Facts
-from throughline.diagnosis.rules import RULES, Effort, Rule
+from throughline.diagnosis.rules import RULES, Rule
 from throughline.plan.plan import make_plan
-from throughline.results.profiling import Finding
+from throughline.results.profiling import Effort, Finding
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
@@ -45,7 +45,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     evidence = rule.detect(facts)
     if evidence is None:
         return None
-    before, wanted = facts.config.model_dump(), rule.change.config
+    before, wanted = facts.config.model_dump(), rule.config
     if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # the rest of it is wanted
         wanted = {"snapshot": wanted["snapshot"]}
     values = {
@@ -59,16 +59,16 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     except ImpossiblePlan:
         return None
     change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | {
-        key: value(facts) if callable(value) else value for key, value in rule.change.other.items()
+        key: value(facts) if callable(value) else value for key, value in rule.other.items()
     }
     if plan.gather and plan.gather.fraction > facts.stored_fraction:
         change["snapshot.fraction"] = "auto"
     untried = _find_obstacle(rule, name, change)
-    worst = facts.breakdown.worst() if rule.change.config else None
+    worst = facts.breakdown.worst() if rule.config else None
     return Finding(
         rule=rule.name,
         step=worst.step if worst else rule.params_key,
-        params_key=f"pipelines.{name}.{rule.params_key}" if rule.change.config else rule.params_key,
+        params_key=f"pipelines.{name}.{rule.params_key}" if rule.config else rule.params_key,
         evidence=evidence,
         cause=rule.cause,
         fix=", ".join(
