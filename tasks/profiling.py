@@ -24,8 +24,7 @@ from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
 from throughline.diagnosis.facts import Facts
 from throughline.diagnosis.findings import find_all
-from throughline.diagnosis.timeline import find_timeline
-from throughline.diagnosis.trace_breakdown import break_down, iterator_table
+from throughline.diagnosis.trace_breakdown import break_down, find_timeline, iterator_table
 from throughline.diagnosis.xspace import Trace, read_trace, record_trace
 from throughline.measurement.padding import padding_in_buckets
 from throughline.pipelines.input_pipeline import InputPipeline

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from throughline.diagnosis.timeline import find_timeline
-from throughline.diagnosis.trace_breakdown import break_down
+from throughline.diagnosis.trace_breakdown import break_down, find_timeline
 from throughline.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace, record_trace
 from throughline.shared.errors import MissingInput
 

@@ -15,8 +15,6 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 
 MOST_TRIED = 3  # per configuration
-MEMORY = Effort.MEMORY.name.lower()
-OTHERS_FIRST = f"not among the first {MOST_TRIED} to try"
 
 
 def find_all(name: str, facts: Facts) -> list[Finding]:
@@ -25,15 +23,12 @@ def find_all(name: str, facts: Facts) -> list[Finding]:
     Only the first few changes that can be tried keep a `config`, with which the race tries them.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
-    can_be_tried = (each for each in found if each.config is not None)
+    can_be_tried = [each for each in found if each.config is not None]
     # Changes that take memory in every run come last.
-    tried = sorted(can_be_tried, key=lambda each: each.effort == MEMORY)[:MOST_TRIED]
-    return [
-        each
-        if each.config is None or each in tried
-        else replace(each, config=None, untried=OTHERS_FIRST)
-        for each in found
-    ]
+    memory = Effort.MEMORY.name.lower()
+    left = sorted(can_be_tried, key=lambda each: each.effort == memory)[MOST_TRIED:]
+    why = f"not among the first {MOST_TRIED} to try"
+    return [replace(each, config=None, untried=why) if each in left else each for each in found]
 
 
 def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:

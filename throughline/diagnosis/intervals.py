@@ -28,34 +28,22 @@ def merge(sets: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    if not len(first) or not len(second):
-        return EMPTY
-    pairs, index = [], 0
-    for begin, end in first.tolist():
-        while index and second[index - 1, 1] > begin:
-            index -= 1
-        while index < len(second) and second[index, 1] <= begin:
-            index += 1
-        while index < len(second) and second[index, 0] < end:
-            pairs.append((max(begin, second[index, 0]), min(end, second[index, 1])))
-            index += 1
-    return np.asarray(pairs, float).reshape(-1, 2)
+    met = np.searchsorted(second[:, 1], first[:, 0], side="right")
+    counts = np.maximum(0, np.searchsorted(second[:, 0], first[:, 1]) - met)
+    ours = np.repeat(np.arange(len(first)), counts)
+    theirs = np.arange(len(ours)) + np.repeat(met + counts - np.cumsum(counts), counts)
+    begins = np.maximum(first[ours, 0], second[theirs, 0])
+    return np.stack([begins, np.minimum(first[ours, 1], second[theirs, 1])], axis=1)
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    if not len(first) or not len(second):
-        return first
     complement = np.concatenate([[-np.inf], second.ravel(), [np.inf]]).reshape(-1, 2)
     return intersection(first, complement)
 
 
 def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
     """Fill gaps that are shorter than `gap`."""
-    return (
-        union((begin, end + gap) for begin, end in array.tolist()) - (0, gap)
-        if len(array)
-        else EMPTY
-    )
+    return union((begin, end + gap) for begin, end in array.tolist()) - (0, gap)
 
 
 def total_length(array: np.ndarray) -> float:

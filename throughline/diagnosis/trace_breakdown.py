@@ -16,21 +16,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from throughline.diagnosis.intervals import difference, intersection, merge, total_length, union
+from throughline.diagnosis.intervals import (
+    close_gaps,
+    difference,
+    intersection,
+    merge,
+    total_length,
+    union,
+)
 from throughline.diagnosis.xspace import WAIT, Event, Trace
-from throughline.results.profiling import Breakdown, IteratorTime
+from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE
+from throughline.results.profiling import AUTOMATIC, Breakdown, IteratorTime, Timeline
 
 _INSTANCE = re.compile(r"\[\d+\]")
 _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run"
 # Suffix of the span in which a thread of a prefetch or a parallel map makes an element.
 _PRODUCES = "Produce"
 TREE_ROWS = 14
+STEPS_SHOWN = 6  # in a timeline
+# Points across the window: closer spans would look like one, and only make pages large.
+RESOLUTION = 1500
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
-
-
-# Finds the nearest enclosing span that meets a condition.
-FindAncestor = Callable[[Callable[[Event], object]], Event | None]
-NestedSpan = tuple[Event, FindAncestor]
 
 
 def break_down(trace: Trace) -> Breakdown:
@@ -74,14 +80,36 @@ def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
         at_work = union(tally.function_spans() if tally.works_elsewhere else tally.call_spans)
-        for child in (
-            other
-            for other in tallies
-            if other.rpartition("::")[0] == path and not tally.works_elsewhere
-        ):
+        for child in [] if tally.works_elsewhere else _children(path, tallies):
             at_work = difference(at_work, union(tallies[child].call_spans))
         spans.setdefault(tally.step, []).append(at_work)
     return {step: merge(sets) for step, sets in spans.items()}
+
+
+def find_timeline(trace: Trace) -> Timeline | None:
+    """Return the timeline of the last traced steps; None if the trace has no step."""
+    marks = [event for event in trace.host if event.step][-STEPS_SHOWN:]
+    if not marks:
+        return None
+    begin, end = marks[0].start_ms, marks[-1].end_ms
+    window = union([(begin, end)])
+    active = {
+        TRAIN_LANE: union(event.span for event in marks),
+        WAITING_LANE: merge(find_waits(trace.host, trace.device)),
+        **{
+            step: at_work
+            for step, at_work in find_activity(trace.host).items()
+            if step and AUTOMATIC not in step and step != "prefetch"
+        },
+    }
+    finest = (end - begin) / RESOLUTION
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for lane, at_work in active.items():
+        shown = intersection(at_work, window) - begin
+        spans = shown if lane == TRAIN_LANE else close_gaps(shown, finest)
+        if len(spans):
+            lanes[lane] = [(first, last) for first, last in spans.tolist()]
+    return Timeline(length_ms=end - begin, lanes=lanes)
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:
@@ -162,7 +190,7 @@ def _attribute_wait(
         worked = intersection(left, union(tally.function_spans()))
         critical[path] += total_length(worked)
         left = difference(left, worked)
-    for child in (other for other in tallies if other.rpartition("::")[0] == path):
+    for child in _children(path, tallies):
         _attribute_wait(child, left, tallies, critical)
         left = difference(left, union(tallies[child].call_spans))
     critical[path] += total_length(left)
@@ -170,18 +198,17 @@ def _attribute_wait(
 
 def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
     tallies: dict[str, _Tally] = defaultdict(_Tally)
-    spans_with_ancestors = list(_with_ancestors(events))
-    produced = _count_calls(spans_with_ancestors, tallies)
-    _count_functions(spans_with_ancestors, _owners(spans_with_ancestors, produced), tallies)
+    spans = list(_nest(events))
+    produced = _count_calls(spans, tallies)
+    _count_functions(spans, _owners(spans, produced), tallies)
     return {path: tally for path, tally in tallies.items() if tally.call_spans}
 
 
-def _count_calls(
-    spans_with_ancestors: Sequence[NestedSpan], tallies: dict[str, _Tally]
-) -> dict[int, str]:
+def _count_calls(spans: Sequence[_Span], tallies: dict[str, _Tally]) -> dict[int, str]:
     """Count the iterators' calls, and return for whom each producing span (by id) works."""
     produced: dict[int, str] = {}
-    for event, ancestor in spans_with_ancestors:
+    for span in spans:
+        event = span.event
         if not event.iterator:
             continue
         path = _path(event)
@@ -190,7 +217,7 @@ def _count_calls(
         tally.tuned = event.tuned if event.tuned is not None else tally.tuned
         tally.call_spans.append(event.span)
         tally.own_ms += event.duration_ms
-        caller = ancestor(_serves)
+        caller = span.find_enclosing(_serves)
         if caller is not None and caller.iterator:
             tallies[_path(caller)].own_ms -= event.duration_ms
         elif path.count("::") > 1:
@@ -201,62 +228,65 @@ def _count_calls(
     return produced
 
 
-def _owners(
-    spans_with_ancestors: Sequence[NestedSpan], produced: Mapping[int, str]
-) -> dict[int, str]:
+def _owners(spans: Sequence[_Span], produced: Mapping[int, str]) -> dict[int, str]:
     """Return the iterator of each function run: its caller, or the one its thread works for."""
     owners = {}
-    for event, ancestor in spans_with_ancestors:
-        if (
-            event.name.startswith(_CALLS)
-            and event.run
-            and (caller := ancestor(_serves)) is not None
-        ):
+    for span in spans:
+        event = span.event
+        if not event.name.startswith(_CALLS) or not event.run:
+            continue
+        if caller := span.find_enclosing(_serves):
             owners[event.run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
     return {run: path for run, path in owners.items() if path}
 
 
 def _count_functions(
-    spans_with_ancestors: Sequence[NestedSpan],
-    owners: Mapping[int, str],
-    tallies: dict[str, _Tally],
+    spans: Sequence[_Span], owners: Mapping[int, str], tallies: dict[str, _Tally]
 ) -> None:
-    for event, ancestor in spans_with_ancestors:
+    for span in spans:
+        event = span.event
         if event.name != _EXECUTES or event.run not in owners:
             continue
-        if ancestor(lambda span, run=event.run: span.name == _EXECUTES and span.run == run) is None:
+        key = event.name, event.run
+        if span.find_enclosing(lambda outer, key=key: (outer.name, outer.run) == key) is None:
             tallies[owners[event.run]].function_runs[event.run].append(event.span)
 
 
-def _serves(span: Event) -> bool:
-    return span.iterator or span.name.endswith(_PRODUCES)
+def _serves(event: Event) -> bool:
+    return event.iterator or event.name.endswith(_PRODUCES)
 
 
 def _path(event: Event) -> str:
     return _INSTANCE.sub("", event.name)
 
 
-def _with_ancestors(events: Sequence[Event]) -> Iterator[NestedSpan]:
-    """Yield every span with a function that finds its nearest enclosing span with a condition."""
+def _children(path: str, tallies: Mapping[str, _Tally]) -> list[str]:
+    return [other for other in tallies if other.rpartition("::")[0] == path]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A span, and the one on the same thread that encloses it."""
+
+    event: Event
+    outer: _Span | None
+
+    def find_enclosing(self, meets: Callable[[Event], bool]) -> Event | None:
+        """Return the nearest enclosing event that meets a condition."""
+        span = self.outer
+        while span is not None and not meets(span.event):
+            span = span.outer
+        return span and span.event
+
+
+def _nest(events: Sequence[Event]) -> Iterator[_Span]:
     by_thread: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         by_thread[event.thread].append(event)
     for thread in by_thread.values():
-        chain: tuple | None = None  # (span, enclosing chain)
-        for event in sorted(thread, key=lambda span: (span.start_ms, -span.duration_ms)):
-            while chain is not None and chain[0].end_ms <= event.start_ms:
-                chain = chain[1]
-            yield event, _ancestor_finder(chain)
-            chain = (event, chain)
-
-
-def _ancestor_finder(chain: tuple | None) -> FindAncestor:
-    def find(meets: Callable[[Event], object]) -> Event | None:
-        link = chain
-        while link is not None:
-            if meets(link[0]):
-                return link[0]
-            link = link[1]
-        return None
-
-    return find
+        outer: _Span | None = None
+        for event in sorted(thread, key=lambda event: (event.start_ms, -event.duration_ms)):
+            while outer is not None and outer.event.end_ms <= event.start_ms:
+                outer = outer.outer
+            outer = _Span(event, outer)
+            yield outer

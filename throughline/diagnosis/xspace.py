@@ -8,13 +8,13 @@ interprets them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # pyright: ignore[reportAttributeAccessIssue]
 
 from throughline.shared.errors import MissingInput
 
@@ -90,8 +90,7 @@ def read_trace(folder: Path) -> Trace:
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise MissingInput(f"{folder} holds no trace (*.xplane.pb); run `dvc repro profile` again")
-    # It imports TensorFlow, which the report does not need.
-    space = importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2").XSpace()
+    space = XSpace()
     try:
         space.ParseFromString(files[-1].read_bytes())
     except Exception as error:  # protobuf's DecodeError, whose module depends on the back end
