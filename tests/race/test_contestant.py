@@ -135,4 +135,4 @@ def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout
 def test_a_bug_in_a_contestant_is_the_searchs_own_error_and_decides_nothing(layout, tmp_path):
     with pytest.raises(ContestantLost, match=r"an error of the race if .*: TypeError: .*log") as it:
         do_once(TRAINING, entry_of(layout), "one too many", log=tmp_path / "log")
-    assert it.value.passing
+    assert it.value.transient

@@ -108,12 +108,9 @@ class FakeContestant:
 
     def __init__(self, contestants: Contestants, name: str, *, processes: int = 1) -> None:
         self._all, self._name, self._processes = contestants, name, processes
+        self._all.present.append(name)
 
-    def __enter__(self) -> FakeContestant:
-        self._all.present.append(self._name)
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._all.present.remove(self._name)
 
     def kill(self) -> None:

@@ -176,9 +176,9 @@ def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_t
 def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
     search = search_in(tmp_path)
     add_rounds(search, {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0})
-    search.journal.drop(CEILING, "was killed by SIGKILL", passing=True)
+    search.journal.drop(CEILING, "was killed by SIGKILL", transient=True)
     assert search._choose(search.rivals).name == "optimized", "the model alone is no rival"
-    search.journal.drop("optimized", "was killed by SIGKILL", passing=True)
+    search.journal.drop("optimized", "was killed by SIGKILL", transient=True)
     choice = search._choose(search.rivals)
     assert choice.outcome == "undecided"
     assert choice.reason == "`optimized`, one of your own, was killed by SIGKILL"

@@ -22,8 +22,7 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check, load_params
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.race.jobs import Entry
-from throughline.race.sample import sample_shards
-from throughline.race.training import Training
+from throughline.race.training import Training, sample_shards
 from throughline.results.snapshot import SnapshotCost
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidBudget, UnequalConfigurations
@@ -158,7 +157,7 @@ def test_a_contestant_keeps_the_first_shards_alone(root, monkeypatch):
     data = open_inputs(PARAMS, Layout(root))
     whole = data.shards.for_split("train")
     assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
-    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", whole[0].bytes)
+    monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", whole[0].bytes)
     sampled = sample_shards(data)
     assert sampled.shards.for_split("train") == whole[:1]
     assert sampled.shards.for_split("test") == data.shards.for_split("test")
@@ -171,7 +170,7 @@ def test_a_contestant_keeps_the_first_shards_alone(root, monkeypatch):
 
 def test_a_sample_has_each_class_that_is_drawn(root, monkeypatch):
     data = open_inputs(PARAMS, Layout(root))
-    monkeypatch.setattr("throughline.race.sample.SAMPLE_BYTES", 1)
+    monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", 1)
     labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
     labels[:] = 0
     labels[whole[0].examples + 1] = 1  # in the second shard

@@ -26,9 +26,9 @@ from throughline.plan.training_workers import (
     make_tf_config,
     name_gpus,
 )
-from throughline.race.contestant import MODEL_ALONE, OPENING_S, TRAINING, TURN_S, ContestantLost
+from throughline.race.contestant import MODEL_ALONE, TRAINING, TURN_S
 from throughline.race.jobs import Entry, Opened
-from throughline.race.pool import Jobs, Pool
+from throughline.race.pool import Pool
 from throughline.results.base import MIN_ROUNDS, Estimate
 from throughline.results.profiling import Finding
 from throughline.results.race import CHANGES, INPUTS, OWN, Cost, Round
@@ -137,7 +137,7 @@ class ConfigurationRace:
             alone = starter.config.model_copy(update={"service": None})
             self._entries.setdefault(model, (MODEL_ALONE, alone))
         left = list(self._starters)
-        with _RacePool(self._job, self._folder, self.measured) as pool:
+        with Pool(self._job, self._folder) as pool:
             standing: list[str] = []
             while left:
                 group = self._open_group(pool, standing, left)
@@ -149,12 +149,14 @@ class ConfigurationRace:
                 self._try_changes(pool, group, share)
                 self._race_inputs(pool, group, share)
                 standing = self._keep(pool, present) if left else []
-        self.measured.lost = dict(pool.lost)
+        self.measured.opened, self.measured.costs = pool.opened, pool.costs
+        self.measured.lost = pool.lost
         return self.measured
 
     def _open_group(self, pool: Pool, standing: Sequence[str], left: Sequence[str]) -> list[str]:
         group: list[str] = []
-        for batch in _in_batches(left, size=usable_cores()):
+        cores = usable_cores()
+        for batch in (left[start : start + cores] for start in range(0, len(left), cores)):
             frozen = [name for name in batch if not self.remote_address(name)]
             needed = [*(self.measured.models[name] for name in batch), *frozen]
             missing = [each for each in dict.fromkeys(needed) if each not in pool.names]
@@ -240,19 +242,19 @@ class ConfigurationRace:
         return kept
 
     def _is_bound(self, name: str) -> bool:
-        if not self.measured.is_raced(name):
-            return False
+        _, verdict = self._judge(name)
+        return self.measured.is_raced(name) and verdict not in (COMPUTE_BOUND, UNDECIDED)
+
+    def _judge(self, name: str) -> tuple[Stall, str]:
         stall = Stall.of(self.measured.gain(name))
-        verdict = judge(stall, "", on_accelerator=self.on_accelerator)
-        return verdict.name not in (COMPUTE_BOUND, UNDECIDED)
+        return stall, judge(stall, "", on_accelerator=self.on_accelerator).name
 
     def _find_open_places(self, names: Sequence[str]) -> set[str]:
         race, still = self.measured.training, set[str]()
         present = [name for name in names if name in self._starters and name in race.names]
         for name in filter(self.measured.is_raced, present):
-            stall = Stall.of(self.measured.gain(name))
-            verdict = judge(stall, "", on_accelerator=self.on_accelerator)
-            if verdict.name == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
+            stall, verdict = self._judge(name)
+            if verdict == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
                 still |= {name, self.measured.models[name]}
         best = race.fastest(present) if present else ""
         pairs = [(name, other) for other in {best, *present[:1]} for name in present]
@@ -283,27 +285,6 @@ class ConfigurationRace:
         ]
 
 
-class _RacePool(Pool):
-    def __init__(self, jobs: Jobs, folder: Path, measured: Measured) -> None:
-        super().__init__(jobs, folder)
-        self._measured = measured
-
-    def admit(self, name: str, opened: Opened, until: float) -> None:
-        order = "fill" if opened.has_cache else "load" if opened.loads else ""
-        seconds = 0.0
-        if order:
-            try:
-                seconds = max(self.ask(name, order, timeout_s=OPENING_S))
-            except ContestantLost as lost:
-                self.lose(name, lost)
-                return
-        fills = opened.has_cache
-        self._measured.opened[name] = opened
-        self._measured.costs[name] = Cost(
-            prepare_s=0.0 if fills else seconds, fill_s=seconds if fills else 0.0
-        )
-
-
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Find the pairs whose ratio may be 1 and is not known precisely; allows for repeated looks."""
     unclear = []
@@ -313,10 +294,6 @@ def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str
         if one != other and ratio.rounds and may_be_one:
             unclear.append((one, other))
     return unclear
-
-
-def _in_batches(names: Sequence[str], *, size: int) -> list[list[str]]:
-    return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
 def find_worker(params: Params) -> TrainingWorker:

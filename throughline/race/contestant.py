@@ -34,7 +34,7 @@ SERVED = "throughline.race.training"  # the server imports it before it forks
 TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
 TURN_S = 0.3  # the shortest turn
-PASSING = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
+TRANSIENT = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 
 class ContestantLost(Exception):
@@ -48,14 +48,14 @@ class ContestantLost(Exception):
         self.failure, self.late = failure, late
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """Whether another try may succeed.
 
         So it may after a kill, after errors of disks, memory and other processes, and after a bug,
         which says nothing about what was to be raced.
         """
         failure = self.failure
-        return failure is None or bool(failure.traceback) or failure.kind in PASSING
+        return failure is None or bool(failure.traceback) or failure.kind in TRANSIENT
 
 
 class Contestant:
@@ -70,11 +70,12 @@ class Contestant:
         self._has_settled = set[str]()
 
     def __enter__(self) -> Contestant:
-        for each in self._processes:
-            each.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.kill()
         for each in self._processes:
             each.close()
@@ -143,15 +144,10 @@ class Contestant:
 
 class _Process:
     def __init__(self, job: str, arguments: tuple[Any, ...], log: Path) -> None:
-        self._job, self._arguments, self._log = job, arguments, log
-        self._pipe: Any = None
-        self._process: Any = None
-
-    def start(self) -> None:
-        context = _find_context()
+        self._log, context = log, _find_context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=work, args=(theirs, self._job, self._arguments, str(self._log)), daemon=True
+            target=work, args=(theirs, job, arguments, str(log)), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -161,13 +157,11 @@ class _Process:
         return self._process.pid
 
     def kill(self) -> None:
-        if self._process:
-            self._process.kill()
+        self._process.kill()
 
     def close(self) -> None:
-        if self._process:
-            self._process.join(END_S)
-            self._pipe.close()
+        self._process.join(END_S)
+        self._pipe.close()
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -187,16 +181,14 @@ class _Process:
         except (EOFError, OSError):
             raise ContestantLost(self._describe_end()) from None
         if isinstance(answer, Failure):
-            raise ContestantLost(self._explain(answer), answer)
+            reason = answer.first_line
+            if answer.traceback:
+                reason = (
+                    "failed here, which is an error of the race if a training through it succeeds:"
+                    f" {reason} ({from_here(self._log)} has the traceback)"
+                )
+            raise ContestantLost(reason, answer)
         return answer
-
-    def _explain(self, failure: Failure) -> str:
-        if not failure.traceback:
-            return failure.first_line
-        return (
-            f"failed here, which is an error of the race if a training through it succeeds:"
-            f" {failure.first_line} ({from_here(self._log)} has the traceback)"
-        )
 
     def _describe_end(self) -> str:
         self._process.join(END_S)

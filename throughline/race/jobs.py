@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from throughline.config.params import Params
+from throughline.results.race import Cost
 from throughline.settings import PipelineConfig
 from throughline.shared.allocator import raise_malloc_thresholds
 from throughline.shared.failures import describe_failure
@@ -42,6 +43,17 @@ class Opened:
     has_cache: bool = False
     loads: bool = False
     first_batch_s: float | None = None
+
+    @property
+    def order(self) -> str:
+        """The order to do what a training does once; "" if that is nothing."""
+        return "fill" if self.has_cache else "load" if self.loads else ""
+
+    def cost(self, seconds: float, *, prepare_s: float = 0.0) -> Cost:
+        """Return the cost of a training whose order took `seconds`, after `prepare_s`."""
+        if self.has_cache:
+            return Cost(prepare_s=prepare_s, fill_s=seconds)
+        return Cost(prepare_s=prepare_s + seconds)
 
 
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:

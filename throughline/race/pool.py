@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 from throughline.measurement.other_processes import OtherProcesses
 from throughline.race.contestant import OPENING_S, TURN_S, Contestant, ContestantLost
 from throughline.race.jobs import Opened
-from throughline.results.race import Round, Turn
+from throughline.results.race import Cost, Round, Turn
 from throughline.shared.limits import available_memory, usable_cores
 
 MEMORY_SHARE = 0.5  # share of available memory for all open contestants
@@ -25,19 +24,27 @@ Jobs = Callable[[str], tuple[str, Sequence[tuple[Any, ...]]]]
 
 
 class Pool:
-    """Open contestants by name, with the job of each from `jobs` and logs in `folder`."""
+    """Open contestants by name, with the job of each from `jobs` and logs in `folder`.
+
+    Attributes:
+      opened: The first answers of contestants that have opened.
+      costs: What their trainings take besides steady epochs.
+      lost: Why contestants were lost.
+    """
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self._jobs, self._folder = jobs, folder
         self._room = MEMORY_SHARE * available_memory()
-        self._open: dict[str, tuple[Contestant, ExitStack]] = {}
+        self._open: dict[str, Contestant] = {}
+        self.opened: dict[str, Opened] = {}
+        self.costs: dict[str, Cost] = {}
         self.lost: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for contestant, _ in self._open.values():  # all at once, whatever interrupts the loop below
+        for contestant in self._open.values():  # all at once, whatever interrupts the loop below
             contestant.kill()
         for name in list(self._open):
             self.end(name)
@@ -73,11 +80,18 @@ class Pool:
 
     def has_room(self, count: int) -> bool:
         """Return whether `count` more contestants as large as the largest open one would fit."""
-        held = [contestant.memory_bytes() for contestant, _ in self._open.values()]
+        held = [contestant.memory_bytes() for contestant in self._open.values()]
         return sum(held) + count * max(held, default=0) <= self._room
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Hook: let an open contestant do what its training does once."""
+        """Let an open contestant fill its cache, or load its data, and note how long that takes."""
+        try:
+            seconds = max(self.ask(name, opened.order, timeout_s=OPENING_S)) if opened.order else 0
+        except ContestantLost as lost:
+            self.lose(name, lost)
+            return
+        self.opened[name] = opened
+        self.costs[name] = opened.cost(seconds)
 
     def lose(self, name: str, lost: ContestantLost) -> None:
         self.lost[name] = str(lost)
@@ -88,13 +102,13 @@ class Pool:
 
     def end(self, name: str) -> None:
         if name in self._open:
-            self._open.pop(name)[1].close()
+            self._open.pop(name).close()
 
     def ask(self, name: str, order: str, *, timeout_s: float) -> list[Any]:
-        return self._open[name][0].ask(order, timeout_s=timeout_s)
+        return self._open[name].ask(order, timeout_s=timeout_s)
 
     def memory_bytes(self, name: str) -> int:
-        return self._open[name][0].memory_bytes()
+        return self._open[name].memory_bytes()
 
     def race(
         self,
@@ -112,7 +126,7 @@ class Pool:
             for name in present if number % 2 == 0 else reversed(present):
                 order = "pull" if name in pulling else "train"
                 try:
-                    turns[name] = self._open[name][0].take_turn(order, turn_s=turn_s)
+                    turns[name] = self._open[name].take_turn(order, turn_s=turn_s)
                 except ContestantLost as lost:
                     self.lose(name, lost)
         for name in turns:
@@ -122,15 +136,13 @@ class Pool:
     def start(self, name: str) -> None:
         job, arguments = self._jobs(name)
         file = name.replace(" ", "-").replace("/", "-")
-        stack, log = ExitStack(), self._folder / f"{file}.log"
-        contestant = stack.enter_context(Contestant(job, arguments, log=log))
-        self._open[name] = contestant, stack
+        self._open[name] = Contestant(job, arguments, log=self._folder / f"{file}.log")
 
     def wait_for(self, name: str) -> Opened | None:
         """Wait until a contestant is open, freeze it, and return its answer; None if it is lost."""
-        contestant, _ = self._open[name]
+        contestant = self._open[name]
         try:
-            opened: Opened = contestant.wait_until_open(OPENING_S)
+            opened: Opened = contestant.wait_until_open()
         except ContestantLost as lost:
             self.lose(name, lost)
             return None

@@ -26,13 +26,13 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for
 from throughline.assembly.process_configuration import configure_process
-from throughline.config.params import Params
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.pipelines.read.sequence_batches import sequence_lengths
 from throughline.pipelines.read.stream_readers import read
 from throughline.plan.steps import Read
 from throughline.race.jobs import Entry, Opened
-from throughline.race.sample import sample_shards
+from throughline.settings import Sampling
 from throughline.shared.layout import Layout
 from throughline.training.gpus import count_training_gpus
 from throughline.training.step_function import StepFunction
@@ -45,6 +45,7 @@ LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call tak
 MANY_EPOCHS = 1_000_000  # for epochs of few steps
 BATCHES_IN_MEMORY = 64
 MOST_READY, READY_S = 512, 0.004  # ready batches, and the time to take one, at most
+SAMPLE_BYTES = 64 * 2**20  # of shards
 
 
 class Training:
@@ -68,28 +69,24 @@ class Training:
         next(self._batches)
         first_batch_s = time.perf_counter() - started_at - self._saved_s
         if has_cache:
-            shape = infer_input_shape(entry.params, pipeline.data)
-            zeros = _repeat_zeros(pipeline, self._batches.element_spec, shape)
-            advance(self._step, zeros)  # builds the graph, and what the device needs for it
-            self._step.settle()
+            self._train_on_zeros(entry)  # builds the graph, and what the device needs for it
         else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
-        self._compile_last(entry)
+        compiles = entry.params.train.jit_compile or count_training_gpus() > 0
+        last = _last_batch_size(pipeline)
+        if compiles and last and not pipeline.plan.gathers_on_device:
+            self._train_on_zeros(entry, examples=last)  # a GPU, and XLA, compile kernels for it
         self.opened = Opened(
             has_cache=has_cache,
             loads=_find_loaded(pipeline) is not None,
             first_batch_s=None if pipeline.plan.gathers_on_device else first_batch_s,
         )
 
-    def _compile_last(self, entry: Entry) -> None:
-        """Run a step of the last batch's size, for which a GPU, and XLA, compile kernels."""
-        compiles = entry.params.train.jit_compile or count_training_gpus() > 0
-        last = _last_batch_size(self._pipeline)
-        if compiles and last and not self._pipeline.plan.gathers_on_device:
-            shape = infer_input_shape(entry.params, self._pipeline.data)
-            spec = self._batches.element_spec
-            advance(self._step, _repeat_zeros(self._pipeline, spec, shape, examples=last))
-            self._step.settle()
+    def _train_on_zeros(self, entry: Entry, *, examples: int | None = None) -> None:
+        shape = infer_input_shape(entry.params, self._pipeline.data)
+        spec = self._batches.element_spec
+        advance(self._step, _repeat_zeros(self._pipeline, spec, shape, examples=examples))
+        self._step.settle()
 
     def load(self) -> float:
         """Load the data into memory again, and return how long that takes for all examples [s]."""
@@ -182,7 +179,7 @@ class _Sample:
 def _open(
     entry: Entry, *, address: str = "", gathers: bool = True
 ) -> tuple[InputPipeline, StepFunction, _Sample]:
-    params = _only(entry)
+    params = replace(entry.params, pipelines={entry.name: entry.config})
     configure_process(params.train)
     data = open_inputs(params, Layout(entry.root))
     models = build_models_for(params, data)
@@ -202,6 +199,29 @@ def _open(
         counted = whole if pipeline.plan.batching else pipeline
     mean_batch = counted.examples / counted.steps_per_epoch / pipeline.worker.count
     return pipeline, step, _Sample(share=share, steps=steps, mean_batch=mean_batch)
+
+
+def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
+    """Keep only the first shards of the training split, as many as a contestant should hold.
+
+    Examples are in random order, so these stand for all. If classes are sampled, every class with a
+    weight has an example in them.
+    """
+    kept, size, lacking, end = [], 0, set[int](), 0
+    if sampling != "uniform":
+        labels, weights = read_labels_and_weights(sampling, data, "train")
+        lacking = {*np.flatnonzero(weights).tolist()}
+    for shard in data.shards.for_split("train"):
+        if not kept or lacking or size + shard.bytes <= SAMPLE_BYTES:
+            kept.append(shard.name)
+            size += shard.bytes
+            if lacking:
+                lacking -= {*labels[end : end + shard.examples].tolist()}
+        end += shard.examples
+    shards = tuple(
+        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
+    )
+    return replace(data, shards=replace(data.shards, shards=shards))
 
 
 def _find_loaded(pipeline: InputPipeline) -> Read | None:
@@ -241,10 +261,6 @@ def _repeat_zeros(
     batch = tf.nest.map_structure(zeros, spec)
     batches = tf.data.Dataset.from_generator(lambda: itertools.repeat(batch), output_signature=spec)
     return iter(batches)
-
-
-def _only(entry: Entry) -> Params:
-    return replace(entry.params, pipelines={entry.name: entry.config})
 
 
 def advance(step: StepFunction, batches: Iterator[Any]) -> int:

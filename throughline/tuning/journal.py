@@ -75,10 +75,10 @@ class Journal:
         self.pages.entrances[name] = entrance
         self.save()
 
-    def drop(self, name: str, reason: str, *, passing: bool = False) -> None:
-        """Note why a candidate is out, unless it is already; a `passing` reason may not recur."""
+    def drop(self, name: str, reason: str, *, transient: bool = False) -> None:
+        """Note why a candidate is out, unless it is already; a `transient` one may not recur."""
         if self.pages.dropped.setdefault(name, reason) is reason:
-            self.pages.lost += [name] * passing
+            self.pages.lost += [name] * transient
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:

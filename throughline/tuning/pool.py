@@ -10,7 +10,7 @@ from throughline.measurement.other_processes import OtherProcesses
 from throughline.race.contestant import OPENING_S, ContestantLost
 from throughline.race.jobs import Opened
 from throughline.race.pool import Jobs, Pool
-from throughline.results.race import Cost, Round
+from throughline.results.race import Round
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.needs import Need
 from throughline.tuning.space import CEILING
@@ -62,18 +62,15 @@ class SearchPool(Pool):
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
         """Fill the contestant's cache or load its data, and note the one-time cost of training."""
-        order = "fill" if opened.has_cache else "load" if opened.loads else ""
-        timed = self._time_alone(name, order, until) if order else (0.0, False)
+        timed = self._time_alone(name, opened.order, until) if opened.order else (0.0, False)
         if timed is None:
             return
         seconds, disturbed = timed
-        prepare_s, held = self._needs[name].prepare_s, self.memory_bytes(name)
+        held = self.memory_bytes(name)
         self._journal.enter(
             name,
             Entrance(
-                cost=Cost(prepare_s=prepare_s, fill_s=seconds)
-                if opened.has_cache
-                else Cost(prepare_s=prepare_s + seconds),
+                cost=opened.cost(seconds, prepare_s=self._needs[name].prepare_s),
                 ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
                 held_bytes=held,
                 disturbed=disturbed,
@@ -104,9 +101,9 @@ class SearchPool(Pool):
                     if lost.late and 0 < most_s <= allowed_s:
                         what = "filling its cache" if order == "fill" else "loading"
                         why = f"{what} takes longer than {allowed_s:.0f} s"
-                        self._journal.drop(name, why, passing=name in self._own)
+                        self._journal.drop(name, why, transient=name in self._own)
                         self.end(name)
-                    elif lost.passing and time.monotonic() > until:
+                    elif lost.transient and time.monotonic() > until:
                         self.end(name)
                     else:
                         self.lose(name, lost)
@@ -127,7 +124,7 @@ class SearchPool(Pool):
             self.end(name)
 
     def lose(self, name: str, lost: ContestantLost) -> None:
-        self._journal.drop(name, str(lost), passing=lost.passing)
+        self._journal.drop(name, str(lost), transient=lost.transient)
         self.end(name)
 
     def _bytes(self, name: str) -> float:

@@ -27,7 +27,7 @@ def prove(entry: Entry, journal: Journal) -> bool:
         if lost.failure and lost.failure.kind == UnequalConfigurations.__name__:
             journal.refute(entry.name, f"not proven: {lost}")
         else:
-            journal.drop(entry.name, f"not proven: {lost}", passing=lost.passing)
+            journal.drop(entry.name, f"not proven: {lost}", transient=lost.transient)
         return False
     journal.note_proof(entry.name, digest)
     return True

@@ -28,7 +28,7 @@ from throughline.pipelines.sizes import estimate_kept_bytes, estimate_snapshot_b
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.race.jobs import Entry
-from throughline.race.sample import sample_shards
+from throughline.race.training import sample_shards
 from throughline.results.snapshot import SnapshotCost
 from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
