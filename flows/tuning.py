@@ -21,8 +21,12 @@ from throughline.reporting.tuning_table import print_table
 from throughline.results.tuning import TUNED, TuningResult
 from throughline.shared.errors import StageFailed, Untunable
 from throughline.shared.scratch import Scratch
-from throughline.tuning.budgets import Budgets, read_budgets, refuse_several_hosts
-from throughline.tuning.preparation import refuse_large_snapshot
+from throughline.tuning.budgets import (
+    Budgets,
+    read_budgets,
+    refuse_large_snapshot,
+    refuse_several_hosts,
+)
 
 BUDGETS = Budgets()
 TUNE = "tune"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.races import exactly, race, rounds
 from throughline.measurement.baseline import standard_error_in_time, standard_error_of_mean
 from throughline.measurement.rounds import Race
-from throughline.measurement.verdict import OtherFigures, Stall, judge
+from throughline.measurement.verdict import Stall, find_contradiction, judge
 from throughline.results.base import Estimate
 from throughline.results.race import Cost, Round, Turn
 
@@ -136,7 +136,7 @@ def test_a_stall_is_what_training_loses_against_its_model_alone():
     assert (faster.low_pct, faster.pct, faster.high_pct) == pytest.approx((0, 0, 3))
 
 
-FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "epoch_s": 30.0,
+FIGURES = {"gain": exactly(0.5), "fed": exactly(400.0), "epochs": 100.0, "epoch_s": 30.0,
            "warm_steps": 200,
            "drift": 1.0, "disturbed": False}  # fmt: skip
 
@@ -145,11 +145,11 @@ FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "epoc
     ("figures", "said"),
     [
         ({}, ""),
-        ({"input": None, "epochs": None}, ""),
+        ({"fed": None, "epochs": None}, ""),
         ({"gain": exactly(1.03)}, ""),
         ({"gain": exactly(1.06)}, "trained 100 examples/s, its model alone 94"),
-        ({"input": exactly(90.0)}, ""),
-        ({"input": exactly(80.0)}, "trained 100 examples/s, its input alone made 80"),
+        ({"fed": exactly(90.0)}, ""),
+        ({"fed": exactly(80.0)}, "trained 100 examples/s, its input alone made 80"),
         ({"epochs": 90.0}, ""),
         ({"epochs": 85.0}, "trained 100 examples/s, its epochs 85"),
         ({"epochs": 85.0, "warm_steps": 19}, ""),
@@ -161,7 +161,7 @@ FIGURES = {"gain": exactly(0.5), "input": exactly(400.0), "epochs": 100.0, "epoc
     ],
 )
 def test_other_figures_contradict_a_rate_beyond_noise_and_drift(figures, said):
-    contradiction = OtherFigures(**{**FIGURES, **figures}).contradict(exactly(100.0))
+    contradiction = find_contradiction(exactly(100.0), **{**FIGURES, **figures})
     assert contradiction == (said and f"the race {said}")
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.races import race
 from throughline.results.race import Cost
 from throughline.settings import PipelineConfig
+from throughline.tuning.budgets import Need
 from throughline.tuning.choice import (
     choose,
     compose_sentence,
@@ -16,7 +17,6 @@ from throughline.tuning.choice import (
     is_compute_bound,
     pick_survivors,
 )
-from throughline.tuning.needs import Need
 from throughline.tuning.space import CEILING
 
 MIB = 2**20

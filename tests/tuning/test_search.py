@@ -18,11 +18,10 @@ from throughline.results.race import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import InvalidBudget, Untunable
-from throughline.tuning.budgets import find_limits, read_budgets
+from throughline.tuning.budgets import Need, find_limits, read_budgets
 from throughline.tuning.findings import NOT_RACED, summarize
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.key import digest_question, without_tuned
-from throughline.tuning.needs import Need
 from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, survey_data
 from throughline.tuning.search import Search
@@ -70,7 +69,7 @@ def contestants(monkeypatch):
     monkeypatch.setattr("throughline.race.pool.Contestant", made)
     for module in ("race", "tuning"):
         monkeypatch.setattr(f"throughline.{module}.pool.OtherProcesses", Others)
-    monkeypatch.setattr("throughline.tuning.proof.do_once", lambda *_, **__: "digest")
+    monkeypatch.setattr("throughline.tuning.question.do_once", lambda *_, **__: "digest")
     return made
 
 
@@ -119,7 +118,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_p
 
 def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, tmp_path):
     search = search_in(tmp_path)
-    given = [name for name in search._candidates if not search._is_searched(name)]
+    given = [name for name in search.candidates if not search._is_searched(name)]
     add_rounds(search, {CEILING: 100.0, **dict.fromkeys(given, 98.0)}, count=3)
     assert search.run().outcome == "compute-bound"
     assert len(search.race.rounds) == 3

@@ -16,7 +16,7 @@ from throughline.race.jobs import Entry
 from throughline.settings import PipelineConfig
 from throughline.shared.failures import Failure
 from throughline.tuning.journal import Journal
-from throughline.tuning.proof import prove
+from throughline.tuning.question import prove
 from throughline.tuning.space import (
     OWN,
     RULES,
@@ -191,7 +191,7 @@ def test_only_one_with_other_examples_is_out_for_good(
             raise ContestantLost(failed, Failure(kind=failed, message=""))
         return "digest"
 
-    monkeypatch.setattr("throughline.tuning.proof.do_once", do_once)
+    monkeypatch.setattr("throughline.tuning.question.do_once", do_once)
     journal = Journal(tmp_path)
     assert prove(entry, journal) is not bool(failed)
     assert journal.pages.dropped.keys() == ({"naive"} if failed else set())

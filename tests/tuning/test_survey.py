@@ -28,11 +28,19 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidBudget, UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import available_memory, own_memory
-from throughline.tuning.budgets import find_limits, parse_size, parse_time, read_budgets
+from throughline.tuning.budgets import (
+    Need,
+    find_excess,
+    find_limits,
+    format_bytes,
+    format_seconds,
+    parse_size,
+    parse_time,
+    read_budgets,
+    refuse_large_snapshot,
+)
 from throughline.tuning.footprint import watched
 from throughline.tuning.journal import Journal
-from throughline.tuning.needs import Need, find_excess, format_bytes, format_seconds
-from throughline.tuning.preparation import refuse_large_snapshot
 from throughline.tuning.question import Question
 from throughline.tuning.search import Search
 from throughline.tuning.survey import SnapshotBytes, prove_equal, survey

@@ -7,8 +7,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,6 @@ NOT_MEASURED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuSample:
-    """A reading of the GPUs: mean utilization, total memory and power; None if not reported."""
-
-    utilization_pct: float | None
-    memory_mb: float | None
-    power_w: float | None
-
-
 def read_cpu_s() -> dict[int, float]:
     """Return the CPU time [s] of this process and its living descendants, by process id."""
     process = psutil.Process()
@@ -50,27 +40,29 @@ def read_cpu_s() -> dict[int, float]:
 class UsageMonitor:
     """Measures this process and samples its GPUs in a thread; a context manager.
 
-    Read `measured` after leaving it. Between `pause()` and `resume()` nothing is measured, such as
+    Between `pause()` and `resume()` nothing is measured, such as
     tracing or validation.
 
     Args:
-      gpus: NVML handles of the GPUs in use. By default the first visible one, where TensorFlow puts
-          everything that is not placed elsewhere.
+      gpus: NVML handles of the GPUs in use.
       cpu_s: Returns CPU time [s] by process id.
+
+    Attributes:
+      measured: The usage; known after the block.
     """
+
+    measured: Usage
 
     def __init__(
         self,
-        gpus: Sequence[Any] | None = None,
+        gpus: Sequence[Any],
         *,
         paused: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         cpu_s: Callable[[], Mapping[int, float]] = read_cpu_s,
     ) -> None:
         self._clock, self._read_cpu_s = clock, cpu_s
-        self._gpus = visible_gpus()[0][:1] if gpus is None else list(gpus)
-        self._usage: Usage | None = None
-        self._samples: list[GpuSample] = []
+        self._gpus, self._samples = gpus, list[dict[str, float]]()
         self._failures: list[str] = []
         self._running, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,17 +86,16 @@ class UsageMonitor:
         if self._thread:
             self._thread.join()
         if self._failures:
-            counted = (
-                f"{len(self._failures)} of {len(self._failures) + len(self._samples)} readings of"
-                " the GPU failed"
-            )
+            failed = len(self._failures)
             echo_problem(
-                f"{counted} (NVML: {self._failures[-1]}); GPU metrics are those of the others"
+                f"{failed} of {failed + len(self._samples)} readings of the GPU failed (NVML:"
+                f" {self._failures[-1]}); GPU metrics are those of the others"
             )
-        utilization = sorted(_known(sample.utilization_pct for sample in self._samples))
-        memory = _known(sample.memory_mb for sample in self._samples)
-        power = _known(sample.power_w for sample in self._samples)
-        self._usage = Usage(
+        utilization, memory, power = (
+            sorted(sample[name] for sample in self._samples if name in sample)
+            for name in ("utilization_pct", "memory_mb", "power_w")
+        )
+        self.measured = Usage(
             wall_s=self._wall_s,
             cpu_s=self._cpu_s,
             cpu_utilization_pct=_utilization_pct(self._cpu_s, self._wall_s),
@@ -137,13 +128,6 @@ class UsageMonitor:
                 seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
             )
 
-    @property
-    def measured(self) -> Usage:
-        """The usage; known after the block."""
-        if self._usage is None:
-            raise RuntimeError("the monitor is still running")
-        return self._usage
-
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_EVERY_S):
             if not self.running:
@@ -174,40 +158,33 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
     }
 
 
-def read_gpus(handles: Sequence[Any]) -> GpuSample:
-    """Read the mean utilization of the GPUs, and their total memory and power.
+def read_gpus(handles: Sequence[Any]) -> dict[str, float]:
+    """Read the mean utilization of the GPUs [%], and their total memory [MB] and power [W].
 
-    A metric that NVML does not support, such as the utilization of a MIG slice, is None.
+    A metric that NVML does not support, such as the utilization of a MIG slice, is left out.
 
     Raises:
       NVMLError: If NVML does not answer.
     """
-    utilization = _figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu, handles)
-    memory = _figures(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used, handles)
-    power = _figures(pynvml.nvmlDeviceGetPowerUsage, handles)
-    return GpuSample(
-        utilization_pct=statistics.fmean(utilization) if utilization else None,
-        memory_mb=sum(memory) / 1e6 if memory else None,
-        power_w=sum(power) / 1000 if power else None,
-    )
-
-
-def _figures(ask: Callable[[Any], Any], handles: Sequence[Any]) -> list[float]:
-    try:
-        return [float(ask(handle)) for handle in handles]
-    except pynvml.NVMLError as error:
-        if error.value in NOT_MEASURED:  # pyright: ignore[reportAttributeAccessIssue] - set when it is made
-            return []
-        raise
+    count = len(handles)
+    asked: dict[str, tuple[Callable[[Any], Any], float]] = {
+        "utilization_pct": (lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu, count),
+        "memory_mb": (lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used, 1e6),
+        "power_w": (pynvml.nvmlDeviceGetPowerUsage, 1000),
+    }
+    sample = {}
+    for name, (ask, unit) in asked.items():
+        try:
+            sample[name] = sum(map(ask, handles)) / unit
+        except pynvml.NVMLError as error:
+            if error.value not in NOT_MEASURED:  # pyright: ignore[reportAttributeAccessIssue] - set when it is made
+                raise
+    return sample
 
 
 def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
     """Return CPU time as % of this process's cores; at most 100, because clock ticks are coarse."""
     return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _bytes_read(process: psutil.Process) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -16,8 +17,6 @@ import psutil
 from throughline.shared.limits import read_quota_usage_s, usable_cores
 
 OTHER_PROGRAMS = "other programs"  # named if no single process took half of it
-IDLE = ("idle", "iowait")
-IN_OTHERS = ("guest", "guest_nice")  # the system counts these in user and nice, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,24 @@ class CpuTimes:
 
 
 def read_cpu_times() -> CpuTimes:
-    idle_s, busy_s, cores = _cores_s()
+    """Read them now. Time that a hypervisor steals is busy; ended children count for processes."""
+    cores, usable = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
+    if len(cores) > max(usable):
+        cores = [cores[number] for number in usable]
+    idle_s = sum(core.idle + core.iowait for core in cores)
+    # The system counts guests in user and nice, too.
+    all_s = sum(sum(core) - core.guest - core.guest_nice for core in cores)
+    by_process = {
+        process.pid: sum(times[:4])
+        for process in psutil.process_iter()
+        if (times := read_times(process))
+    }
     return CpuTimes(
         idle_s=idle_s,
-        busy_s=busy_s,
-        cores=cores,
+        busy_s=all_s - idle_s,
+        cores=len(cores),
         group_s=read_quota_usage_s(),
-        by_process=_cpu_s_by_process(),
+        by_process=Counter(by_process),
     )
 
 
@@ -53,15 +63,10 @@ class OtherProcesses:
       cpu_pct: What others took of all cores that this process may use.
       idle_pct: What nobody took of these.
       busiest: The process that took most of it.
-
-    Args:
-      own: Ids of processes that do not count as others, nor do their descendants.
     """
 
-    def __init__(
-        self, own: Collection[int] = (), *, read: Callable[[], CpuTimes] = read_cpu_times
-    ) -> None:
-        self._own, self._read = {os.getpid(), *own}, read
+    def __init__(self, *, read: Callable[[], CpuTimes] = read_cpu_times) -> None:
+        self._read = read
         self.cpu_pct = self.idle_pct = 0.0
         self.busiest = OTHER_PROGRAMS
 
@@ -81,7 +86,7 @@ class OtherProcesses:
         took = Counter(
             {pid: seconds - before.by_process[pid] for pid, seconds in now.by_process.items()}
         )
-        own = self._own | {each for one in self._own for each in list_children(one)}
+        own = {os.getpid(), *list_children(os.getpid())}
         own_s = sum(took[pid] for pid in own)
         sharing_s = max(0.0, now.group_s - before.group_s - own_s)
         if idle_s + busy_s > 0:
@@ -92,7 +97,9 @@ class OtherProcesses:
         others_s = max(0.0, busy_s - own_s)
         named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]
         if named and named[0][1] >= others_s / 2 > 0:
-            self.busiest = _describe(named[0][0])
+            with suppress(psutil.Error):  # it has ended
+                process = psutil.Process(named[0][0])
+                self.busiest = f"{process.name()} (process {process.pid})"
 
 
 def share_of_cores(
@@ -113,31 +120,6 @@ def share_of_cores(
     return 100 * others_s / ours_s, 100 * idle_s / ours_s
 
 
-def _cores_s() -> tuple[float, float, int]:
-    """Return idle and busy time [s] of this process's cores, and their number; steal is busy."""
-    cores = psutil.cpu_times(percpu=True)
-    usable = os.sched_getaffinity(0)
-    if len(cores) > max(usable):
-        cores = [cores[number] for number in usable]
-    fields = cores[0]._fields
-    idle = sum(getattr(core, name) for core in cores for name in fields if name in IDLE)
-    busy = sum(
-        getattr(core, name) for core in cores for name in fields if name not in IDLE + IN_OTHERS
-    )
-    return idle, busy, len(cores)
-
-
-def _cpu_s_by_process() -> Counter[int]:
-    """Return the CPU time [s] of every process, with that of its ended children."""
-    return Counter(
-        {
-            process.pid: sum(times[:4])
-            for process in psutil.process_iter()
-            if (times := read_times(process))
-        }
-    )
-
-
 def read_times(process: psutil.Process) -> tuple[float, ...]:
     """Return the CPU times of a process and its ended children [s]; () if it has ended."""
     try:
@@ -152,10 +134,3 @@ def list_children(pid: int) -> list[int]:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return []
-
-
-def _describe(pid: int) -> str:
-    try:
-        return f"{psutil.Process(pid).name()} (process {pid})"
-    except psutil.Error:
-        return OTHER_PROGRAMS

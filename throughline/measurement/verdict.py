@@ -49,44 +49,40 @@ class Verdict:
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherFigures:
-    """Other figures of a training that has raced.
+def find_contradiction(  # noqa: PLR0913 - the figures of a training
+    training: Estimate,
+    gain: Estimate,
+    fed: Estimate | None,
+    epochs: float | None,
+    *,
+    epoch_s: float,
+    warm_steps: int,
+    drift: float,
+    disturbed: bool,
+) -> str:
+    """Return which other figure contradicts the rate of a race; "" if none does.
 
-    Attributes:
-      gain: Its speed relative to its model alone, in the same rounds.
-      input: The rate of its input alone [examples/s].
+    Args:
+      training: The rate of the race [examples/s].
+      gain: Its ratio to the model alone, in the same rounds.
+      fed: The rate of its input alone [examples/s].
       epochs: The rate of its own warm epochs [examples/s].
       epoch_s: The duration of one of these epochs.
       warm_steps: The number of steps in them.
       drift: The factor by which the machine's pace varied during the race.
     """
-
-    gain: Estimate
-    input: Estimate | None
-    epochs: float | None
-    epoch_s: float
-    warm_steps: int
-    drift: float
-    disturbed: bool
-
-    def contradict(self, training: Estimate) -> str:
-        """Return which figure contradicts the rate of the race; "" if none does."""
-        other = self._find_contrary(training)
-        return other and f"the race trained {training.value:,.0f} examples/s, {other}"
-
-    def _find_contrary(self, training: Estimate) -> str:
-        apart = (1 + APART_PCT / 100) * self.drift
-        if self.gain.low > 1 + SAME_MOMENT_PCT / 100:
-            return f"its model alone {training.value / self.gain.value:,.0f}"
-        if self.input and training.low > apart * self.input.high:
-            return f"its input alone made {self.input.value:,.0f}"
-        if self.epochs is None or self.warm_steps < LEAST_STEPS:
-            return ""
-        between = min(BETWEEN_S, self.epoch_s / 2)
-        slower = training.low > apart * self.epochs * self.epoch_s / (self.epoch_s - between)
-        faster = not self.disturbed and apart * training.high < self.epochs
-        return f"its epochs {self.epochs:,.0f}" if slower or faster else ""
+    raced = f"the race trained {training.value:,.0f} examples/s"
+    apart = (1 + APART_PCT / 100) * drift
+    if gain.low > 1 + SAME_MOMENT_PCT / 100:
+        return f"{raced}, its model alone {training.value / gain.value:,.0f}"
+    if fed and training.low > apart * fed.high:
+        return f"{raced}, its input alone made {fed.value:,.0f}"
+    if epochs is None or warm_steps < LEAST_STEPS:
+        return ""
+    between = min(BETWEEN_S, epoch_s / 2)
+    slower = training.low > apart * epochs * epoch_s / (epoch_s - between)
+    faster = not disturbed and apart * training.high < epochs
+    return f"{raced}, its epochs {epochs:,.0f}" if slower or faster else ""
 
 
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from throughline.measurement.rounds import Race
-from throughline.measurement.verdict import APART_PCT, OtherFigures, Stall, Verdict, judge
+from throughline.measurement.verdict import APART_PCT, Stall, Verdict, find_contradiction, judge
 from throughline.race.configurations import ConfigurationRace, Measured
 from throughline.results.base import Estimate
 from throughline.results.profiling import Effort, Finding
@@ -86,15 +86,16 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
     fed = measured.input_speed(name)
     fed = fed and fed.times(subject.share)
     epochs = _comparable_epochs(subject)
-    contradiction = OtherFigures(
-        gain=gain,
-        input=fed,
-        epochs=epochs,
+    contradiction = find_contradiction(
+        training,
+        gain,
+        fed,
+        epochs,
         epoch_s=subject.examples / epochs if epochs else 0.0,
         warm_steps=subject.trained.step.count if subject.trained.step else 0,
         drift=race.drift(model),
         disturbed=bool(race.disturbed_by()),
-    ).contradict(training)
+    )
     findings = [_with_gain(each, name, measured) for each in subject.findings]
     opened = measured.opened.get(name)
     return _conclude(

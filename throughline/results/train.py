@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import ClassVar
 
+from scipy.special import betainc
+
 from throughline.results.base import ResultFile, Usage
 from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import atomic_file
@@ -175,25 +177,9 @@ def beats_constant(metric: str, value: float, *, constant: float, stderr: float)
     if not value > constant:
         return False
     trials = count_trials(constant, stderr)
-    return _binomial_tail(round(value * trials), trials, constant) < CHANCE
-
-
-def _binomial_tail(successes: int, trials: int, share: float) -> float:
-    """Return the probability of at least `successes` in `trials`, each with probability `share`."""
-    if successes > trials or not 0 < share < 1:
-        return float(successes <= 0)
-    ways = (
-        math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
-    )
-    odds, failures = share / (1 - share), trials - successes
-    term = math.exp(ways + successes * math.log(share) + failures * math.log1p(-share))
-    total = 0.0
-    for count in range(successes, trials + 1):
-        total += term
-        term *= odds * (trials - count) / (count + 1)
-        if term <= total * 1e-12:  # beyond the expected number of successes, terms only fall
-            break
-    return total
+    successes = round(value * trials)
+    tail = betainc(successes, trials - successes + 1, constant)  # P(at least so many successes)
+    return successes > 0 and bool(tail < CHANCE)
 
 
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:

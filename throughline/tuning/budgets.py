@@ -1,4 +1,4 @@
-"""The budgets of a search: memory, disk, preparation time, epochs and its own time.
+"""The budgets of a search (memory, disk, preparation, epochs, its own time), and what exceeds them.
 
 Budgets are written as `8GiB` or `10min`, and capped by what the machine has left. Imports no
 TensorFlow.
@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import psutil
 from pydantic import AfterValidator, Field, ValidationError
 
+from throughline.config.params import Params
+from throughline.data.columns.index import Column
+from throughline.data.shards.index import read_shard_index
+from throughline.plan.shapes import stored_shape
 from throughline.plan.training_workers import training_worker_from_tf_config
 from throughline.settings.base import Settings, word_or_count
 from throughline.shared.errors import InvalidBudget, Untunable
@@ -28,6 +33,7 @@ SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
 }
 TIMES = {"s": 1, "min": 60, "h": 3600}
 SHORTEST_SEARCH_S = 60
+KEY_BYTES = 8  # of a row in the snapshot
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 
 Allowance = Literal["approximate", "unordered"]
@@ -167,6 +173,120 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
         disk_bytes=capped(budgets.disk, free + taken),
         prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
         free_bytes=free,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """The memory, disk and preparation time that a configuration needs.
+
+    `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
+    disk that is not written yet. `prepare_s` comes before the first epoch.
+    """
+
+    ram_bytes: float
+    disk_bytes: float
+    prepare_s: float
+    kept_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+
+def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
+    """Return which configurations exceed the limits, and by what.
+
+    Raises:
+      InvalidBudget: If all of them do; says the least that is needed.
+    """
+    excess = {name: why for name, need in needs.items() if (why := _describe_excess(need, limits))}
+    if len(excess) == len(needs):
+        least = Need(
+            ram_bytes=min(need.ram_bytes for need in needs.values()),
+            disk_bytes=min(need.disk_bytes for need in needs.values()),
+            prepare_s=min(need.prepare_s for need in needs.values()),
+        )
+        raise InvalidBudget(
+            "no configuration fits into the budgets. The least that one needs is"
+            f" {format_bytes(least.ram_bytes)} of memory ({format_bytes(limits.ram_bytes)} are"
+            f" allowed), {format_bytes(least.disk_bytes)} of disk"
+            f" ({format_bytes(limits.disk_bytes)}) and {format_seconds(least.prepare_s)} of"
+            f" preparation ({format_seconds(limits.prepare_s)}); raise --ram, --disk or --prepare"
+        )
+    return excess
+
+
+def _describe_excess(need: Need, limits: Limits) -> str:
+    spent = (
+        ("memory", need.ram_bytes, limits.ram_bytes, format_bytes),
+        ("memory to keep splits in", need.kept_bytes, limits.kept_bytes, format_bytes),
+        ("disk", need.disk_bytes, limits.disk_bytes, format_bytes),
+        ("disk besides the snapshot", need.written_bytes, limits.free_bytes, format_bytes),
+        ("preparation", need.prepare_s, limits.prepare_s, format_seconds),
+    )
+    return "; ".join(
+        f"needs {shown(needed)} of {what}, {shown(allowed)} are allowed"
+        for what, needed, allowed, shown in spent
+        if needed > allowed
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time for people: 0.8 s, 41 s, 12 min, 3.5 h; infinity is "any time"."""
+    if seconds == float("inf"):
+        return "any time"
+    if seconds < 10:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"  # noqa: PLR2004
+
+
+def format_bytes(count: float) -> str:
+    """Format bytes for people: 12 kiB, 38 MiB, 1.1 GiB."""
+    mib = count / 2**20
+    if mib < 1:
+        return f"{count / 2**10:.0f} kiB"
+    return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"  # noqa: PLR2004
+
+
+def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
+    """Refuse to write a snapshot that exceeds `--disk`, if its rows are images of one size.
+
+    Raises:
+      InvalidBudget: If it would; says by how much, and which fraction of it fits.
+    """
+    if budgets.disk == AVAILABLE or params.storage.url:  # the stage itself reports a full disk
+        return
+    shards = read_shard_index(Layout(root).shards)
+    value, target = shards.schema.input, shards.schema.target
+    image = Column(
+        name=value.name, dtype=value.dtype, shape=stored_shape(params.preprocess, shards.schema)
+    )
+    if value.encoding.modality != "images" or image.ragged:
+        return
+    rows, allowed = sum(map(shards.examples, shards.splits)), parse_size(budgets.disk)
+    table = shards.schema.table_input
+    numbers = [one for one in (target, table) if one]
+    others = KEY_BYTES + sum(
+        np.dtype(one.dtype).itemsize * math.prod(size or 1 for size in one.shape) for one in numbers
+    )
+    needed = rows * (others + params.snapshot.stored_fraction * image.stride)
+    if needed <= allowed:
+        return
+    fitting = math.floor(100 * (allowed / rows - others) / image.stride) / 100
+    more = [
+        f"pipelines.{name}"
+        for name, config in params.pipelines.items()
+        if config.read == "snapshot" and config.snapshot.fraction > fitting
+    ]
+    where = " and ".join(["params.yaml", *more])
+    remedy = (
+        f"`snapshot: {{fraction: {fitting}}}` in {where} stores as many rows as fit; or raise"
+        if fitting > 0
+        else "raise"
+    )
+    raise InvalidBudget(
+        f"the snapshot would take {format_bytes(needed)} of disk, {format_bytes(allowed)} are"
+        f" allowed; {remedy} --disk"
     )
 
 

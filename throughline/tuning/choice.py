@@ -15,7 +15,7 @@ from throughline.reporting.ranking import BASELINE
 from throughline.results.base import Estimate
 from throughline.results.tuning import TUNED, Outcome
 from throughline.settings import PipelineConfig
-from throughline.tuning.needs import Need, format_bytes, format_seconds
+from throughline.tuning.budgets import Need, format_bytes, format_seconds
 from throughline.tuning.space import CEILING
 
 TIE = 1.05  # candidates up to this factor slower than the fastest count as equal to it
@@ -74,13 +74,17 @@ def choose(
         fastest = race.fastest([incumbent, *ahead])
         tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
         least = min(needs[each].ram_bytes for each in tied)
-        name = min(tied, key=lambda each: _modesty(needs[each], configs[each], least))
+        name = min(tied, key=lambda each: _rank_tied(needs[each], configs[each], least))
     if own:
         baseline = find_baseline(own)
     else:  # the slowest rival that the choice has met, or the choice itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
         baseline = incumbent = max(met, key=lambda each: race.seconds(each).value)
-    short = [each for each in rivals if each not in own and _may_lead(race.ratio(each, name))]
+    short = [
+        each
+        for each in rivals
+        if each not in own and _leads(lead := race.ratio(each, name)) and lead.rounds < LEAST_ROUNDS
+    ]
     outcome, reason = _conclude(race, incumbent, new=new, short=short, unraced=unraced)
     return Choice(
         outcome=outcome,
@@ -151,10 +155,6 @@ def _is_ahead(lead: Estimate) -> bool:
     return _leads(lead) and lead.rounds >= LEAST_ROUNDS
 
 
-def _may_lead(lead: Estimate) -> bool:
-    return _leads(lead) and lead.rounds < LEAST_ROUNDS
-
-
 def _leads(lead: Estimate) -> bool:
     return lead.below_one and lead.value <= 1 / LEAST_GAIN
 
@@ -163,7 +163,7 @@ def _is_tied(gap: Estimate) -> bool:
     return not gap.above_one and gap.value <= TIE
 
 
-def _modesty(
+def _rank_tied(
     need: Need, config: PipelineConfig, least_ram_bytes: float
 ) -> tuple[float, float, int]:
     keys = len(config.model_dump(exclude_defaults=True))

@@ -7,9 +7,8 @@ import math
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
-from throughline.tuning.budgets import parse_time
+from throughline.tuning.budgets import Need, parse_time
 from throughline.tuning.choice import Choice, compose_sentence
-from throughline.tuning.needs import Need
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING, Candidate
 
@@ -17,7 +16,6 @@ from throughline.tuning.space import CEILING, Candidate
 def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningResult:
     """Make the result of a search: the choice, then raced candidates by time, then the rest."""
     race = search.race
-    chosen = search.candidate(choice.name)
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
     rows += [
         TunedCandidate(name=each.name, family="refused", config={}, dropped=each.reason)
@@ -28,7 +26,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         outcome=choice.outcome,
         sentence=compose_sentence(choice, race, search.needs[choice.name]),
         chosen=choice.name,
-        config=describe_config(chosen.config),
+        config=describe_config(search.candidates[choice.name].config),
         baseline=choice.baseline,
         incumbent=choice.incumbent,
         epochs=race.epochs,

@@ -11,7 +11,7 @@ from pathlib import Path
 from throughline.results.base import parse
 from throughline.results.race import Cost, Round
 from throughline.shared.files import atomic_file, dump_json
-from throughline.tuning.needs import format_bytes
+from throughline.tuning.budgets import format_bytes
 from throughline.tuning.space import CEILING
 
 JOURNAL = "journal.json"

@@ -11,8 +11,8 @@ from throughline.race.contestant import OPENING_S, ContestantLost
 from throughline.race.jobs import Opened
 from throughline.race.pool import Jobs, Pool
 from throughline.results.race import Round
+from throughline.tuning.budgets import Need
 from throughline.tuning.journal import Entrance, Journal
-from throughline.tuning.needs import Need
 from throughline.tuning.space import CEILING
 
 LEAST_FILL_S = 60.0  # the least time that filling a cache may take, even after the search's time

@@ -1,6 +1,6 @@
-"""The question that a search answers, and the survey of the data that it begins with.
+"""The question that a search answers, the survey of the data before it, and the proof after it.
 
-Imports no TensorFlow.
+Survey and proof run in processes of their own. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from pathlib import Path
 
 from throughline.config.params import Params
 from throughline.race.contestant import ContestantLost, do_once
-from throughline.shared.errors import Untunable
+from throughline.race.jobs import Entry
+from throughline.shared.errors import UnequalConfigurations, Untunable
 from throughline.shared.progress import echo
-from throughline.tuning.budgets import Budgets, Limits
-from throughline.tuning.needs import Need
+from throughline.tuning.budgets import Budgets, Limits, Need
+from throughline.tuning.journal import Journal
 from throughline.tuning.space import Space
 
 FEWEST_STEPS = 20  # per epoch
-SURVEY = "throughline.tuning.survey:survey"
+SURVEY, PROOF = "throughline.tuning.survey:survey", "throughline.tuning.survey:prove_equal"
+PROOF_S = 24 * 3600.0  # reads every example twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +84,24 @@ def survey_data(question: Question, folder: Path) -> Survey:
             " needed to see how fast they are; use more data, or a smaller batch_size"
         )
     return surveyed
+
+
+def prove(entry: Entry, journal: Journal) -> bool:
+    """Prove that the examples are the snapshot's, and return whether they are.
+
+    A candidate with other examples is out for good. If the proof fails for another reason, such as
+    too little memory, the next search tries the candidate again.
+    """
+    if entry.name in journal.pages.proven:
+        return True
+    echo(f"proving that {entry.name} delivers the snapshot's examples")
+    try:
+        digest = do_once(PROOF, entry, log=journal.folder / "prove.log", timeout_s=PROOF_S)
+    except ContestantLost as lost:
+        if lost.failure and lost.failure.kind == UnequalConfigurations.__name__:
+            journal.refute(entry.name, f"not proven: {lost}")
+        else:
+            journal.drop(entry.name, f"not proven: {lost}", transient=lost.transient)
+        return False
+    journal.note_proof(entry.name, digest)
+    return True

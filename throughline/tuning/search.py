@@ -19,7 +19,7 @@ from throughline.race.jobs import Entry
 from throughline.results.base import MIN_ROUNDS
 from throughline.shared.errors import Untunable
 from throughline.shared.progress import echo
-from throughline.tuning.budgets import parse_time
+from throughline.tuning.budgets import Need, find_excess, parse_time
 from throughline.tuning.choice import (
     Choice,
     choose,
@@ -28,10 +28,8 @@ from throughline.tuning.choice import (
     pick_survivors,
 )
 from throughline.tuning.journal import Journal
-from throughline.tuning.needs import Need, find_excess
 from throughline.tuning.pool import SearchPool
-from throughline.tuning.proof import prove
-from throughline.tuning.question import Question, survey_data
+from throughline.tuning.question import Question, prove, survey_data
 from throughline.tuning.space import (
     CEILING,
     OWN,
@@ -58,9 +56,10 @@ class Search:
         self.survey = survey_data(question, journal.folder)
         self._racing_until = time.monotonic() + RACING_SHARE * parse_time(question.budgets.time)
         self.excess = find_excess(self.survey.needs, question.limits)
-        self._candidates = {
+        self.candidates = {
             each.name: each for each in self.survey.space.candidates if each.name not in self.excess
         }
+        self._own_names = [name for name, each in self.candidates.items() if each.family == OWN]
         for name in journal.pages.entrances:  # their memory is known from before
             journal.drop_large(name, question.limits.ram_bytes)
 
@@ -77,7 +76,7 @@ class Search:
             choice = self._choose(self.rivals)
             if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
-        opened = self._candidates.keys() & self.journal.pages.entrances.keys()
+        opened = self.candidates.keys() & self.journal.pages.entrances.keys()
         if opened:  # raises InvalidBudget if each takes too much memory
             find_excess({name: self.measured_needs[name] for name in opened}, self.question.limits)
         reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
@@ -99,7 +98,7 @@ class Search:
         return [
             name
             for name in self.race.names
-            if name in self._candidates and name not in self.journal.pages.dropped
+            if name in self.candidates and name not in self.journal.pages.dropped
         ]
 
     @cached_property
@@ -121,7 +120,7 @@ class Search:
         )
 
     def _race_heats(self, pool: SearchPool) -> None:
-        given = [name for name, each in self._candidates.items() if each.family in (OWN, RULES)]
+        given = [name for name, each in self.candidates.items() if each.family in (OWN, RULES)]
         standing = [CEILING, *given[:1]]
         groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
         for group in groups:  # several if they do not all fit into memory
@@ -144,7 +143,7 @@ class Search:
             for form in find_leanest(families[family])
         ]
         standing = self._race_groups(pool, "lean", lean, standing, MOST_FAMILIES)
-        best = {self._candidates[name].family for name in standing if name in self._candidates}
+        best = {self.candidates[name].family for name in standing if name in self.candidates}
         forms = [
             form
             for family in families
@@ -180,7 +179,7 @@ class Search:
         searched = [name for name in standing if name in self.rivals and self._is_searched(name)]
         if not searched:
             return []
-        leader = self._candidates[self.race.fastest(searched)]
+        leader = self.candidates[self.race.fastest(searched)]
         forms = find_neighbors(leader, self._searched_families[leader.family])
         return [form.name for form in forms if form.name not in self.race.names]
 
@@ -190,25 +189,18 @@ class Search:
             return False
         return is_compute_bound(self.race, self.race.fastest(own))
 
-    def candidate(self, name: str) -> Candidate:
-        return self._candidates[name]
-
     @property
     def _searched_families(self) -> dict[str, list[Candidate]]:
         return group_families(
-            each for name, each in self._candidates.items() if self._is_searched(name)
+            each for name, each in self.candidates.items() if self._is_searched(name)
         )
-
-    @property
-    def _own_names(self) -> list[str]:
-        return [name for name, each in self._candidates.items() if each.family == OWN]
 
     @property
     def _own(self) -> list[str]:
         return [name for name in self._own_names if name in self.rivals]
 
     def _is_searched(self, name: str) -> bool:
-        return self._candidates[name].family not in (OWN, RULES)
+        return self.candidates[name].family not in (OWN, RULES)
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
         """Keep candidates that may be the fastest, and what they are compared with; end others."""
@@ -264,7 +256,7 @@ class Search:
             rivals,
             own,
             needs=self.measured_needs,
-            configs={name: each.config for name, each in self._candidates.items()},
+            configs={name: each.config for name, each in self.candidates.items()},
             unraced=self._list_unraced(),
         )
         lost = [name for name in self.journal.pages.lost if name in self._own_names]
@@ -277,7 +269,7 @@ class Search:
         """List what there was no time for: given candidates, and families without any race."""
         tried = {*self.race.names, *self.journal.pages.dropped}
         given = [
-            name for name in self._candidates if not self._is_searched(name) and name not in tried
+            name for name in self.candidates if not self._is_searched(name) and name not in tried
         ]
         families = [
             family
@@ -295,13 +287,12 @@ class Search:
         }
 
     def _entry(self, name: str) -> Entry:
-        question = self.question
-        config = (
-            read_stored(question.params.pipelines, question.params.snapshot.stored_fraction)
-            if name == CEILING
-            else self._candidates[name].config
-        )
-        return Entry(params=question.params, root=question.root, name=name, config=config)
+        params = self.question.params
+        if name == CEILING:
+            config = read_stored(params.pipelines, params.snapshot.stored_fraction)
+        else:
+            config = self.candidates[name].config
+        return Entry(params=params, root=self.question.root, name=name, config=config)
 
     def job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
         return (MODEL_ALONE if name == CEILING else TRAINING), [(self._entry(name),)]

@@ -87,43 +87,47 @@ def lay_out_space(
     Equal plans occur once. All have the sampling and batches of the first own configuration.
     """
     base = next(iter(own.values()))
-    same = _delivered(own)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
-    given = [(name, OWN, config) for name, config in own.items()] + [
-        (name, RULES, PipelineConfig(**{**rule, **same}))
-        for name, rule in (("heuristic", HEURISTIC), ("autotune", AUTOTUNE))
-        if name not in own
-    ]
-    for name, family, config in given:
-        if different := _find_difference(config, base, conditions):
-            refusals.append(Refusal(name=name, reason=different))
-            continue
-        planned = _plan(name, family, config, spec, conditions)
-        if isinstance(planned, Refusal):
-            refusals.append(planned)
-        else:
-            candidates.append(planned)
+    for group, family, configs in _groups(own, spec, conditions):
+        planned, reasons = list[Candidate](), list[str]()
+        for name, config in configs.items():
+            try:
+                plan = _plan(config, base, spec, conditions)
+            except ImpossiblePlan as error:
+                reasons.append(str(error))
+            else:
+                planned.append(Candidate(name=name, family=family, config=config, plan=plan))
+        if not planned:
+            refusals.append(Refusal(name=group, reason=reasons[0]))
+        for each in planned:
+            is_new = all(each.plan != other.plan for other in candidates)
+            if is_new or family in (OWN, RULES):
+                candidates.append(each)
+    return Space(candidates=tuple(candidates), refusals=tuple(refusals))
+
+
+def _groups(
+    own: Mapping[str, PipelineConfig], spec: InputSpec, conditions: Conditions
+) -> Iterator[tuple[str, str, dict[str, PipelineConfig]]]:
+    """Yield given configurations one by one, then families: the title, the family, its forms."""
+    same = _delivered(own)
+    for name, config in own.items():
+        yield name, OWN, {name: config}
+    for name, rule in (("heuristic", HEURISTIC), ("autotune", AUTOTUNE)):
+        if name not in own:
+            yield name, RULES, {name: PipelineConfig(**{**rule, **same})}
     for family, values in _families(spec, conditions):
         part = values.get("snapshot", {}).get("fraction", 1)
         stem = family if part == 1 else f"{family} {part:.0%}"
-        forms = [
-            _plan(
-                f"{stem}{suffix}",
-                family,
-                PipelineConfig(**{**values, **form, **same}),
-                spec,
-                conditions,
-            )
-            for suffix, form in _forms(values, conditions)
-        ]
-        reasons = [form.reason for form in forms if isinstance(form, Refusal)]
-        if len(reasons) == len(forms):
-            refusals.append(Refusal(name=family, reason=reasons[0]))
-        for form in forms:
-            if isinstance(form, Candidate) and all(form.plan != other.plan for other in candidates):
-                candidates.append(form)
-    return Space(candidates=tuple(candidates), refusals=tuple(refusals))
+        yield (
+            family,
+            family,
+            {
+                f"{stem}{suffix}": PipelineConfig(**{**values, **form, **same})
+                for suffix, form in _forms(values, conditions)
+            },
+        )
 
 
 def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
@@ -145,39 +149,32 @@ def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
 
 
 def _plan(
-    name: str, family: str, config: PipelineConfig, spec: InputSpec, conditions: Conditions
-) -> Candidate | Refusal:
+    config: PipelineConfig, base: PipelineConfig, spec: InputSpec, conditions: Conditions
+) -> Plan:
+    """Plan a configuration.
+
+    Raises:
+      ImpossiblePlan: If it is refused, or does not deliver what the `base` does.
+    """
     stored = conditions.stored
-    if config.read == "snapshot" and config.snapshot.fraction > stored:
-        return Refusal(
-            name=name,
-            reason=f"{stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
-            " params.yaml stores all",
-        )
-    try:
-        plan = make_plan(config, spec)
-    except ImpossiblePlan as error:
-        return Refusal(name=name, reason=str(error))
-    if conditions.shared and not plan.seekable:
-        return Refusal(
-            name=name,
-            reason="train.processes or train.batch_multiple share its batches, which those of a"
-            " stream cannot be",
-        )
-    return Candidate(name=name, family=family, config=config, plan=plan)
-
-
-def _find_difference(
-    config: PipelineConfig, base: PipelineConfig, conditions: Conditions
-) -> str | None:
-    """Return why a configuration does not deliver what the others do; None if it does."""
     if (config.sampling, config.batch) != (base.sampling, base.batch):
-        return "draws or batches other examples than the first configuration"
+        raise ImpossiblePlan("draws or batches other examples than the first configuration")
     if config.decode.approximate and not conditions.approximate:
-        return "decodes other pixels; --allow approximate races it"
+        raise ImpossiblePlan("decodes other pixels; --allow approximate races it")
     if not config.deterministic and not conditions.unordered:
-        return "its order depends on timing; --allow unordered races it"
-    return None
+        raise ImpossiblePlan("its order depends on timing; --allow unordered races it")
+    if config.read == "snapshot" and config.snapshot.fraction > stored:
+        raise ImpossiblePlan(
+            f"{stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
+            " params.yaml stores all"
+        )
+    plan = make_plan(config, spec)
+    if conditions.shared and not plan.seekable:
+        raise ImpossiblePlan(
+            "train.processes or train.batch_multiple share its batches, which those of a stream"
+            " cannot be"
+        )
+    return plan
 
 
 def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -187,10 +184,8 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
     if conditions.accelerator:
         yield "snapshot_on_device", {"read": "snapshot", "snapshot_on": "device", **GLOBAL}
     if 0 < conditions.fitting < 1:
-        yield (
-            "snapshot_part",
-            {"read": "snapshot", "snapshot": {"fraction": conditions.fitting}, **GLOBAL},
-        )
+        part = {"fraction": conditions.fitting}
+        yield "snapshot_part", {"read": "snapshot", "snapshot": part, **GLOBAL}
     *earlier, last = [op.name for op in spec.preprocess]
     for where in ("memory", "disk"):
         cached = {"read": "shards", "cache": {"where": where, "after": last}}
@@ -218,14 +213,11 @@ def _forms(
         ("device", "host"),
         (True, False) if conditions.unordered and streams else (True,),
     ):
-        words = [
-            "vectorized" if vectorize else "",
-            "" if parallel == "none" else parallel,
-            where,
-            "" if deterministic else "unordered",
-        ]
+        suffix = " vectorized" if vectorize else ""
+        suffix += "" if parallel == "none" else f" {parallel}"
+        suffix += f" {where}" if deterministic else f" {where} unordered"
         yield (
-            "".join(f" {word}" for word in words if word),
+            suffix,
             {
                 "vectorize": vectorize,
                 "map": {"parallel": parallel},

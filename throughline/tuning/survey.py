@@ -34,9 +34,8 @@ from throughline.shared.errors import UnequalConfigurations
 from throughline.shared.layout import Layout
 from throughline.shared.limits import own_memory
 from throughline.training.gpus import count_training_gpus
-from throughline.tuning.budgets import Limits
+from throughline.tuning.budgets import Limits, Need
 from throughline.tuning.footprint import measure_besides_steps
-from throughline.tuning.needs import Need
 from throughline.tuning.question import Survey
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
 
