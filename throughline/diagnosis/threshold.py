@@ -48,16 +48,12 @@ class Threshold:
                 " failing `--fail-if`"
             )
         try:
-            limit = (str if isinstance(value, str) else float)(self.limit)
+            limit = self.limit if isinstance(value, str) else float(self.limit)
         except ValueError:
-            raise InvalidParams(
-                [
-                    f"--fail-if: {self.metric} is of type {type(value).__name__};"
-                    f" {self.limit!r} cannot be compared with it"
-                ]
-            ) from None
+            problem = f"{self.metric} is of type {type(value).__name__}; {self.limit!r} cannot be"
+            raise InvalidParams([f"--fail-if: {problem} compared with it"]) from None
         if self.metric == "verdict" and limit not in VERDICTS:
-            said = did_you_mean(str(limit), list(VERDICTS))
+            said = did_you_mean(self.limit, list(VERDICTS))
             raise InvalidParams([f"--fail-if: {limit} is not a verdict; {said}"])
         if limit != limit:
             raise InvalidParams([f"--fail-if: {self.limit} is not a number"])
@@ -75,15 +71,10 @@ def parse_threshold(text: str, known: Collection[str]) -> Threshold:
     """
     match = _FORM.fullmatch(text)
     if not match:
-        raise InvalidParams(
-            [f"--fail-if: {text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"]
-        )
+        said = f"{text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"
+        raise InvalidParams([f"--fail-if: {said}"])
     metric, compared_by, limit = match.groups()
     if metric not in known:
-        raise InvalidParams(
-            [
-                f"--fail-if: {metric} is not a figure of the race;"
-                f" {did_you_mean(metric, list(known))}"
-            ]
-        )
+        said = did_you_mean(metric, list(known))
+        raise InvalidParams([f"--fail-if: {metric} is not a figure of the race; {said}"])
     return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))

@@ -25,23 +25,19 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
             constant_stderr=standard_error(share, len(labels)),
         )
     column = "label" if targets is None else data.shards.schema.input.name
+    columns = slice(None) if targets is None else list(targets)
 
     def values(of: str) -> np.ndarray:
         numbers = np.asarray(data.memmap(of, column), np.float64)
-        return numbers.reshape(len(numbers), -1)[
-            :, list(targets) if targets is not None else slice(None)
-        ]
+        return numbers.reshape(len(numbers), -1)[:, columns]
 
     distances = np.abs(values(split) - np.median(values("train"), axis=0)).mean(axis=1)
+    find_error = standard_error_of_mean if targets is None else standard_error_in_time
     return HeldOut(
         split=split,
         examples=len(distances),
         constant_metric=float(distances.mean()),
-        constant_stderr=(
-            standard_error_of_mean(distances)
-            if targets is None
-            else standard_error_in_time(distances)
-        ),
+        constant_stderr=find_error(distances),
     )
 
 
@@ -81,9 +77,7 @@ def standard_error_in_time(values: np.ndarray) -> float:
     larger rather than smaller.
     """
     count, centered = len(values), values - values.mean()
-    spectrum = np.fft.rfft(
-        centered, 2 * count
-    )  # padded, so that the end is no neighbor of the start
+    spectrum = np.fft.rfft(centered, 2 * count)  # padded: the end is no neighbor of the start
     covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: count - count % 2] / count
     pairs = covariances.reshape(-1, 2).sum(axis=1)
     positive = pairs[: int(np.argmin(pairs > 0)) if not (pairs > 0).all() else None]

@@ -60,31 +60,33 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 
-    examples, truths, predictions, errors, worst = 0, [], [], [], None
+    examples, truths, predictions, errors = 0, [], [], []
+    worst: dict[str, np.ndarray] = {}
     for element in pipeline.dataset():
         judged = {name: value.numpy() for name, value in run(element).items()}
         examples += len(judged["losses"])
+        inputs = element[feature].numpy()
+        if inputs.dtype == np.int32:  # tokens, whose number varies by batch, are not shown
+            inputs = np.zeros(len(inputs))
         truths.append(judged["truths"])
         predictions.append(judged["predictions"])
         errors.append(judged.pop("target_errors"))
         batch = {
             **judged,
             "keys": element["key"].numpy(),
-            "inputs": _without_padding(element[feature]),
+            "inputs": inputs,
             "labels": element["label"].numpy(),
             **{name: element[name].numpy() for name in more},
         }
         worst = _keep_worst(worst, batch)
-    true, predicted = (
-        np.concatenate(numbers or [np.zeros(0, np.int64)]) for numbers in (truths, predictions)
-    )
-    target_errors = np.concatenate(errors or [np.zeros((0, 0))]).mean(axis=0, dtype=np.float64)
+    true, predicted = np.concatenate(truths), np.concatenate(predictions)
+    target_errors = np.concatenate(errors).mean(axis=0, dtype=np.float64)
     return Outcomes(
         examples=examples,
         metric=float((true == predicted).mean() if classes else target_errors.mean()),
         truths=true,
         predictions=predicted,
-        worst=worst or {},
+        worst=worst,
         target_errors=target_errors,
     )
 
@@ -99,8 +101,6 @@ def describe_outcomes(
 ) -> Evaluation:
     """Describe outcomes in words; `classes` is empty if the model predicts numbers."""
     worst = outcomes.worst
-    losses = worst.get("losses", np.zeros(0))
-    inputs = _describe_inputs(worst, pipeline, manifest) if len(losses) else []
     columns = ("truths", "predictions") if classes else ("labels", "outputs")
     truths, predictions = (_name_values(worst[name], classes) for name in columns)
     return Evaluation(
@@ -115,12 +115,14 @@ def describe_outcomes(
                 truth=truths[number],
                 predicted=predictions[number],
                 probability=float(worst["probabilities"][number]) if classes else None,
-                loss=float(losses[number]),
+                loss=float(worst["losses"][number]),
                 value=value,
             )
-            for number, (example_id, value) in enumerate(inputs)
+            for number, (example_id, value) in enumerate(
+                _describe_inputs(worst, pipeline, manifest)
+            )
         ),
-        picture=len(losses) > 0 and pipeline.data.shards.schema.input.encoding.modality == "images",
+        picture=pipeline.data.shards.schema.input.encoding.modality == "images",
         mae_by_target=(
             dict(zip(targets, outcomes.target_errors.tolist(), strict=True))
             if len(targets) > 1
@@ -203,26 +205,14 @@ def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor
     }
 
 
-def _without_padding(inputs: tf.Tensor) -> np.ndarray:
-    """Return the inputs of a batch; zeros in place of tokens, whose number varies by batch."""
-    return np.zeros(len(inputs)) if inputs.dtype == tf.int32 else inputs.numpy()
-
-
 def _keep_worst(
-    worst: dict[str, np.ndarray] | None, batch: dict[str, np.ndarray]
+    worst: dict[str, np.ndarray], batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    order = _order_worst(batch["losses"])
-    batch = {name: values[order] for name, values in batch.items()}
-    if worst is None:
-        return batch
-    both = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
-    order = _order_worst(both["losses"])
-    return {name: values[order] for name, values in both.items()}
-
-
-def _order_worst(losses: np.ndarray) -> np.ndarray:
-    """Return the indices of the highest losses; NaN counts as the highest."""
-    return np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable")[:MOST_WORST]
+    """Return the examples with the highest losses of both; NaN counts as the highest."""
+    if worst:
+        batch = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
+    order = np.argsort(-np.nan_to_num(batch["losses"], nan=np.inf), kind="stable")[:MOST_WORST]
+    return {name: values[order] for name, values in batch.items()}
 
 
 def _describe_inputs(

@@ -34,7 +34,11 @@ def visible_gpus() -> tuple[list[Any], str | None]:
         handles = [_handle(uuid) for uuid in uuids]
     except pynvml.NVMLError as error:
         return [], NO_GPU.format(f"NVML: {error}")
-    return handles, None if handles else NO_GPU.format(_reason())
+    if handles:
+        return handles, None
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reason = "there is none" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects none"
+    return [], NO_GPU.format(reason)
 
 
 def used_gpus(devices: Iterable[str]) -> list[Any]:
@@ -75,8 +79,3 @@ def _handle(uuid: str) -> Any:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except pynvml.NVMLError:
         return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-
-
-def _reason() -> str:
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "there is none" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects none"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -17,7 +15,8 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
         return None
     tokens, padded, shapes = 0, 0, set()
     for batch in pipeline.dataset().as_numpy_iterator():
-        text = _find_text(batch)
+        inputs = batch[0]
+        text = inputs["text"] if isinstance(inputs, dict) else inputs
         tokens += int(lengths_in_batch(text).sum())
         padded += text.size
         shapes.add(text.shape)
@@ -43,8 +42,3 @@ def lengths_in_batch(text: np.ndarray) -> np.ndarray:
     """Count the tokens of each row of a batch (rows, length) without padding: (rows,)."""
     filled = text[:, ::-1] != 0
     return np.where(filled.any(axis=1), text.shape[1] - filled.argmax(axis=1), 0)
-
-
-def _find_text(batch: Any) -> np.ndarray:
-    inputs = batch[0]
-    return inputs["text"] if isinstance(inputs, dict) else inputs

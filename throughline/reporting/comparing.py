@@ -184,7 +184,7 @@ def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> 
     built, trained, raced = result.built, result.trained, ranking.raced[name]
     throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
     config, texts, gain = result.plan.config, built.sequence_batches, ranking.gains[name]
-    prepare_s = {name: setup_s} if config["read"] == "snapshot" else {}
+    prepare_s = setup_s if config["read"] == "snapshot" else 0.0
     return Row(
         pipeline=name,
         plan=result.plan.plan,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from throughline.measurement.rounds import Race
 from throughline.results.base import Estimate
 from throughline.results.comparison import Row
-from throughline.results.race import OWN, Cost, Raced, RaceResult
+from throughline.results.race import OWN, Raced, RaceResult
 from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 from whowaits.timing.verdict import UNDECIDED
 
@@ -124,18 +124,13 @@ class Ranking:
             if name in self.open or raced.verdict == UNDECIDED
         ]
 
-    def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
+    def break_even(self, name: str, *, examples: int, prepare_s: float) -> int | None:
         """Return the epoch from which on no more time is spent than with the baseline.
 
         None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch.
         """
-        costs = {
-            each: Cost(
-                prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0),
-                fill_s=raced.cost.fill_s,
-            )
-            for each, raced in self.raced.items()
-        }
+        costs = {each: raced.cost for each, raced in self.raced.items()}
+        costs[name] = replace(costs[name], prepare_s=costs[name].prepare_s + prepare_s)
         race = Race(rounds=self.race.rounds, costs=costs, examples=examples)
         epoch = race.break_even(name, self.baseline)
         return epoch if epoch is not None and epoch > 1 else None
