@@ -40,17 +40,16 @@ def estimate(
       fewest: The least number of rounds behind a part of the number; all rounds by default.
       compared: How many intervals must hold together.
     """
-    all_of_them = len(rounds)
-    count = all_of_them if fewest is None else fewest
+    count = len(rounds) if fewest is None else fewest
     if not count:
         return Estimate(value=math.nan, low=0.0, high=math.inf, rounds=0)
     value, margin = measure(rounds), math.inf
     if count > 1:
         without = [
             math.log(measure([*rounds[:left_out], *rounds[left_out + 1 :]]))
-            for left_out in range(all_of_them)
+            for left_out in range(len(rounds))
         ]
-        error = math.sqrt((all_of_them - 1) * statistics.pvariance(without))
+        error = math.sqrt((len(rounds) - 1) * statistics.pvariance(without))
         margin = float(stdtrit(count - 1, 1 - WRONG / compared / 2)) * error
     return Estimate(
         value=value, low=value * math.exp(-margin), high=value * math.exp(margin), rounds=count
@@ -98,17 +97,15 @@ class Race:
         def measure(rounds: Sequence[Round]) -> float:
             return self._relative(one, rounds) / self._relative(other, rounds)
 
-        return self._estimate(measure, one, other, compared=compared)
+        return self._estimate(measure, one, other, compared)
 
     def seconds(self, name: str) -> Estimate:
-        return estimate(
-            lambda rounds: self._total_s(name, rounds, self.epochs), self._rounds_of(name)
-        )
+        return estimate(lambda rounds: self._total_s(name, rounds), self._rounds_of(name))
 
     def ratio(self, one: str, other: str) -> Estimate:
         """Return how many times as long one's training takes as the other's, by shared rounds."""
         return estimate(
-            lambda rounds: self._divide(one, other, rounds, self.epochs),
+            lambda rounds: self._total_s(one, rounds) / self._total_s(other, rounds),
             self._rounds_of(one, other),
         )
 
@@ -171,12 +168,7 @@ class Race:
         return _with(self.rounds, *names)
 
     def _estimate(
-        self,
-        measure: Callable[[Sequence[Round]], float],
-        one: str,
-        other: str,
-        *,
-        compared: int = 1,
+        self, measure: Callable[[Sequence[Round]], float], one: str, other: str, compared: int = 1
     ) -> Estimate:
         """Estimate from all rounds in which one of the two met the reference."""
         met = self._rounds_of(self.reference) if self.rounds else []
@@ -188,12 +180,9 @@ class Race:
         shared = _with(rounds, name, self.reference)
         return _rate(name, shared) / _rate(self.reference, shared)
 
-    def _divide(self, one: str, other: str, rounds: Sequence[Round], epochs: int) -> float:
-        return self._total_s(one, rounds, epochs) / self._total_s(other, rounds, epochs)
-
-    def _total_s(self, name: str, rounds: Sequence[Round], epochs: int) -> float:
+    def _total_s(self, name: str, rounds: Sequence[Round], epochs: int | None = None) -> float:
         cost, rate = self.costs.get(name, Cost()), _rate(name, rounds)
-        return cost.total_s(rate, examples=self.examples, epochs=epochs)
+        return cost.total_s(rate, examples=self.examples, epochs=epochs or self.epochs)
 
 
 def _with(rounds: Sequence[Round], *names: str) -> list[Round]:

@@ -207,13 +207,12 @@ def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
     explains the time but cannot be tried.
     """
     bound = verdict.name != COMPUTE_BOUND
-    tried = (each for each in ranked if bound and _is_worth(each.gain))
-    untried = (each for each in ranked if each.rule == (SLOW_SERVICE if bound else GPU_IDLE))
-    return next(tried, None) or next(untried, None)
-
-
-def _is_worth(gain: Estimate | None) -> bool:
-    return gain is not None and gain.above_one and gain.value >= WORTH
+    for each in ranked:
+        gain = each.gain
+        if bound and gain is not None and gain.above_one and gain.value >= WORTH:
+            return each
+    untried = SLOW_SERVICE if bound else GPU_IDLE
+    return next((each for each in ranked if each.rule == untried), None)
 
 
 def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:

@@ -121,7 +121,9 @@ class Training:
         if not self._is_drained:
             self._is_drained = True
             self._drain()
-        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
+        steps = _repeat_for_a_turn(self._advance, seconds)
+        self._step.settle()
+        return self._sample.mean_batch * steps
 
     def _drain(self) -> None:
         for _ in range(0 if self._pipeline.plan.gathers_on_device else MOST_READY):
@@ -160,7 +162,9 @@ class ModelAlone:
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
     def train(self, seconds: float) -> float:
-        return self._sample.mean_batch * _train_for_a_turn(self._step, self._advance, seconds)
+        steps = _repeat_for_a_turn(self._advance, seconds)
+        self._step.settle()
+        return self._sample.mean_batch * steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +285,6 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
         step.settle()
         limit = min(limit, time.perf_counter() + seconds)
     return done
-
-
-def _train_for_a_turn(step: StepFunction, advance: Callable[[], int], seconds: float) -> int:
-    steps = _repeat_for_a_turn(advance, seconds)
-    step.settle()
-    return steps
 
 
 def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:

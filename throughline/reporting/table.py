@@ -40,31 +40,12 @@ class TableColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableRow:
-    row: Row
-    cells: tuple[Cell, ...]
-    tied: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Table:
+    """A table; rows of the `tied` configurations are marked."""
+
     columns: tuple[TableColumn, ...]
-    rows: tuple[TableRow, ...]
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    columns = _columns(comparison)
-    return Table(
-        columns=columns,
-        rows=tuple(
-            TableRow(
-                row=row,
-                cells=tuple(column.cell(row) for column in columns),
-                tied=row.pipeline in comparison.tied,
-            )
-            for row in comparison.configurations
-        ),
-    )
+    rows: tuple[Row, ...]
+    tied: tuple[str, ...]
 
 
 def to_text(table: Table) -> str:
@@ -72,13 +53,12 @@ def to_text(table: Table) -> str:
 
     It has the essential columns, without details; headings have one word per line, then the unit.
     """
-    shown = [number for number, column in enumerate(table.columns) if column.essential]
-    essential = [table.columns[number] for number in shown]
+    essential = [column for column in table.columns if column.essential]
     headings = [[*column.heading.split(), column.unit] for column in essential]
     height = max(map(len, headings))
-    cells = [[line.cells[number].text for number in shown] for line in table.rows]
-    for texts, line in zip(cells, table.rows, strict=True):
-        texts[0] += TIED_MARK if line.tied and len(table.rows) > 1 else ""
+    cells = [[column.cell(row).text for column in essential] for row in table.rows]
+    for texts, row in zip(cells, table.rows, strict=True):
+        texts[0] += TIED_MARK if row.pipeline in table.tied and len(table.rows) > 1 else ""
     columns = [
         [*[""] * (height - len(heading)), *heading, *texts]
         for heading, texts in zip(headings, zip(*cells, strict=True), strict=True)
@@ -91,18 +71,17 @@ def to_text(table: Table) -> str:
 
 
 def to_records(table: Table) -> list[dict[str, str]]:
-    titles = [column.title for column in table.columns]
-    return [dict(zip(titles, map(str, line.cells), strict=True)) for line in table.rows]
+    return [{column.title: str(column.cell(row)) for column in table.columns} for row in table.rows]
 
 
-def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
+def comparison_table(comparison: Comparison) -> Table:
     rate = "examples/s"
     on_test = any(row.test_metric is not None for row in comparison.configurations)
     speedup = TableColumn(
         heading=f"× {comparison.baseline}", cell=lambda row: _speedup(row, comparison.baseline)
     )
     text = any(row.sequence_batches is not None for row in comparison.configurations)
-    return (
+    columns = (
         TableColumn(
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
         ),
@@ -123,6 +102,7 @@ def _columns(comparison: Comparison) -> tuple[TableColumn, ...]:
         _figure("CPU busy", "%", "cpu_utilization_pct", essential=False),
         *((_GPU_COLUMN,) if comparison.machine.get("gpus") else ()),
     )
+    return Table(columns=columns, rows=comparison.configurations, tied=comparison.tied)
 
 
 def _figure(

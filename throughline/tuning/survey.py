@@ -67,11 +67,11 @@ def survey(
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
     needs = {
         each.name: Need(
-            ram_bytes=least_bytes + kept.of(each, "memory"),
+            ram_bytes=least_bytes + kept.held(each),
             disk_bytes=kept.of(each, "disk")
             + (snapshot.at(each.config.snapshot.fraction) if each.config.read == "snapshot" else 0),
             prepare_s=SnapshotCost.read(root / "data").seconds if each.plan.reads_snapshot else 0.0,
-            kept_bytes=kept.at_once(each),
+            kept_bytes=kept.of(each, "memory"),
             written_bytes=kept.of(each, "disk"),
         )
         for each in space.candidates
@@ -95,14 +95,12 @@ class _KeptBytes:
         self._known: dict[tuple[object, ...], dict[str, float]] = {}
 
     def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
-        """Return the bytes kept in memory or on disk; arrays count twice: parsing copies them."""
-        kept = sum(self._by_split(candidate, where).values())
-        if where == "disk":
-            return kept
-        return kept * (2 if candidate.config.read == "arrays" else 1) + self._buffered(candidate)
+        return sum(self._by_split(candidate, where).values())
 
-    def at_once(self, candidate: Candidate) -> float:
-        return sum(self._by_split(candidate, "memory").values())
+    def held(self, candidate: Candidate) -> float:
+        """Return the bytes held in memory with buffers; arrays twice, because parsing copies."""
+        copies = 2 if candidate.config.read == "arrays" else 1
+        return copies * self.of(candidate, "memory") + self._buffered(candidate)
 
     def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
         key = (where, candidate.config.read, candidate.config.cache)
