@@ -155,8 +155,8 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
     broke = search.journal.pages.dropped.get(found.chosen, "")
     chosen = best[0] if broke else found.chosen
     finalists = list(dict.fromkeys([chosen, *best, *filter(None, picks.values())]))
-    race_heat(search, "final", finalists, rounds=FINAL_ROUNDS)
-    race = of_heat(search.race, "final")
+    race_phase(search, "final", finalists, rounds=FINAL_ROUNDS)
+    race = of_phase(search.race, "final")
     fastest = race.fastest(finalists)
     regret = race.ratio(chosen, fastest)
     return {
@@ -214,28 +214,28 @@ def race_all(search: Search, anchor: str) -> None:
     others = [name for name in names if name != anchor]
     with search.open_pool() as pool:
         for group in pool.groups(others, together_with=[anchor]):
-            race_heat(search, "all", [anchor, *group], rounds=ROUNDS, pool=pool)
+            race_phase(search, "all", [anchor, *group], rounds=ROUNDS, pool=pool)
             for name in group:
                 pool.end(name)
 
 
-def race_heat(
-    search: Search, heat: str, names: Sequence[str], *, rounds: int, pool: SearchPool | None = None
+def race_phase(
+    search: Search, phase: str, names: Sequence[str], *, rounds: int, pool: SearchPool | None = None
 ) -> None:
     """Race names for so many rounds, minus those that the journal has."""
-    done = search.journal.rounds_of(heat, names)
+    done = search.journal.rounds_of(phase, names)
     if pool is None:
         with search.open_pool() as opened:
-            race_heat(search, heat, names, rounds=rounds, pool=opened)
+            race_phase(search, phase, names, rounds=rounds, pool=opened)
     elif done < rounds:
         pool.open(names)
         for number in range(done, rounds):
-            search.journal.add(pool.race(names, heat, number=number))
+            search.journal.add(pool.race(names, phase, number=number))
 
 
-def of_heat(race: Race, heat: str) -> Race:
+def of_phase(race: Race, phase: str) -> Race:
     return Race(
-        rounds=[each for each in race.rounds if each.heat == heat],
+        rounds=[each for each in race.rounds if each.heat == phase],
         costs=race.costs,
         examples=race.examples,
         epochs=race.epochs,

@@ -23,7 +23,7 @@ from throughline.tuning.budgets import Budgets, read_budgets
 from throughline.tuning.key import FOLDER
 
 pytestmark = pytest.mark.timeout(900)
-# A model that takes all the time ends a search after its first heat, of few processes.
+# A model that takes all the time ends a search after its first phase, of few processes.
 SHORT_SEARCH = """
 batch_size: 4
 model!: {name: emulated, options: {step_ms: 60}}

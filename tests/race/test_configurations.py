@@ -63,8 +63,8 @@ def run(tmp_path, starters=STARTERS, *, seconds=60.0, **train):
     return racing.run()
 
 
-def names_of(measured, heat):
-    return measured.heat(heat).names
+def names_of(measured, phase):
+    return measured.of_phase(phase).names
 
 
 def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(contestants, tmp_path):
@@ -82,17 +82,17 @@ def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(cont
     assert not contestants.present, "all have ended"
 
 
-def test_a_heat_ends_when_all_is_decided_and_else_when_its_time_is_up(
+def test_a_phase_ends_when_all_is_decided_and_else_when_its_time_is_up(
     contestants, tmp_path, monkeypatch
 ):
-    assert len(run(tmp_path).heat(OWN).rounds) == 5
+    assert len(run(tmp_path).of_phase(OWN).rounds) == 5
     now = itertools.count(step=1.0)
     monkeypatch.setattr(configurations.time, "monotonic", lambda: float(next(now)))
     monkeypatch.setitem(RATES, "optimized", 50.0)  # as fast as naive, up to the noise
-    assert len(run(tmp_path).heat(OWN).rounds) < 9, "known as well as anybody needs"
+    assert len(run(tmp_path).of_phase(OWN).rounds) < 9, "known as well as anybody needs"
     monkeypatch.setattr(configurations, "PRECISE_PCT", 0.1)
     measured = run(tmp_path, {**STARTERS, "slow": Starter(config=PipelineConfig(), plan="s")})
-    assert 30 < len(measured.heat(OWN).rounds) < 50, "six tenths of a minute"
+    assert 30 < len(measured.of_phase(OWN).rounds) < 50, "six tenths of a minute"
     assert (measured.gain("slow").rounds, measured.gain("naive").rounds > 30) == (5, True), (
         "who is certainly slower is left out of the rounds of those that are not"
     )

@@ -43,12 +43,12 @@ def subject(*findings: Finding, warm: float | None = 50.0, processes: int = 1) -
 
 def measured(rate: float, *, changed: float = 0.0, fed: float = 400.0) -> Measured:
     """Five rounds of a configuration whose model alone trains 100 examples/s."""
-    own = rounds({"naive": [rate] * 5, MODEL: [100.0] * 5}, heat=OWN)
-    tried = rounds({"naive": [rate] * 5, "naive + a": [changed] * 5}, heat=CHANGES)
-    slower = {MODEL: [50.0] * 3, "naive": [fed / 2] * 3}  # so was the machine in this heat
-    inputs = rounds(slower, heat=INPUTS)
-    heats = [*own, *(tried if changed else []), *inputs]
-    return Measured(rounds=heats, models={"naive": MODEL}, changes={("naive", "a"): "naive + a"})
+    own = rounds({"naive": [rate] * 5, MODEL: [100.0] * 5}, phase=OWN)
+    tried = rounds({"naive": [rate] * 5, "naive + a": [changed] * 5}, phase=CHANGES)
+    slower = {MODEL: [50.0] * 3, "naive": [fed / 2] * 3}  # so was the machine in this phase
+    inputs = rounds(slower, phase=INPUTS)
+    phases = [*own, *(tried if changed else []), *inputs]
+    return Measured(rounds=phases, models={"naive": MODEL}, changes={("naive", "a"): "naive + a"})
 
 
 CAN = {"config": {"read": "shards"}}
@@ -113,7 +113,7 @@ def test_a_race_that_its_epochs_contradict_decides_nothing():
 
 
 def test_a_service_that_does_not_stand_still_is_measured_by_its_epochs():
-    race = replace(measured(50.0), rounds=rounds({MODEL: [100.0] * 5}, heat=OWN))
+    race = replace(measured(50.0), rounds=rounds({MODEL: [100.0] * 5}, phase=OWN))
     result = judge_by_epochs(subject(warm=40.0), race, on_accelerator=False, why="by its epochs")
     assert result and (result.verdict, result.note) == ("input-bound", "by its epochs")
     assert result.training.value == 40 and result.stall_pct == pytest.approx(60)

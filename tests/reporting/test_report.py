@@ -58,7 +58,7 @@ def test_one_whose_figures_contradict_each_other_has_no_place():
 def test_who_has_not_met_the_baseline_is_compared_by_both_intervals():
     result = race_result({"naive": raced(50.0), "late": raced(100.0)})
     met = ({"naive": [50.0] * 5}, {"late": [100.0] * 5})
-    apart = [one for rates in met for one in rounds(rates, heat=OWN)]
+    apart = [one for rates in met for one in rounds(rates, phase=OWN)]
     gain = Ranking(replace(result, rounds=tuple(apart))).gains["late"]
     assert (gain.low, gain.value, gain.high) == pytest.approx((98 / 51, 2.0, 102 / 49))
 

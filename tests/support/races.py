@@ -18,12 +18,12 @@ from throughline.results.race import OWN, Cost, Raced, RaceResult, Round, Turn
 MODEL = "model alone of naive"
 
 
-def rounds(rates, others=0.0, busiest="make", heat="final"):
+def rounds(rates, others=0.0, busiest="make", phase="final"):
     """Rounds of equally long lists of rates; None: not in that round."""
     length = max(map(len, rates.values()), default=0)
     return [
         Round(
-            heat=heat,
+            heat=phase,
             turns={
                 name: Turn(examples=values[number] / 2, seconds=0.5)
                 for name, values in rates.items()
@@ -73,7 +73,7 @@ def race_result(
     usual: dict[str, Any] = {
         "machine": {"gpus": []}, "processes": 1, "seconds": 9.0, "disturbed_by": "", "lost": {},
     }  # fmt: skip
-    turns = tuple(rounds({name: each.tolist() for name, each in rates.items()}, heat=OWN))
+    turns = tuple(rounds({name: each.tolist() for name, each in rates.items()}, phase=OWN))
     return RaceResult(rounds=turns, configurations=configurations, **{**usual, **more})
 
 

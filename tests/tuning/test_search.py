@@ -87,9 +87,9 @@ def search_in(prepared, surveyed, contestants, monkeypatch):
     return opened
 
 
-def add_rounds(search, rates, *, heat="own", count=5):
+def add_rounds(search, rates, *, phase="own", count=5):
     for one in rounds({name: [rate] * count for name, rate in rates.items()}):
-        search.journal.add(replace(one, heat=heat))
+        search.journal.add(replace(one, heat=phase))
 
 
 def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_path):

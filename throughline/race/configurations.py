@@ -1,8 +1,8 @@
-"""The race of a project's configurations, in heats.
+"""The race of a project's configurations, in phases.
 
 Configurations race against their models alone; then the changes that rules propose for input-bound
 ones; then the input of each alone. All are measured in turns of processes that are frozen between
-turns (`contestant.py`). A heat ends when every verdict and every place is decided, or its time is
+turns (`contestant.py`). A phase ends when every verdict and every place is decided, or its time is
 up. Imports no TensorFlow.
 """
 
@@ -72,18 +72,18 @@ class Measured:
     lost: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def heat(self, *heats: str) -> Race:
-        return Race(rounds=[each for each in self.rounds if each.heat in heats])
+    def of_phase(self, *phases: str) -> Race:
+        return Race(rounds=[each for each in self.rounds if each.heat in phases])
 
     @property
     def training(self) -> Race:
-        return self.heat(OWN)
+        return self.of_phase(OWN)
 
     def change_gain(self, name: str, rule: str) -> Estimate:
         """Return how many times as fast a configuration is with the change that a rule proposes."""
         contestant = self.changes.get((name, rule), "")
-        heat = OWN if contestant in self.models else CHANGES
-        return self.heat(heat).gain(contestant, name)
+        phase = OWN if contestant in self.models else CHANGES
+        return self.of_phase(phase).gain(contestant, name)
 
     def is_raced(self, name: str) -> bool:
         return self.gain(name).rounds >= MIN_ROUNDS
@@ -95,7 +95,7 @@ class Measured:
 
     def input_speed(self, name: str) -> Estimate | None:
         """Return the rate of an input alone at the trainings' pace; None if it had no turn."""
-        gain = self.heat(INPUTS).gain(name, self.pace)
+        gain = self.of_phase(INPUTS).gain(name, self.pace)
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
     def gain(self, name: str) -> Estimate:
@@ -168,14 +168,14 @@ class ConfigurationRace:
             group += batch
         return group
 
-    def _race(self, pool: Pool, heat: str, names: Sequence[str], share: float) -> None:
-        """Race the contestants until all that the heat is for is decided.
+    def _race(self, pool: Pool, phase: str, names: Sequence[str], share: float) -> None:
+        """Race the contestants until all that the phase is for is decided.
 
         After the least number of rounds, only those with an open result race on, with their
         reference.
         """
-        find_open = self._find_open_places if heat == OWN else self._find_open_gains
-        allowed_s = SHARES[heat] * share * self._params.measure.seconds
+        find_open = self._find_open_places if phase == OWN else self._find_open_gains
+        allowed_s = SHARES[phase] * share * self._params.measure.seconds
         turn_s = min(TURN_S, allowed_s / LEAST_ROUNDS / max(1, len(names)))
         started_at, number = time.monotonic(), 0
         while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
@@ -183,9 +183,9 @@ class ConfigurationRace:
             if number >= LEAST_ROUNDS:
                 if not (still := find_open(names)):
                     break
-                still.add(self.measured.heat(heat).reference)
+                still.add(self.measured.of_phase(phase).reference)
                 present = [name for name in names if name in still]
-            self._add(pool.race(present, heat, number=number, turn_s=turn_s))
+            self._add(pool.race(present, phase, number=number, turn_s=turn_s))
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
@@ -263,7 +263,7 @@ class ConfigurationRace:
     def _find_open_gains(self, names: Sequence[str]) -> set[str]:
         tried = self.measured.changes.items()
         pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
-        return set[str]().union(*find_unclear(self.measured.heat(CHANGES), pairs))
+        return set[str]().union(*find_unclear(self.measured.of_phase(CHANGES), pairs))
 
     def _add(self, one: Round) -> None:
         self.measured.rounds.append(one)

@@ -113,7 +113,7 @@ class Pool:
     def race(
         self,
         names: Sequence[str],
-        heat: str,
+        phase: str,
         *,
         number: int,
         pulling: Collection[str] = (),
@@ -131,7 +131,7 @@ class Pool:
                     self.lose(name, lost)
         for name in turns:
             self.watch(name)
-        return Round(heat=heat, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
+        return Round(heat=phase, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
 
     def start(self, name: str) -> None:
         job, arguments = self._jobs(name)

@@ -13,7 +13,7 @@ from throughline.results.train import TrainResult, train_metrics
 
 DISTURBED_PCT = 10.0  # of all cores, taken by others in a round
 METRICS_FILE = "metrics.json"
-# The heats: configurations against their models alone, changes of them, the input of each alone.
+# The phases: configurations against their models alone, changes of them, the input of each alone.
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
 # What `dvc metrics show` compares, by names in MLflow, next to verdict and quality.
 COMPARED = (
@@ -41,7 +41,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A turn of each contestant, by name, and what others took of the cores meanwhile."""
+    """A turn of each contestant, by name, and what others took of the cores meanwhile.
+
+    `heat` is the phase of the race, as files call it.
+    """
 
     heat: str
     turns: Mapping[str, Turn]

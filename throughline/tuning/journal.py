@@ -120,9 +120,9 @@ class Journal:
         ]
         self.save()
 
-    def rounds_of(self, heat: str, names: Sequence[str]) -> int:
-        """Count the rounds of a heat in which all of these contestants took part."""
+    def rounds_of(self, phase: str, names: Sequence[str]) -> int:
+        """Count the rounds of a phase in which all of these contestants took part."""
         return sum(
-            one.heat == heat and all(name in one.turns for name in names)
+            one.heat == phase and all(name in one.turns for name in names)
             for one in self.pages.rounds
         )

@@ -16,7 +16,7 @@ from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.space import CEILING
 
 LEAST_FILL_S = 60.0  # the least time that filling a cache may take, even after the search's time
-FILL = "fill"  # the heat in which caches are filled
+FILL = "fill"  # the phase in which caches are filled
 FILL_SHARE = 0.5  # share of the search's time within which a cache must be full
 
 

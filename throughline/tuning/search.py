@@ -1,8 +1,8 @@
 """The search for the configuration with the shortest training, within budgets.
 
-The heats are: the user's own configurations, rules of thumb and the model alone; the likeliest form
-of each family; other forms of the best families; forms next to the fastest; a final. After each
-heat, candidates leave that the fastest certainly beats. Measurements are journaled, so an
+The phases are: the user's own configurations, rules of thumb and the model alone; the likeliest
+form of each family; other forms of the best families; forms next to the fastest; a final. After
+each phase, candidates leave that the fastest certainly beats. Measurements are journaled, so an
 interrupted search continues. Imports no TensorFlow.
 """
 
@@ -42,7 +42,7 @@ from throughline.tuning.space import (
     read_stored,
 )
 
-ROUNDS, FINAL_ROUNDS, OWN_HEAT, FINAL = 5, 15, "own", "final"
+ROUNDS, FINAL_ROUNDS, OWN_PHASE, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
 MOST_OWN = 2  # of the user's own configurations that stay in the race
 RACING_SHARE = 0.8  # of the time; the rest is for proving
@@ -71,7 +71,7 @@ class Search:
           InvalidBudget: If each takes more memory than allowed; says the least that is needed.
         """
         with self.open_pool() as pool:
-            self._race_heats(pool)
+            self._race_phases(pool)
         while self.rivals:
             choice = self._choose(self.rivals)
             if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
@@ -119,12 +119,12 @@ class Search:
             own=self._own_names,
         )
 
-    def _race_heats(self, pool: SearchPool) -> None:
+    def _race_phases(self, pool: SearchPool) -> None:
         given = [name for name, each in self.candidates.items() if each.family in (OWN, RULES)]
         standing = [CEILING, *given[:1]]
         groups = list(pool.groups(given[1:], together_with=standing)) or [[]]
         for group in groups:  # several if they do not all fit into memory
-            self._heat(pool, OWN_HEAT, [*standing, *group])
+            self._race_phase(pool, OWN_PHASE, [*standing, *group])
             if CEILING not in self.race.names:
                 why = self.journal.pages.dropped.get(CEILING, "it has not raced")
                 raise Untunable(f"the model alone could not be trained: {why}")
@@ -154,24 +154,24 @@ class Search:
         standing = self._race_groups(pool, "forms", forms, standing, MOST_FINALISTS)
         neighbors = self._find_neighbors(standing)
         standing = self._race_groups(pool, "neighbors", neighbors, standing, MOST_FINALISTS)
-        self._heat(pool, FINAL, standing, rounds=FINAL_ROUNDS)
+        self._race_phase(pool, FINAL, standing, rounds=FINAL_ROUNDS)
 
     def _race_groups(
-        self, pool: SearchPool, heat: str, names: Sequence[str], standing: list[str], most: int
+        self, pool: SearchPool, phase: str, names: Sequence[str], standing: list[str], most: int
     ) -> list[str]:
         """Race names with those that are `standing`, as many at once as fit into memory.
 
         Returns the names that stay, at most `most` of the searched ones.
         """
         left = [name for name in names if name not in standing]
-        if done := [name for name in left if self.journal.rounds_of(heat, [name]) >= ROUNDS]:
+        if done := [name for name in left if self.journal.rounds_of(phase, [name]) >= ROUNDS]:
             # They raced before an interruption, and open again only if they stay.
             standing = self._keep(pool, [*standing, *done], most=most)
             left = [name for name in left if name not in done]
         while left:
             group = next(pool.groups(left, together_with=standing))
             left = left[len(group) :]
-            self._heat(pool, heat, [*standing, *group])
+            self._race_phase(pool, phase, [*standing, *group])
             standing = self._keep(pool, [*standing, *group], most=most)
         return standing
 
@@ -214,34 +214,34 @@ class Search:
                 pool.end(name)
         return [name for name in names if name in kept]
 
-    def _heat(
-        self, pool: SearchPool, heat: str, names: Sequence[str], *, rounds: int = ROUNDS
+    def _race_phase(
+        self, pool: SearchPool, phase: str, names: Sequence[str], *, rounds: int = ROUNDS
     ) -> None:
         """Race names for `rounds` rounds in all; fewer if the time is up, or all is decided."""
         names = [name for name in names if name not in self.journal.pages.dropped]
-        done = self.journal.rounds_of(heat, names)
-        if done >= rounds or (time.monotonic() > self._racing_until and heat != OWN_HEAT):
+        done = self.journal.rounds_of(phase, names)
+        if done >= rounds or (time.monotonic() > self._racing_until and phase != OWN_PHASE):
             return
         for number in range(done, rounds):
-            enough = number >= (ROUNDS if heat == FINAL else MIN_ROUNDS)
-            if enough and (time.monotonic() > self._racing_until or self._is_decided(heat, names)):
+            enough = number >= (ROUNDS if phase == FINAL else MIN_ROUNDS)
+            if enough and (time.monotonic() > self._racing_until or self._is_decided(phase, names)):
                 return
             if number == done:
-                echo(f"racing {heat}: {', '.join(names)}")
+                echo(f"racing {phase}: {', '.join(names)}")
                 # First those that others are compared with, then those that have not raced yet, in
                 # case the time does not suffice for all.
-                compared = {CEILING, *(self._own[:1] if heat == OWN_HEAT else self._own)}
+                compared = {CEILING, *(self._own[:1] if phase == OWN_PHASE else self._own)}
                 raced = {*self.race.names} - compared
                 order = sorted(names, key=lambda name: (name not in compared, name in raced))
                 pool.open(order, until=self._racing_until)
-            self.journal.add(pool.race(names, heat, number=number))
+            self.journal.add(pool.race(names, phase, number=number))
 
-    def _is_decided(self, heat: str, names: Sequence[str]) -> bool:
-        """Return whether a final has a winner, or the first heat shows nothing to gain."""
-        if heat == OWN_HEAT:
+    def _is_decided(self, phase: str, names: Sequence[str]) -> bool:
+        """Return whether a final has a winner, or the first phase shows nothing to gain."""
+        if phase == OWN_PHASE:
             return self._is_compute_bound()
         rivals = [name for name in names if name in self.rivals]
-        return heat == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
+        return phase == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """Choose among rivals that have raced.
