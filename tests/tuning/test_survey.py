@@ -39,11 +39,10 @@ from throughline.tuning.budgets import (
     read_budgets,
     refuse_large_snapshot,
 )
-from throughline.tuning.footprint import watched
 from throughline.tuning.journal import Journal
 from throughline.tuning.question import Question
 from throughline.tuning.search import Search
-from throughline.tuning.survey import SnapshotBytes, prove_equal, survey
+from throughline.tuning.survey import SnapshotBytes, prove_equal, survey, watched
 
 pytestmark = pytest.mark.integration
 
@@ -281,7 +280,7 @@ WIDE = {
 
 def test_the_most_that_a_block_holds_is_seen(monkeypatch):
     held = [1]
-    monkeypatch.setattr("throughline.tuning.footprint.own_memory", lambda: held[0])
+    monkeypatch.setattr("throughline.tuning.survey.own_memory", lambda: held[0])
     with watched() as samples:
         held[0] = 9
         wait_for(lambda: 9 in samples)

@@ -127,11 +127,8 @@ class RowsByKey:
 
 def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Difference:
     """Compare pixels of at least COMPARED examples with the snapshot's; both made `with_keys`."""
-    stored_rows, fetch, epoch = (
-        RowsByKey(exact),
-        tf.function(exact.reader.make_fetch_fn(), autograph=False),
-        tf.constant(0, tf.int64),
-    )
+    stored_rows, epoch = RowsByKey(exact), tf.constant(0, tf.int64)
+    fetch = tf.function(exact.reader.make_fetch_fn(), autograph=False)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
     for batch in approximate.dataset().as_numpy_iterator():
         rows = stored_rows.find(batch["key"])
