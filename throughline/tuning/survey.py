@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from throughline.assembly.inputs import (
     make_input_spec,
@@ -33,7 +32,6 @@ from throughline.models.builders import Models
 from throughline.models.model_files import save_model
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.sizes import estimate_kept_bytes, estimate_snapshot_bytes
-from throughline.plan.plan import Plan
 from throughline.plan.steps import Shuffle, shuffle_buffer_size
 from throughline.race.jobs import Entry
 from throughline.race.training import MANY_EPOCHS, WARM_UP_STEPS, advance, sample_shards, warm_up
@@ -71,7 +69,7 @@ def survey(
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
     whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
     models = build_models_for(whole, data)
-    process_bytes, kept, snapshot = own_memory(), _KeptBytes(data), SnapshotBytes.of(data)
+    process_bytes, snapshot = own_memory(), SnapshotBytes.of(data)
     pipelines = open_split_pipelines(whole, "whole", data, address="")
     besides_steps_bytes = measure_besides_steps(models, pipelines, params.train, root)
     least_bytes = process_bytes + besides_steps_bytes
@@ -88,17 +86,7 @@ def survey(
     )
     sampling = next(iter(params.pipelines.values())).sampling  # the same for all candidates
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
-    needs = {
-        each.name: Need(
-            ram_bytes=least_bytes + kept.held(each),
-            disk_bytes=kept.of(each, "disk")
-            + (snapshot.at(each.config.snapshot.fraction) if each.config.read == "snapshot" else 0),
-            prepare_s=SnapshotCost.read(root / "data").seconds if each.plan.reads_snapshot else 0.0,
-            kept_bytes=kept.of(each, "memory"),
-            written_bytes=kept.of(each, "disk"),
-        )
-        for each in space.candidates
-    }
+    needs = _estimate_needs(space.candidates, data, root, least_bytes=least_bytes)
     return Survey(
         space=space,
         needs=needs,
@@ -168,47 +156,41 @@ def watched() -> Iterator[list[int]]:
         samples.append(own_memory())
 
 
-class _KeptBytes:
-    """Estimates the bytes that candidates keep, held-out splits included; equal ones once."""
-
-    def __init__(self, data: PreparedData) -> None:
-        self._data = data
-        self._known: dict[tuple[object, ...], dict[str, float]] = {}
-
-    def of(self, candidate: Candidate, where: Literal["memory", "disk"]) -> float:
-        return sum(self._by_split(candidate, where).values())
-
-    def held(self, candidate: Candidate) -> float:
-        """Return the bytes held in memory with buffers; arrays twice, because parsing copies."""
-        copies = 2 if candidate.config.read == "arrays" else 1
-        return copies * self.of(candidate, "memory") + self._buffered(candidate)
-
-    def _by_split(self, candidate: Candidate, where: Literal["memory", "disk"]) -> dict[str, float]:
-        key = (where, candidate.config.read, candidate.config.cache)
-        if key not in self._known:
-            self._known[key] = {
-                split: estimate_kept_bytes(candidate.plan, self._data, split, where=where)
-                for split in self._data.shards.splits
-            }
-        return self._known[key]
-
-    def _buffered(self, candidate: Candidate) -> float:
-        """Return the bytes of cached examples in shuffle buffers, of this epoch and the next.
-
-        Buffers of a stream count 0 here, because a contestant holds them in full.
-        """
-        examples = self._data.shards.examples("train")
-        cached = sum(self._by_split(candidate, each)["train"] for each in ("memory", "disk"))
-        return 2 * count_mixed(candidate.plan, examples) / examples * cached
-
-
-def count_mixed(plan: Plan, examples: int) -> int:
-    """Count the examples of a split that a plan's shuffle buffers hold."""
-    return sum(
-        shuffle_buffer_size(step.size, examples=examples)
-        for step in plan.steps
-        if isinstance(step, Shuffle)
-    )
+def _estimate_needs(
+    candidates: Sequence[Candidate], data: PreparedData, root: Path, *, least_bytes: float
+) -> dict[str, Need]:
+    """Estimate what candidates keep, held-out splits included; equal reads and caches once."""
+    known: dict[object, list[dict[str, float]]] = {}
+    needs: dict[str, Need] = {}
+    snapshot, examples = SnapshotBytes.of(data), data.shards.examples("train")
+    for each in candidates:
+        config, plan = each.config, each.plan
+        key = (config.read, config.cache)
+        if key not in known:
+            known[key] = [
+                {
+                    split: estimate_kept_bytes(plan, data, split, where=where)
+                    for split in data.shards.splits
+                }
+                for where in ("memory", "disk")
+            ]
+        memory, disk = known[key]
+        kept, written = sum(memory.values()), sum(disk.values())
+        copies = 2 if config.read == "arrays" else 1  # parsing copies them
+        # Cached examples are in shuffle buffers of this epoch and the next. Buffers of a stream
+        # count 0 here, because a contestant holds them in full.
+        sizes = [step.size for step in plan.steps if isinstance(step, Shuffle)]
+        mixed = sum(shuffle_buffer_size(size, examples=examples) for size in sizes)
+        buffered = 2 * mixed / examples * (memory["train"] + disk["train"])
+        stored = snapshot.at(config.snapshot.fraction) if config.read == "snapshot" else 0.0
+        needs[each.name] = Need(
+            ram_bytes=least_bytes + copies * kept + buffered,
+            disk_bytes=written + stored,
+            prepare_s=SnapshotCost.read(root / "data").seconds if plan.reads_snapshot else 0.0,
+            kept_bytes=kept,
+            written_bytes=written,
+        )
+    return needs
 
 
 @dataclass(frozen=True, kw_only=True)
