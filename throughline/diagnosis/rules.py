@@ -95,11 +95,11 @@ def _repeated_work(facts: Facts) -> str | None:
     if facts.plan.reads_whole_snapshot or facts.plan.caches:
         return None
     work = facts.work_ms(Map, Gather)
+    if not facts.is_worthwhile(work):
+        return None
     return (
         f"the ops take {work:.2f} core-ms of every step; of the deterministic ones the result is"
         " the same in every epoch"
-        if facts.is_worthwhile(work)
-        else None
     )
 
 
@@ -111,10 +111,10 @@ def _repeated_work(facts: Facts) -> str | None:
 )
 def _no_cache(facts: Facts) -> str | None:
     repeated = _repeated_work.detect(facts)
-    fits = facts.stored_mib < facts.available_memory_mib / 2 and facts.plan.service is None
-    return (
-        f"{repeated}; its results take {facts.stored_mib:,.0f} MiB" if repeated and fits else None
-    )
+    fits = facts.stored_mib < facts.available_memory_mib / 2
+    if not repeated or not fits or facts.plan.service:
+        return None
+    return f"{repeated}; its results take {facts.stored_mib:,.0f} MiB"
 
 
 @rule(
@@ -124,18 +124,16 @@ def _no_cache(facts: Facts) -> str | None:
 )
 def _costly_calls(facts: Facts) -> str | None:
     per_example_map = facts.per_example_map()
-    if (
-        facts.config.vectorize
-        or per_example_map is None
-        or all(op.takes == "example" for op in per_example_map.ops)
-    ):
+    if facts.config.vectorize or per_example_map is None:
+        return None
+    if all(op.takes == "example" for op in per_example_map.ops):
         return None
     work = facts.work_ms(Map)
+    if not facts.is_worthwhile(work):
+        return None
     return (
         f"{facts.examples_per_step:.0f} calls per step take {work:.2f} core-ms,"
         f" {1e3 * work / facts.examples_per_step:.0f} µs each"
-        if facts.is_worthwhile(work)
-        else None
     )
 
 
@@ -150,11 +148,11 @@ def _sequential_map(facts: Facts) -> str | None:
     if facts.plan.gathers_on_device:  # part of the model's step
         return None
     work = facts.work_ms(Map, Gather)
+    if not facts.is_worthwhile(work):
+        return None
     return (
         f"its ops take {work:.2f} ms of a step, one call after another, on one of {facts.cores}"
         " cores"
-        if facts.is_worthwhile(work)
-        else None
     )
 
 
@@ -167,11 +165,9 @@ def _no_prefetch(facts: Facts) -> str | None:
     if facts.config.prefetch != "none" or facts.plan.gathers_on_device:
         return None
     wait = facts.breakdown.wait_ms_mean or 0.0
-    return (
-        f"{wait:.2f} ms of each step wait for a batch that nobody has begun"
-        if facts.is_worthwhile(wait)
-        else None
-    )
+    if not facts.is_worthwhile(wait):
+        return None
+    return f"{wait:.2f} ms of each step wait for a batch that nobody has begun"
 
 
 @rule(
@@ -186,11 +182,9 @@ def _sequential_read(facts: Facts) -> str | None:
     if not step.parallel.is_sequential or facts.plan.caches:
         return None
     work = facts.work_ms(Read)
-    return (
-        f"reading takes {work:.2f} ms of a step, from one file at a time"
-        if facts.is_worthwhile(work)
-        else None
-    )
+    if not facts.is_worthwhile(work):
+        return None
+    return f"reading takes {work:.2f} ms of a step, from one file at a time"
 
 
 @rule(
@@ -206,11 +200,9 @@ def _decode_bound(facts: Facts) -> str | None:
     if not decoded or not resized or facts.config.decode.ratio > 1 or facts.plan.caches:
         return None
     work = facts.work_ms(Map)
-    return (
-        f"decoding and what follows take {work:.2f} core-ms of a step"
-        if facts.is_worthwhile(work / facts.cores)
-        else None
-    )
+    if not facts.is_worthwhile(work / facts.cores):
+        return None
+    return f"decoding and what follows take {work:.2f} core-ms of a step"
 
 
 @rule(
@@ -226,11 +218,9 @@ def _host_widening(facts: Facts) -> str | None:
         return None
     steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     casts = [op.name for step in steps for op in step.ops if op.device and not op.random]
-    return (
-        f"{', '.join(casts)} on the host makes a batch {facts.batch_mib:,.1f} MiB"
-        if casts and facts.is_worthwhile(facts.work_ms(Map, Gather))
-        else None
-    )
+    if not casts or not facts.is_worthwhile(facts.work_ms(Map, Gather)):
+        return None
+    return f"{', '.join(casts)} on the host makes a batch {facts.batch_mib:,.1f} MiB"
 
 
 @rule(
@@ -240,11 +230,9 @@ def _host_widening(facts: Facts) -> str | None:
 )
 def _service_on_one_host(facts: Facts) -> str | None:
     service = facts.config.service
-    return (
-        f"its workers share this host's {facts.cores} cores and add none"
-        if service and service.on_this_host
-        else None
-    )
+    if service is None or not service.on_this_host:
+        return None
+    return f"its workers share this host's {facts.cores} cores and add none"
 
 
 @rule(
@@ -295,11 +283,9 @@ def _buffer_memory(facts: Facts) -> str | None:
     # The buffer of this epoch, and of the next, which is opened ahead.
     held = 2 if facts.config.prefetch != "none" else 1
     used = held * min(most, facts.examples) * facts.shuffled_mib
-    return (
-        f"what is shuffled takes up to {used:,.0f} MiB of memory"
-        if used > facts.available_memory_mib / 10
-        else None
-    )
+    if used <= facts.available_memory_mib / 10:
+        return None
+    return f"what is shuffled takes up to {used:,.0f} MiB of memory"
 
 
 def _count_readers(facts: Facts) -> int:

@@ -51,7 +51,13 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
     if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None
     rows = _gathered_rows(pipeline) if pipeline.plan.reads_snapshot else _streamed_rows(pipeline)
-    counts = np.bincount(rows, minlength=_expected_rows(pipeline))
+    expected = pipeline.data.count_examples(pipeline.split, pipeline.plan.window)
+    counts = np.bincount(rows, minlength=expected)
+    if len(rows) != pipeline.examples or len(counts) > expected:
+        raise UnequalConfigurations(
+            f"{pipeline.plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not"
+            f" {pipeline.examples:,}"
+        )
     _check_counts(pipeline, rows, counts)
     return (
         EpochDraws(
@@ -108,17 +114,8 @@ def _keys_only(plan: Plan) -> Plan:
     return dataclasses.replace(plan, steps=tuple(steps), device_ops=())
 
 
-def _expected_rows(pipeline: InputPipeline) -> int:
-    return pipeline.data.count_examples(pipeline.split, pipeline.plan.window)
-
-
 def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray) -> None:
     plan, service = pipeline.plan, pipeline.plan.service
-    if len(rows) != pipeline.examples or len(counts) > _expected_rows(pipeline):
-        raise UnequalConfigurations(
-            f"{plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not"
-            f" {pipeline.examples:,}"
-        )
     if plan.sampling != "uniform":
         _check_classes(pipeline, rows)
     elif service is None or service.sharding == "static":

@@ -102,6 +102,10 @@ def compare(
     shown = results[best]
     config = PipelineConfig.model_validate(shown.plan.config)
     shards = read_shard_index(layout.shards)
+    exact = [one.built for one in results.values() if one.built.pixel_difference is None]
+    digests = (
+        {split: one.digest for split, one in exact[0].examples_digests.items()} if exact else {}
+    )
     return Comparison(
         headline=write_headline(ranking, rows),
         best=best,
@@ -114,14 +118,7 @@ def compare(
         disturbed_by=race.disturbed_by,
         missing={**{name: why for name, why in race.lost.items() if name in results}, **missing},
         machine=race.machine,
-        examples_digest=next(
-            (
-                digest_json({split: one.digest for split, one in built.examples_digests.items()})
-                for built in (result.built for result in results.values())
-                if built.pixel_difference is None
-            ),
-            "none",
-        ),
+        examples_digest=digest_json(digests) if exact else "none",
         data_digest=shown.plan.data_digest,
         checklist=tuple(run_checklist(config, shards, rows[best])),
         configurations=tuple(rows.values()),

@@ -63,8 +63,8 @@ class Estimate:
     rounds: int
 
     def times(self, factor: float) -> Estimate:
-        ends = (self.value * factor, self.low * factor, self.high * factor)
-        return Estimate(value=ends[0], low=ends[1], high=ends[2], rounds=self.rounds)
+        value, low, high = (end * factor for end in (self.value, self.low, self.high))
+        return Estimate(value=value, low=low, high=high, rounds=self.rounds)
 
     @property
     def below_one(self) -> bool:
