@@ -28,8 +28,8 @@ import pandas as pd
 from PIL import Image
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
-from tests.support.prepared_files import encode_example
 from tests.support.prepared import snapshot
+from tests.support.prepared_files import encode_example
 from tests.support.project import ROOT
 from tests.support.small_data import prepared
 from throughline.config.params import load_params
