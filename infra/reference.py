@@ -20,7 +20,12 @@ sys.path.insert(0, str(ROOT))
 from throughline.config.params import ParamsDocument  # noqa: E402
 from throughline.diagnosis.rules import RULES  # noqa: E402
 from throughline.plan.ops import REGISTRY  # noqa: E402
+from throughline.settings import Settings  # noqa: E402
 from throughline.shared import errors  # noqa: E402
+
+for _section in Settings.__subclasses__():
+    for _name, _description in _section.read_descriptions().items():
+        _section.model_fields[_name].description = _description
 
 MARKER = "<!-- generated: everything below comes from the code -->"
 

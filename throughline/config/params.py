@@ -68,36 +68,25 @@ class ParamsDocument(Settings):
 
     data: DataSettings
     shard: ShardSettings = ShardSettings()
-    preprocess: list[OpSpec] = Field(
-        default=["decode"],
-        description=(
-            "deterministic ops, in order; what a snapshot stores and a cache may keep; `decode`"
-            " comes first and may be left out; auto, or left out: of texts their first 512 bytes as"
-            " tokens, or all where `window.tokens` is set, else `decode` alone"
-        ),
-    )
-    augment: list[OpSpec] = Field(
-        default=[],
-        description=(
-            "random ops, drawn again each epoch from (seed, epoch, example); auto, or left out:"
-            " none"
-        ),
-    )
+    preprocess: list[OpSpec] = Field(default=["decode"])
+    """deterministic ops, in order; what a snapshot stores and a cache may keep; `decode` comes
+    first and may be left out; auto, or left out: of texts their first 512 bytes as tokens, or all
+    where `window.tokens` is set, else `decode` alone
+    """
+    augment: list[OpSpec] = Field(default=[])
+    """random ops, drawn again each epoch from (seed, epoch, example); auto, or left out: none"""
     snapshot: SnapshotSettings = SnapshotSettings()
     storage: StorageSettings = StorageSettings()
     window: WindowSettings = WindowSettings()
-    postprocess: list[OpSpec] = Field(
-        default=["rescale"],
-        description=(
-            "ops that turn what is stored into floats, last; on the host or on the device as a"
-            " configuration says; auto, or left out: of tables [standardize, categories], of"
-            " series [standardize], of texts none"
-        ),
-    )
-    batch_size: int = Field(default=256, ge=1, description="examples per train step")
-    pipelines: dict[str, PipelineConfig] = Field(
-        min_length=1, description="input-pipeline configurations by name"
-    )
+    postprocess: list[OpSpec] = Field(default=["rescale"])
+    """ops that turn what is stored into floats, last; on the host or on the device as a
+    configuration says; auto, or left out: of tables [standardize, categories], of series
+    [standardize], of texts none
+    """
+    batch_size: int = Field(default=256, ge=1)
+    """examples per train step"""
+    pipelines: dict[str, PipelineConfig] = Field(min_length=1)
+    """input-pipeline configurations by name"""
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     measure: MeasureSettings = MeasureSettings()

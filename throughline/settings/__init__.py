@@ -6,9 +6,9 @@ sections they need, and the Prefect form and docs/configurations.md are generate
 """
 
 from throughline.settings.base import Settings
-from throughline.settings.batch import BatchSettings
-from throughline.settings.data import DataSettings, SplitSettings
+from throughline.settings.data import DataSettings, RecordSettings, SplitSettings
 from throughline.settings.pipeline import (
+    BatchSettings,
     CacheSettings,
     InterleaveSettings,
     JpegDecoding,
@@ -23,10 +23,9 @@ from throughline.settings.preparation import (
     EngineSettings,
     ShardSettings,
     SnapshotSettings,
+    StorageSettings,
     WindowSettings,
 )
-from throughline.settings.records import RecordSettings
-from throughline.settings.storage import StorageSettings
 from throughline.settings.training import (
     EMULATED_MODEL,
     EarlyStoppingSettings,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import (
@@ -35,9 +38,22 @@ WeightByClass = Annotated[dict[str, Annotated[float, Field(ge=0)]], BY_NAME]
 
 
 class Settings(BaseModel):
-    """A section of params.yaml: immutable, without unknown keys."""
+    """A section of params.yaml: immutable, without unknown keys.
+
+    The text below a field is its description.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read_descriptions(cls) -> dict[str, str]:
+        """Return the descriptions of fields by name, from the source: nothing else needs them."""
+        (section,) = ast.parse(inspect.getsource(cls)).body
+        return {
+            ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+            for field, text in pairwise(section.body if isinstance(section, ast.ClassDef) else ())
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
 
 
 def word_or_count(*words: str) -> tuple[PlainValidator, WithJsonSchema]:

@@ -8,9 +8,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    PlainValidator,
     Tag,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -23,7 +21,6 @@ from throughline.settings.base import (
     Fraction,
     Settings,
 )
-from throughline.settings.records import RecordSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.data_url import is_address, to_store_url
 from throughline.shared.errors import did_you_mean
@@ -53,9 +50,8 @@ def _known_layout(layout: Any) -> str:
     return str(layout)
 
 
-SourceName = Annotated[
-    str, PlainValidator(_known_source), WithJsonSchema({"enum": [*SOURCES, "auto"]})
-]
+SourceName = Annotated[str, BeforeValidator(_known_source)]
+Layout = Annotated[str, BeforeValidator(_known_layout)]
 Filling = Literal["reject", "median", "category", "interpolate", "previous"]
 Missing = Annotated[
     Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
@@ -80,42 +76,60 @@ Columns = Annotated[
 ]
 
 
+class RecordSettings(Settings):
+    """Sources tfrecord and tfds: which features of the records are the model's input and label."""
+
+    input: str = ""
+    """feature with the encoded image or the values; empty: the one with a usual name, such as image
+    or image/encoded
+    """
+    label: str = ""
+    """feature with the class, or the number to predict; empty: the one with a usual name, such as
+    label or image/class/label
+    """
+    shape: list[int] = Field(default=[])
+    """shape of values that are stored without one, such as [28, 28, 1]; empty: a vector"""
+    dtype: Literal[
+        "auto",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ] = "auto"
+    """tfrecord: what values are that are stored as bytes alone, the lowest byte first; auto: uint8,
+    or float32 where `shape` says so many
+    """
+
+
 class SplitSettings(Settings):
     """How examples are assigned to splits if the source does not do so: by their content alone."""
 
-    validation: Fraction = Field(
-        default=0.1, description="share of the training examples held out for validation"
-    )
-    test: Fraction = Field(
-        default=0.1,
-        description=(
-            "share held out for the final test; unused where the source brings its own test split"
-        ),
-    )
-    seed: int = Field(
-        default=0, ge=0, description="another seed gives another, equally stable, split"
-    )
+    validation: Fraction = 0.1
+    """share of the training examples held out for validation"""
+    test: Fraction = 0.1
+    """share held out for the final test; unused where the source brings its own test split"""
+    seed: int = Field(default=0, ge=0)
+    """another seed gives another, equally stable, split"""
 
 
 class DataSettings(Settings):
     """Where the examples come from and what is rejected."""
 
-    fetch: Literal["none", "fashion_mnist", "photos", "mails"] = Field(
-        default="none",
-        description="a known dataset that the first stage gets and puts into data/raw/NAME",
-    )
-    source: SourceName = Field(
-        description=(
-            "kind of input; one file each in throughline/data/sources/; auto: what the names of"
-            " files at `path`, or time_column, text_column or path_column, leave no doubt of"
-        )
-    )
-    path: str = Field(
-        description=(
-            "folder or file that holds the source, or s3://BUCKET/PREFIX (gs://, azure://); a DVC"
-            " dependency of ingest"
-        )
-    )
+    fetch: Literal["none", "fashion_mnist", "photos", "mails"] = "none"
+    """a known dataset that the first stage gets and puts into data/raw/NAME"""
+    source: SourceName
+    """kind of input; one file each in throughline/data/sources/; auto: what the names of files at
+    `path`, or time_column, text_column or path_column, leave no doubt of
+    """
+    path: str
+    """folder or file that holds the source, or s3://BUCKET/PREFIX (gs://, azure://); a DVC
+    dependency of ingest
+    """
 
     @field_validator("path")
     @classmethod
@@ -124,61 +138,38 @@ class DataSettings(Settings):
             to_store_url(path)
         return path
 
-    layout: Annotated[str, PlainValidator(_known_layout), WithJsonSchema({"type": "string"})] = (
-        Field(
-            default="auto",
-            description=(
-                "image_folder, text_folder: what each part of a file's path says, such as"
-                " split/class, class/split, class or split; * is any folder, ** all further ones;"
-                " auto: splits where all folders of a level are named as such, else classes;"
-                " text_lines: `class`, where the names of its files say no split"
-            ),
-        )
-    )
-    follow_links: bool = Field(
-        default=True,
-        description=(
-            "image_folder, image_table, text_folder, Parquet: links to regular files outside of"
-            " `path` are read, as of DVC's cache or a model hub's snapshots; runs from the UI read"
-            " them only where params.yaml names this path"
-        ),
-    )
-    leave_out: list[str] = Field(
-        default=[],
-        description=(
-            "folders and files, by name, path or pattern, and classes that are left out; how many"
-            " examples that are is said"
-        ),
-    )
-    same_labels: Literal["exact", "ignore_case", "ignore_marks"] = Field(
-        default="exact",
-        description=(
-            "which names of classes are one: those that are equal, but for case, or but for case,"
-            " blanks, dashes and a final stop; the most frequent spelling is the name"
-        ),
-    )
-    group: str = Field(
-        default="",
-        description=(
-            "examples of one group are in one split: column of a table with its name, or a regular"
-            " expression whose first group is its name in an example's id, such as (patient\\d+)_;"
-            " empty: examples are assigned one by one"
-        ),
-    )
-    path_column: str = Field(
-        default="path",
-        description=(
-            "image_table: column with the image's path, relative to the table's folder; of Parquet"
-            " and Arrow files also with the image itself, and unset the only such column"
-        ),
-    )
-    label_column: Columns = Field(
-        default="label",
-        description=(
-            "tables, text_lines: column with the class, or the number to predict; [a, b]: with the"
-            " numbers to predict"
-        ),
-    )
+    layout: Layout = "auto"
+    """image_folder, text_folder: what each part of a file's path says, such as split/class,
+    class/split, class or split; * is any folder, ** all further ones; auto: splits where all
+    folders of a level are named as such, else classes; text_lines: `class`, where the names of its
+    files say no split
+    """
+    follow_links: bool = True
+    """image_folder, image_table, text_folder, Parquet: links to regular files outside of `path` are
+    read, as of DVC's cache or a model hub's snapshots; runs from the UI read them only where
+    params.yaml names this path
+    """
+    leave_out: list[str] = Field(default=[])
+    """folders and files, by name, path or pattern, and classes that are left out; how many examples
+    that are is said
+    """
+    same_labels: Literal["exact", "ignore_case", "ignore_marks"] = "exact"
+    """which names of classes are one: those that are equal, but for case, or but for case, blanks,
+    dashes and a final stop; the most frequent spelling is the name
+    """
+    group: str = ""
+    r"""examples of one group are in one split: column of a table with its name, or a regular
+    expression whose first group is its name in an example's id, such as (patient\d+)_; empty:
+    examples are assigned one by one
+    """
+    path_column: str = "path"
+    """image_table: column with the image's path, relative to the table's folder; of Parquet and
+    Arrow files also with the image itself, and unset the only such column
+    """
+    label_column: Columns = "label"
+    """tables, text_lines: column with the class, or the number to predict; [a, b]: with the numbers
+    to predict
+    """
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -191,67 +182,43 @@ class DataSettings(Settings):
         label = self.label_columns if self.label_kind == "number" else ()
         return (*self.numeric, *self.categorical, *label)
 
-    text_column: str = Field(
-        default="text", description="text_table, text_lines: column (JSON: key) with the text"
-    )
-    encoding: str = Field(
-        default="utf-8", description="texts, CSV: encoding, kept as UTF-8 from then on"
-    )
-    delimiter: Literal["auto", ",", ";", "tab", "|"] = Field(
-        default="auto",
-        description="CSV: what divides cells; auto: what divides the header and most lines alike",
-    )
-    header: Literal["auto", "names", "none"] = Field(
-        default="auto",
-        description=(
-            "CSV: none: the first line is a row; columns are named column_1, column_2, … ·"
-            " names: it names the columns · auto: it does, and numbers that do not rise are refused"
-        ),
-    )
-    decimal: Literal["auto", ".", ","] = Field(
-        default="auto",
-        description=(
-            "CSV: what divides a number's fraction; auto: a comma where numbers have one and none"
-            " has a point; refused where it may divide thousands"
-        ),
-    )
-    thousands: Literal["auto", "none", ",", "'", " "] = Field(
-        default="auto",
-        description=(
-            "CSV: what divides a number's thousands, besides points where commas divide fractions;"
-            " auto: what can divide nothing else, as in 1,003.75"
-        ),
-    )
-    quoting: Literal["auto", "multi_line", "none"] = Field(
-        default="auto",
-        description=(
-            "CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line"
-            " breaks · auto: only texts may, unless the lines read as rows"
-        ),
-    )
-    missing_values: MissingValues = Field(
-        default=[],
-        description=(
-            "tables, series, JSON lines: cells, or values, that mean missing besides the empty one,"
-            " such as NA; numbers by value: -200 is -200.0, too · {column: [0], …}: of these"
-            " columns alone"
-        ),
-    )
+    text_column: str = "text"
+    """text_table, text_lines: column (JSON: key) with the text"""
+    encoding: str = "utf-8"
+    """texts, CSV: encoding, kept as UTF-8 from then on"""
+    delimiter: Literal["auto", ",", ";", "tab", "|"] = "auto"
+    """CSV: what divides cells; auto: what divides the header and most lines alike"""
+    header: Literal["auto", "names", "none"] = "auto"
+    """CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it names
+    the columns · auto: it does, and numbers that do not rise are refused
+    """
+    decimal: Literal["auto", ".", ","] = "auto"
+    """CSV: what divides a number's fraction; auto: a comma where numbers have one and none has a
+    point; refused where it may divide thousands
+    """
+    thousands: Literal["auto", "none", ",", "'", " "] = "auto"
+    """CSV: what divides a number's thousands, besides points where commas divide fractions; auto:
+    what can divide nothing else, as in 1,003.75
+    """
+    quoting: Literal["auto", "multi_line", "none"] = "auto"
+    """CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line breaks ·
+    auto: only texts may, unless the lines read as rows
+    """
+    missing_values: MissingValues = Field(default=[])
+    """tables, series, JSON lines: cells, or values, that mean missing besides the empty one, such
+    as NA; numbers by value: -200 is -200.0, too · {column: [0], …}: of these columns alone
+    """
 
     def missing_marks(self, column: str) -> list[str]:
         marks = self.missing_values
         return marks.get(column, []) if isinstance(marks, dict) else marks
 
-    missing: Missing = Field(
-        default="reject",
-        description=(
-            "tables: rows with an empty cell. reject: left out · category: kept, empty categories"
-            " are one of their own · median: as category, and an empty number is the median of the"
-            " training split · {column: …, …}: for these columns, all others reject · time_series:"
-            " interpolate, or previous: what an empty cell between others becomes; else it is an"
-            " error"
-        ),
-    )
+    missing: Missing = "reject"
+    """tables: rows with an empty cell. reject: left out · category: kept, empty categories are one
+    of their own · median: as category, and an empty number is the median of the training split ·
+    {column: …, …}: for these columns, all others reject · time_series: interpolate, or previous:
+    what an empty cell between others becomes; else it is an error
+    """
 
     @model_validator(mode="after")
     def _fills_gaps_of_series(self) -> DataSettings:
@@ -268,70 +235,44 @@ class DataSettings(Settings):
             return self.missing.get(column, "reject")
         return self.missing
 
-    max_bytes: int = Field(
-        default=50_000_000, ge=1, description="a text with more bytes is rejected, a file unread"
-    )
-    label_kind: Literal["auto", "class", "number", "none"] = Field(
-        default="auto",
-        description=(
-            "tables, records, arrays: whether the label is a class or a number to predict; auto:"
-            " text, booleans and whole numbers of few values are classes, of images and texts in"
-            " tables all · texts: none, of documents without classes"
-        ),
-    )
-    numeric: list[str] = Field(
-        default=[],
-        description=(
-            "table, time_series: numeric columns; empty: those in which most cells are numbers ·"
-            " image_table, text_table, text_lines: those that the model sees next to image or text"
-        ),
-    )
-    categorical: list[str] = Field(
-        default=[],
-        description=(
-            "table: columns of categories; empty: all other columns · image_table, text_table,"
-            " text_lines: those that the model sees next to image or text"
-        ),
-    )
-    ignore: list[str] = Field(
-        default=[],
-        description="table, time_series: columns to leave out, such as ids, dates and free text",
-    )
-    features: str = Field(
-        default="x",
-        description=(
-            "arrays: name of the array (examples, height, width[, channels]) uint8; without an x"
-            " and a y, the names of the arrays decide"
-        ),
-    )
-    labels: str = Field(
-        default="y",
-        description="arrays: name of the array (examples,) of classes, or of numbers to predict",
-    )
-    time_column: Columns = Field(
-        default="",
-        description=(
-            "time_series: column that increases from row to row; [date, time]: both together;"
-            " empty: as rows stand"
-        ),
-    )
+    max_bytes: int = Field(default=50_000_000, ge=1)
+    """a text with more bytes is rejected, a file unread"""
+    label_kind: Literal["auto", "class", "number", "none"] = "auto"
+    """tables, records, arrays: whether the label is a class or a number to predict; auto: text,
+    booleans and whole numbers of few values are classes, of images and texts in tables all · texts:
+    none, of documents without classes
+    """
+    numeric: list[str] = Field(default=[])
+    """table, time_series: numeric columns; empty: those in which most cells are numbers ·
+    image_table, text_table, text_lines: those that the model sees next to image or text
+    """
+    categorical: list[str] = Field(default=[])
+    """table: columns of categories; empty: all other columns · image_table, text_table, text_lines:
+    those that the model sees next to image or text
+    """
+    ignore: list[str] = Field(default=[])
+    """table, time_series: columns to leave out, such as ids, dates and free text"""
+    features: str = "x"
+    """arrays: name of the array (examples, height, width[, channels]) uint8; without an x and a y,
+    the names of the arrays decide
+    """
+    labels: str = "y"
+    """arrays: name of the array (examples,) of classes, or of numbers to predict"""
+    time_column: Columns = ""
+    """time_series: column that increases from row to row; [date, time]: both together; empty: as
+    rows stand
+    """
 
     @property
     def time_columns(self) -> tuple[str, ...]:
         named = self.time_column
         return tuple(named) if isinstance(named, list) else (named,) if named else ()
 
-    max_reject_fraction: Fraction = Field(
-        default=0.01, description="share of examples that may be rejected before ingest stops"
-    )
-    max_pixels: int = Field(
-        default=50_000_000,
-        ge=1,
-        description="an image with more pixels is rejected from its header, undecoded",
-    )
-    duplicates: Literal["reject", "keep"] = Field(
-        default="reject",
-        description="examples with the same bytes: the first only, or all, within one split",
-    )
+    max_reject_fraction: Fraction = 0.01
+    """share of examples that may be rejected before ingest stops"""
+    max_pixels: int = Field(default=50_000_000, ge=1)
+    """an image with more pixels is rejected from its header, undecoded"""
+    duplicates: Literal["reject", "keep"] = "reject"
+    """examples with the same bytes: the first only, or all, within one split"""
     records: RecordSettings = RecordSettings()
     split: SplitSettings = SplitSettings()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from throughline.settings.base import (
     MAPPING,
@@ -15,7 +15,6 @@ from throughline.settings.base import (
     WeightByClass,
     word_or_count,
 )
-from throughline.settings.batch import BatchSettings
 
 Parallel = Annotated[str | int, *word_or_count("none", "auto", "cores")]
 PrefetchSize = Annotated[str | int, *word_or_count("none", "auto")]
@@ -27,73 +26,85 @@ Sampling = Annotated[
 ShuffleSize = Annotated[str | int, *word_or_count("auto")]
 
 
+def _check_boundaries(value: Any) -> str | tuple[int, ...] | None:
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
+        boundaries = tuple(value)
+        if boundaries[0] >= 1 and boundaries == tuple(sorted({*boundaries})):
+            return boundaries
+    raise ValueError(f"expected auto or increasing lengths, as in [64, 128, 256]; found {value!r}")
+
+
+Boundaries = Annotated[str | tuple[int, ...] | None, PlainValidator(_check_boundaries)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 30)]
+
+
+class BatchSettings(Settings):
+    """Batches of texts by their length: `pad_to`, `tokens` or `pack`; absent: padded to the longest
+    text of each batch.
+    """
+
+    pad_to: Boundaries = None
+    """length buckets, such as `[64, 128, 256]`: each batch holds `batch_size` sequences of one
+    bucket, padded to its boundary [tokens]; auto: 32, 64, 128 … until the longest
+    """
+    tokens: Tokens | None = None
+    """so many tokens in a batch, padding included, instead of `batch_size` sequences: more of them
+    where they are short; in the buckets of `pad_to`, or those of auto
+    """
+    pack: Tokens | None = None
+    """read: snapshot · several documents in each of `batch_size` rows of so many tokens, with
+    segment ids and positions; the model must honor these (transformer_encoder)
+    """
+
+
 class InterleaveSettings(Settings):
     """How several shards are read interleaved."""
 
-    cycle_length: int = Field(default=4, ge=1, description="shards open at once")
-    block_length: int = Field(
-        default=16, ge=1, description="consecutive records taken from one shard"
-    )
-    parallel: Parallel = Field(
-        default="none", description="parallel readers: none, auto (AUTOTUNE), cores or a number"
-    )
+    cycle_length: int = Field(default=4, ge=1)
+    """shards open at once"""
+    block_length: int = Field(default=16, ge=1)
+    """consecutive records taken from one shard"""
+    parallel: Parallel = "none"
+    """parallel readers: none, auto (AUTOTUNE), cores or a number"""
 
 
 class MapSettings(Settings):
     """How the per-example or per-batch functions run."""
 
-    parallel: Parallel = Field(
-        default="none", description="parallel calls: none, auto (AUTOTUNE), cores or a number"
-    )
+    parallel: Parallel = "none"
+    """parallel calls: none, auto (AUTOTUNE), cores or a number"""
 
 
 class CacheSettings(Settings):
     """How elements of the first epoch are kept for later ones."""
 
-    where: Literal["memory", "disk", "tf_snapshot", "save_load"] = Field(
-        default="memory",
-        description=(
-            "memory or disk: tf.data's cache · tf_snapshot: Dataset.snapshot · save_load:"
-            " Dataset.save, then load"
-        ),
-    )
-    after: str = Field(
-        default="preprocess",
-        description=(
-            "what is kept: results of the preprocess op of this name; preprocess: of the last one"
-        ),
-    )
+    where: Literal["memory", "disk", "tf_snapshot", "save_load"] = "memory"
+    """memory or disk: tf.data's cache · tf_snapshot: Dataset.snapshot · save_load: Dataset.save,
+    then load
+    """
+    after: str = "preprocess"
+    """what is kept: results of the preprocess op of this name; preprocess: of the last one"""
 
 
 class ShuffleSettings(Settings):
     """The order of training examples within an epoch."""
 
-    kind: Literal["none", "buffer", "window", "lanes", "global"] = Field(
-        default="buffer",
-        description=(
-            "none: order of the shards · buffer: shards in random order, and random draw from a"
-            " buffer · of a snapshot or indexed shards, window: chunks of rows in random order,"
-            " mixed within a window, for data beyond memory · lanes: as many rows of each of"
-            " `lanes` parts in every batch, so that a host reads its own parts alone · global: a"
-            " true permutation"
-        ),
-    )
-    size: ShuffleSize = Field(
-        default="auto",
-        description=(
-            "buffer, window: examples mixed with each other; auto: a twentieth of the split, since"
-            " filling a buffer takes time; with `prefetch`, two buffers are in memory, this epoch's"
-            " and the next one's"
-        ),
-    )
-    lanes: int | None = Field(
-        default=None,
-        ge=2,
-        description=(
-            "lanes: contiguous parts of the rows; a multiple of the processes, and one that the"
-            " batch size is a multiple of"
-        ),
-    )
+    kind: Literal["none", "buffer", "window", "lanes", "global"] = "buffer"
+    """none: order of the shards · buffer: shards in random order, and random draw from a buffer ·
+    of a snapshot or indexed shards, window: chunks of rows in random order, mixed within a window,
+    for data beyond memory · lanes: as many rows of each of `lanes` parts in every batch, so that a
+    host reads its own parts alone · global: a true permutation
+    """
+    size: ShuffleSize = "auto"
+    """buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling
+    a buffer takes time; with `prefetch`, two buffers are in memory, this epoch's and the next one's
+    """
+    lanes: int | None = Field(default=None, ge=2)
+    """lanes: contiguous parts of the rows; a multiple of the processes, and one that the batch size
+    is a multiple of
+    """
 
 
 # The defaults of TensorFlow.
@@ -105,22 +116,14 @@ class JpegDecoding(Settings):
     measured and shown.
     """
 
-    dct: Literal["fast", "accurate"] = Field(
-        default="fast",
-        description=(
-            "inverse transform: the fast integer one, TensorFlow's default, or the accurate one"
-        ),
-    )
-    ratio: Literal[1, 2, 4, 8] = Field(
-        default=1, description="decode at 1/ratio of the size, while decoding"
-    )
-    crop: Literal["after", "fused"] = Field(
-        default="after",
-        description=(
-            "fused: a center_crop right after decode is done while decoding, which skips the rest"
-            " of the image"
-        ),
-    )
+    dct: Literal["fast", "accurate"] = "fast"
+    """inverse transform: the fast integer one, TensorFlow's default, or the accurate one"""
+    ratio: Literal[1, 2, 4, 8] = 1
+    """decode at 1/ratio of the size, while decoding"""
+    crop: Literal["after", "fused"] = "after"
+    """fused: a center_crop right after decode is done while decoding, which skips the rest of the
+    image
+    """
 
     @property
     def approximate(self) -> bool:
@@ -133,32 +136,21 @@ class SnapshotPart(Settings):
     index, in the same order.
     """
 
-    fraction: Fraction = Field(
-        default=1.0, description="images: share of each split's rows that is read, the first"
-    )
+    fraction: Fraction = 1.0
+    """images: share of each split's rows that is read, the first"""
 
 
 class ServiceSettings(Settings):
     """The tf.data service: reading and mapping in separate processes."""
 
-    workers: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description=(
-            "local worker processes, started and stopped with the stage; not used with `address`"
-        ),
-    )
-    address: str = Field(
-        default="", description="grpc://host:port of a running dispatcher to join instead"
-    )
-    sharding: Literal["off", "dynamic", "static"] = Field(
-        default="static",
-        description=(
-            "off: every worker delivers all examples · dynamic: first come, first served; at most"
-            " once if a worker dies · static: each worker its own files; every example exactly once"
-        ),
-    )
+    workers: int = Field(default=2, ge=1, le=64)
+    """local worker processes, started and stopped with the stage; not used with `address`"""
+    address: str = ""
+    """grpc://host:port of a running dispatcher to join instead"""
+    sharding: Literal["off", "dynamic", "static"] = "static"
+    """off: every worker delivers all examples · dynamic: first come, first served; at most once if
+    a worker dies · static: each worker its own files; every example exactly once
+    """
 
     @property
     def on_this_host(self) -> bool:
@@ -170,78 +162,47 @@ class ServiceSettings(Settings):
 class PipelineConfig(Settings):
     """One input-pipeline configuration: how the same examples get from disk to the accelerator."""
 
-    read: Literal["files", "arrays", "shards", "indexed_shards", "snapshot"] = Field(
-        default="shards",
-        description=(
-            "files: the original image files · arrays: all records of the split in memory · shards:"
-            " TFRecord · indexed_shards: TFRecord in any order, through an index of offsets ·"
-            " snapshot: mapped columns of preprocessed examples"
-        ),
-    )
-    snapshot: SnapshotPart = Field(
-        default=SnapshotPart(), description="how much of it is read; absent: all"
-    )
-    interleave: InterleaveSettings | None = Field(
-        default=None, description="interleave several shards; absent: one after another"
-    )
+    read: Literal["files", "arrays", "shards", "indexed_shards", "snapshot"] = "shards"
+    """files: the original image files · arrays: all records of the split in memory · shards:
+    TFRecord · indexed_shards: TFRecord in any order, through an index of offsets · snapshot: mapped
+    columns of preprocessed examples
+    """
+    snapshot: SnapshotPart = SnapshotPart()
+    """how much of it is read; absent: all"""
+    interleave: InterleaveSettings | None = None
+    """interleave several shards; absent: one after another"""
     map: MapSettings = MapSettings()
     decode: JpegDecoding = JpegDecoding()
-    vectorize: bool = Field(
-        default=False, description="batch as early as the ops allow and map whole batches"
-    )
-    cache: CacheSettings | None = Field(
-        default=None, description="keep preprocessed elements; absent: do the work again each epoch"
-    )
-    sampling: Sampling = Field(
-        default="uniform",
-        description=(
-            "how often the examples of each class are drawn; an epoch keeps its length. uniform:"
-            " every example once · balanced: every class equally often · {class: weight, …}:"
-            " classes in proportion to these weights, a class not named has 1"
-        ),
-    )
+    vectorize: bool = False
+    """batch as early as the ops allow and map whole batches"""
+    cache: CacheSettings | None = None
+    """keep preprocessed elements; absent: do the work again each epoch"""
+    sampling: Sampling = "uniform"
+    """how often the examples of each class are drawn; an epoch keeps its length. uniform: every
+    example once · balanced: every class equally often · {class: weight, …}: classes in proportion
+    to these weights, a class not named has 1
+    """
     shuffle: ShuffleSettings = ShuffleSettings()
-    batch: BatchSettings | None = Field(default=None, description="text: batches by its length")
-    prefetch: PrefetchSize = Field(
-        default="none",
-        description=(
-            "batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream"
-            " then opens its next epoch ahead, too"
-        ),
-    )
-    deterministic: bool = Field(
-        default=True, description="keep the order of elements whatever the timing of parallel calls"
-    )
-    postprocess_on: Literal["host", "device"] = Field(
-        default="host",
-        description=(
-            "where the `postprocess` ops run: device means that only uint8 crosses to the"
-            " accelerator"
-        ),
-    )
-    snapshot_on: Literal["host", "device"] = Field(
-        default="host",
-        description=(
-            "device: the snapshot's training split lives in the accelerator's memory and is"
-            " gathered in the train step"
-        ),
-    )
-    service: ServiceSettings | None = Field(
-        default=None,
-        description="prepare batches in tf.data service workers; absent: in this process",
-    )
-    threads: ThreadPool = Field(
-        default="shared",
-        description=(
-            "threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many"
-        ),
-    )
-    graph_rewrites: bool = Field(
-        default=False,
-        description=(
-            "let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default"
-        ),
-    )
+    batch: BatchSettings | None = None
+    """text: batches by its length"""
+    prefetch: PrefetchSize = "none"
+    """batches prepared ahead of the accelerator: none, auto (AUTOTUNE) or a number; a stream then
+    opens its next epoch ahead, too
+    """
+    deterministic: bool = True
+    """keep the order of elements whatever the timing of parallel calls"""
+    postprocess_on: Literal["host", "device"] = "host"
+    """where the `postprocess` ops run: device means that only uint8 crosses to the accelerator"""
+    snapshot_on: Literal["host", "device"] = "host"
+    """device: the snapshot's training split lives in the accelerator's memory and is gathered in
+    the train step
+    """
+    service: ServiceSettings | None = None
+    """prepare batches in tf.data service workers; absent: in this process"""
+    threads: ThreadPool = "shared"
+    """threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many"""
+    graph_rewrites: bool = False
+    """let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default"""
 
     @property
     def remote_address(self) -> str:

@@ -1,12 +1,13 @@
-"""How the data are prepared: sections `shard`, `engine`, `snapshot` and `window` of params.yaml."""
+"""How data are prepared: `shard`, `engine`, `snapshot`, `storage`, `window` of params.yaml."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from throughline.settings.base import Fraction, Settings
+from throughline.shared.data_url import to_store_url
 
 StoredFraction = Annotated[
     Annotated[Literal["auto"], Tag("literal")] | Annotated[Fraction, Tag("constrained")],
@@ -17,54 +18,28 @@ StoredFraction = Annotated[
 class ShardSettings(Settings):
     """How TFRecord shards are cut and written."""
 
-    target_size_mib: float = Field(
-        default=128,
-        gt=0,
-        description=(
-            "size that shards have at most, about [MiB]; where they would exceed it, their number"
-            " doubles"
-        ),
-    )
-    min_shards: int = Field(
-        default=8,
-        ge=1,
-        le=10_000,
-        description=(
-            "so many per split, or more for large data, so that small data still reads in parallel"
-        ),
-    )
-    compression: Literal["none", "gzip"] = Field(
-        default="none",
-        description=(
-            "gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare"
-            " with a run of --set shard.compression=gzip"
-        ),
-    )
-    writers: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="threads that write shards; any number gives the same bytes",
-    )
+    target_size_mib: float = Field(default=128, gt=0)
+    """size that shards have at most, about [MiB]; where they would exceed it, their number doubles
+    """
+    min_shards: int = Field(default=8, ge=1, le=10_000)
+    """so many per split, or more for large data, so that small data still reads in parallel"""
+    compression: Literal["none", "gzip"] = "none"
+    """gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare with a run
+    of --set shard.compression=gzip
+    """
+    writers: int = Field(default=4, ge=1, le=256)
+    """threads that write shards; any number gives the same bytes"""
 
 
 class EngineSettings(Settings):
     """What inspects files and writes shards and the snapshot; any engine gives the same bytes."""
 
-    address: str = Field(
-        default="",
-        pattern=r"^((tcp|tls)://\S+:[0-9]+)?$",
-        description=(
-            "scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads"
-            " of the stages, or `workers`"
-        ),
-    )
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Dask workers that each of these stages starts on its machine; 0: none",
-    )
+    address: str = Field(default="", pattern=r"^((tcp|tls)://\S+:[0-9]+)?$")
+    """scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads of the
+    stages, or `workers`
+    """
+    workers: int = Field(default=0, ge=0, le=1024)
+    """Dask workers that each of these stages starts on its machine; 0: none"""
 
     @model_validator(mode="after")
     def _one_engine(self) -> EngineSettings:
@@ -76,29 +51,38 @@ class EngineSettings(Settings):
 class SnapshotSettings(Settings):
     """What the snapshot holds, and what happens if a damaged shard is found while writing it."""
 
-    fraction: StoredFraction = Field(
-        default="auto",
-        description=(
-            "images: share of each split's rows, the first, whose preprocessed values are stored;"
-            " auto: the most that a configuration reads; all, if none reads any"
-        ),
-    )
-    on_corrupt: Literal["fail", "skip"] = Field(
-        default="fail",
-        description=(
-            "fail: stop and name it · skip: leave damaged records out, in every configuration, and"
-            " say so"
-        ),
-    )
-    max_corrupt_fraction: Fraction = Field(
-        default=0.001,
-        description="skip: share of the examples that may be left out before it stops all the same",
-    )
+    fraction: StoredFraction = "auto"
+    """images: share of each split's rows, the first, whose preprocessed values are stored; auto:
+    the most that a configuration reads; all, if none reads any
+    """
+    on_corrupt: Literal["fail", "skip"] = "fail"
+    """fail: stop and name it · skip: leave damaged records out, in every configuration, and say so
+    """
+    max_corrupt_fraction: Fraction = 0.001
+    """skip: share of the examples that may be left out before it stops all the same"""
 
     @property
     def stored_fraction(self) -> float:
         """`fraction` as a number; 1 if no configuration asks for less."""
         return 1.0 if isinstance(self.fraction, str) else self.fraction
+
+
+class StorageSettings(Settings):
+    """Where shards and the snapshot's columns are kept: in data/, or in an object store that many
+    machines read. The results are the same; credentials come from the environment.
+    """
+
+    url: str = ""
+    """bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/"""
+    cache: str = Field(default=".throughline/cache", min_length=1)
+    """folder that they are fetched into, for all runs of this project or, with an absolute path,
+    for several processes and projects
+    """
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_bucket(cls, url: str) -> str:
+        return to_store_url(url) if url else url
 
 
 class WindowSettings(Settings):
@@ -107,16 +91,15 @@ class WindowSettings(Settings):
     other data, only the defaults are allowed.
     """
 
-    length: int = Field(default=24, ge=1, description="time steps the model sees")
-    horizon: int = Field(default=1, ge=1, description="time steps after them that it predicts")
-    stride: int = Field(
-        default=1, ge=1, description="time steps between the beginnings of neighboring windows"
-    )
-    targets: list[str] = Field(default=[], description="columns to predict; empty: all")
-    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = Field(
-        default=None,
-        description=(
-            "text: predict each next token, in windows of so many of all documents in a row;"
-            " absent: the class of each document"
-        ),
-    )
+    length: int = Field(default=24, ge=1)
+    """time steps the model sees"""
+    horizon: int = Field(default=1, ge=1)
+    """time steps after them that it predicts"""
+    stride: int = Field(default=1, ge=1)
+    """time steps between the beginnings of neighboring windows"""
+    targets: list[str] = Field(default=[])
+    """columns to predict; empty: all"""
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    """text: predict each next token, in windows of so many of all documents in a row; absent: the
+    class of each document
+    """

@@ -24,81 +24,59 @@ ClassWeights = Annotated[
 class ModelSettings(Settings):
     """What is trained."""
 
-    name: str = Field(
-        default="auto",
-        description=(
-            "auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens"
-            " transformer_decoder), one of these, transformer_encoder (text), emulated"
-            " (no accelerator: `options: {step_ms: 58}`),"
-            " a keras.applications name, or package.module:function of your own"
-        ),
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for the builder"
-    )
-    from_file: str = Field(
-        default="",
-        alias="from",
-        description=(
-            "fine-tuning: a .keras file, of this program or of others, whose network is trained on;"
-            " its last layer is replaced where the number of outputs differs"
-        ),
-    )
-    weights: str = Field(
-        default="",
-        description=(
-            "a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a"
-            " last layer of another shape keeps its initial values"
-        ),
-    )
-    freeze: list[str] = Field(
-        default=[],
-        description=(
-            "layers that are not trained, by name, with * and ?, also within a model that is a"
-            " layer; `all_but_last` for all but the last one"
-        ),
-    )
+    name: str = "auto"
+    """auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens
+    transformer_decoder), one of these, transformer_encoder (text), emulated (no accelerator:
+    `options: {step_ms: 58}`), a keras.applications name, or package.module:function of your own
+    """
+    options: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments for the builder"""
+    from_file: str = Field(default="", alias="from")
+    """fine-tuning: a .keras file, of this program or of others, whose network is trained on; its
+    last layer is replaced where the number of outputs differs
+    """
+    weights: str = ""
+    """a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a last layer
+    of another shape keeps its initial values
+    """
+    freeze: list[str] = Field(default=[])
+    """layers that are not trained, by name, with * and ?, also within a model that is a layer;
+    `all_but_last` for all but the last one
+    """
 
 
 class EarlyStoppingSettings(Settings):
     """When a training ends before its last epoch."""
 
-    monitor: str = Field(
-        default="val_loss",
-        description="loss or a metric by its name; of validation with val_ before it",
-    )
-    patience: int = Field(default=3, ge=1, description="epochs without improvement that end it")
-    min_delta: float = Field(default=0.0, ge=0, description="the least that counts as improvement")
-    mode: Literal["auto", "min", "max"] = Field(
-        default="auto", description="what is better; auto: as Keras knows the metric"
-    )
-    restore_best: bool = Field(
-        default=True, description="keep the weights of the best epoch instead of the last one's"
-    )
+    monitor: str = "val_loss"
+    """loss or a metric by its name; of validation with val_ before it"""
+    patience: int = Field(default=3, ge=1)
+    """epochs without improvement that end it"""
+    min_delta: float = Field(default=0.0, ge=0)
+    """the least that counts as improvement"""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """what is better; auto: as Keras knows the metric"""
+    restore_best: bool = True
+    """keep the weights of the best epoch instead of the last one's"""
 
 
 class TrainSettings(Settings):
     """How the model is trained."""
 
-    epochs: int = Field(default=2, ge=1, description="passes over the training split")
-    learning_rate: float = Field(default=1e-3, gt=0, description="highest rate of the optimizer")
-    schedule: Annotated[str, Field(pattern=f"^({'|'.join(SCHEDULES)}|{_OWN})$")] = Field(
-        default="cosine",
-        description=(
-            "constant, linear or cosine decay to zero over all epochs, or module:function of your"
-            " own, from (learning_rate, steps) to a Keras schedule"
-        ),
-    )
-    warm_up_epochs: float = Field(
-        default=0.0, ge=0, description="epochs in which the rate first rises linearly from zero"
-    )
-    optimizer: NamedObject = Field(
-        default="adam",
-        description=(
-            "a Keras optimizer, also with arguments: {adamw: {weight_decay: 1e-4}}; or"
-            " module:function of your own that takes learning_rate"
-        ),
-    )
+    epochs: int = Field(default=2, ge=1)
+    """passes over the training split"""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """highest rate of the optimizer"""
+    schedule: Annotated[str, Field(pattern=f"^({'|'.join(SCHEDULES)}|{_OWN})$")] = "cosine"
+    """constant, linear or cosine decay to zero over all epochs, or module:function of your own,
+    from (learning_rate, steps) to a Keras schedule
+    """
+    warm_up_epochs: float = Field(default=0.0, ge=0)
+    """epochs in which the rate first rises linearly from zero"""
+    optimizer: NamedObject = "adam"
+    """a Keras optimizer, also with arguments: {adamw: {weight_decay: 1e-4}}; or module:function of
+    your own that takes learning_rate
+    """
 
     @field_validator("optimizer")
     @classmethod
@@ -111,81 +89,47 @@ class TrainSettings(Settings):
             )
         return optimizer
 
-    loss: NamedObject = Field(
-        default="auto",
-        description=(
-            "auto (cross-entropy of classes, squared error of numbers, of several each in units of"
-            " its deviation), a Keras loss, or module:name of your own"
-        ),
-    )
-    metrics: list[NamedObject] = Field(
-        default=["auto"],
-        description="auto (accuracy of classes, mae of numbers), Keras metrics, or module:name",
-    )
-    class_weights: ClassWeights = Field(
-        default="none",
-        description=(
-            "weight of an example in the loss by its class: auto (the rarer, the heavier), or a"
-            " weight per class name; a class that is left out has 1"
-        ),
-    )
-    callbacks: list[Annotated[str, Field(pattern=f"^{_OWN}$")]] = Field(
-        default=[],
-        description="module:name of your own: Keras callbacks, or functions that return one",
-    )
-    early_stopping: EarlyStoppingSettings | None = Field(
-        default=None, description="end early; absent: all epochs are trained"
-    )
-    seed: int = Field(default=0, ge=0, lt=2**32, description="of weights, order and augmentation")
-    deterministic: bool = Field(
-        default=False, description="bit-for-bit repeatable kernels; slower on a GPU"
-    )
-    mixed_precision: bool = Field(
-        default=False,
-        description=(
-            "compute in bfloat16, weights stay float32; GPUs before NVIDIA's Ampere gain nothing"
-        ),
-    )
-    jit_compile: bool = Field(
-        default=False, description="compile the train step with XLA; pays on GPUs, rarely on CPUs"
-    )
-    steps_per_execution: int = Field(
-        default=1, ge=1, description="train steps per call into the runtime"
-    )
-    checkpoint_every: Annotated[str, Field(pattern=f"^{_PERIOD}$")] = Field(
-        default="1 epoch",
-        description=(
-            "`N epochs` or `N steps` between checkpoints that an interrupted training goes on from;"
-            " within an epoch only configurations that can seek (read: snapshot or indexed_shards)"
-        ),
-    )
+    loss: NamedObject = "auto"
+    """auto (cross-entropy of classes, squared error of numbers, of several each in units of its
+    deviation), a Keras loss, or module:name of your own
+    """
+    metrics: list[NamedObject] = Field(default=["auto"])
+    """auto (accuracy of classes, mae of numbers), Keras metrics, or module:name"""
+    class_weights: ClassWeights = "none"
+    """weight of an example in the loss by its class: auto (the rarer, the heavier), or a weight per
+    class name; a class that is left out has 1
+    """
+    callbacks: list[Annotated[str, Field(pattern=f"^{_OWN}$")]] = Field(default=[])
+    """module:name of your own: Keras callbacks, or functions that return one"""
+    early_stopping: EarlyStoppingSettings | None = None
+    """end early; absent: all epochs are trained"""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """of weights, order and augmentation"""
+    deterministic: bool = False
+    """bit-for-bit repeatable kernels; slower on a GPU"""
+    mixed_precision: bool = False
+    """compute in bfloat16, weights stay float32; GPUs before NVIDIA's Ampere gain nothing"""
+    jit_compile: bool = False
+    """compile the train step with XLA; pays on GPUs, rarely on CPUs"""
+    steps_per_execution: int = Field(default=1, ge=1)
+    """train steps per call into the runtime"""
+    checkpoint_every: Annotated[str, Field(pattern=f"^{_PERIOD}$")] = "1 epoch"
+    """`N epochs` or `N steps` between checkpoints that an interrupted training goes on from; within
+    an epoch only configurations that can seek (read: snapshot or indexed_shards)
+    """
 
-    processes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default=1,
-        description=(
-            "processes that train together, one per device, each on its slice of every batch; auto:"
-            " the workers of TF_CONFIG, else one for each GPU that is visible"
-        ),
-    )
-    batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto",
-        description=(
-            "what the last batch of an epoch is cut to a multiple of; auto: the number of"
-            " processes. Trainings with the same one have the same batches, whatever their number"
-        ),
-    )
-    start_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description=(
-            "several processes: time until all are there, and for a step that builds a graph [s]"
-        ),
-    )
-    step_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description="several processes: time for a step with what callbacks do after it [s]",
-    )
+    processes: Literal["auto"] | Annotated[int, Field(ge=1)] = 1
+    """processes that train together, one per device, each on its slice of every batch; auto: the
+    workers of TF_CONFIG, else one for each GPU that is visible
+    """
+    batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """what the last batch of an epoch is cut to a multiple of; auto: the number of processes.
+    Trainings with the same one have the same batches, whatever their number
+    """
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """several processes: time until all are there, and for a step that builds a graph [s]"""
+    step_timeout_s: float = Field(default=600.0, gt=0)
+    """several processes: time for a step with what callbacks do after it [s]"""
 
     @property
     def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
@@ -197,14 +141,9 @@ class TrainSettings(Settings):
 class MeasureSettings(Settings):
     """How configurations are traced and raced."""
 
-    seconds: float = Field(
-        default=60.0,
-        gt=0,
-        description=(
-            "race: at most so long for all configurations together [s], without opening them;"
-            " it ends when every verdict and every place is decided"
-        ),
-    )
-    trace_steps: int = Field(
-        default=20, ge=1, le=1000, description="profile: steps in the traced window"
-    )
+    seconds: float = Field(default=60.0, gt=0)
+    """race: at most so long for all configurations together [s], without opening them; it ends when
+    every verdict and every place is decided
+    """
+    trace_steps: int = Field(default=20, ge=1, le=1000)
+    """profile: steps in the traced window"""
