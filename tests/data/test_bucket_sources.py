@@ -27,7 +27,7 @@ from throughline.data.shards import file_parts
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import ShardIndex
 from throughline.data.shards.writing import shard
-from throughline.data.sources import ExampleFile, file_folder
+from throughline.data.sources import ExampleFile, class_folders
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import (
     DataNotFound,
@@ -254,7 +254,7 @@ def test_objects_that_stand_for_folders_are_none_of_files(bucket_url, object_sto
     for name in ("cat/", "none/", "lines/"):
         client.put_object(Bucket="data", Key=f"{bucket_url.rpartition('/')[2]}/{name}", Body=b"")
     open_store(bucket_url).write("cat/1.jpg", b"x")
-    scanned = file_folder.scan(data_settings(bucket_url), open_folder(bucket_url))
+    scanned = class_folders.scan(data_settings(bucket_url), open_folder(bucket_url))
     assert [file.id for file in scanned.files] == ["cat/1.jpg"]
     assert not scanned.skipped and not scanned.rejected
     assert sorted(scanned.empty_classes) == ["lines", "none"]

@@ -14,7 +14,7 @@ from tests.support.small_data import data_settings
 from throughline.data.class_names import compare_splits, find_alike, join_alike
 from throughline.data.ingest import ingest
 from throughline.data.rejects import check_rejects
-from throughline.data.sources import file_folder
+from throughline.data.sources import class_folders
 from throughline.data.sources.folder_layout import read_layout
 from throughline.settings import DataSettings
 from throughline.shared.errors import (
@@ -37,7 +37,7 @@ def lay_out(root, *names):
 
 
 def scan(root, **data):
-    found = file_folder.scan(data_settings(root, **data))
+    found = class_folders.scan(data_settings(root, **data))
     return {(file.id, file.label, file.split) for file in found.files}, found
 
 

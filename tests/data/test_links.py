@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data.ingest import ingest
-from throughline.data.sources import file_folder, image_table, text_folder
+from throughline.data.sources import class_folders, image_table, text_folder
 from throughline.shared.errors import UnreadableSource
 
 pytestmark = pytest.mark.integration
@@ -121,7 +121,7 @@ def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(
     (root / "c").symlink_to(leads)
     with pytest.raises(UnreadableSource, match=words):
         ingest(data_settings(root), tmp_path / "manifest")
-    listed = file_folder.scan(data_settings(root, follow_links=False))
+    listed = class_folders.scan(data_settings(root, follow_links=False))
     assert [(one.id, one.reason) for one in listed.rejected] == [
         ("c", "folder is a link that leads outside the data root")
     ]

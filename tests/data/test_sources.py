@@ -11,7 +11,7 @@ import pytest
 
 from throughline.data.found import ExampleFile, Rejected
 from throughline.data.sources import fashion_mnist, image_table
-from throughline.data.sources.text_records import KeptCells
+from throughline.data.sources.text_table import KeptCells
 from throughline.data.tables.table_columns import check_names, name_columns, read_listing
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource

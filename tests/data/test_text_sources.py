@@ -18,7 +18,7 @@ from throughline.data.found import Document, Rejected
 from throughline.data.ingest import ingest
 from throughline.data.manifest import map_documents
 from throughline.data.sources import SCANNERS
-from throughline.data.sources.text_records import read_fields
+from throughline.data.sources.text_table import read_fields
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, InvalidParams, UnreadableSource
 

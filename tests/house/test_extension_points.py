@@ -9,7 +9,7 @@ from tests.support.project import ROOT
 from throughline.config.params import ParamsDocument
 from throughline.data import sources
 from throughline.data.encodings.base import FileEncoding
-from throughline.data.sources import file_folder
+from throughline.data.sources import class_folders
 from throughline.kernels.kernels import compute
 from throughline.pipelines.dataset import build_step
 from throughline.plan import steps
@@ -21,10 +21,7 @@ from throughline.settings.source_kinds import SOURCES
 pytestmark = pytest.mark.integration
 
 KINDS_OF_STEPS = steps.Step.__subclasses__()
-NOT_SOURCES = {
-    *("__init__", "class_folders", "external_shards", "file_folder", "folder_layout"),
-    "text_records",
-}
+NOT_SOURCES = {"__init__", "class_folders", "external_shards", "folder_layout"}
 
 
 def test_every_source_has_its_file_its_scanner_and_its_facts():
@@ -36,7 +33,7 @@ def test_every_source_has_its_file_its_scanner_and_its_facts():
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_the_facts_of_a_source_agree_with_the_form_of_its_examples(name):
-    form = sources.SCANNERS.get(name, file_folder.scan).__annotations__["return"]
+    form = sources.SCANNERS.get(name, class_folders.scan).__annotations__["return"]
     storage = find_encoding(SOURCES[name].encoding).storage
     assert (storage == "files") == (form == "Files")
     assert (storage == "blocks") == (form == "Series")

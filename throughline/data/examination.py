@@ -24,7 +24,7 @@ from throughline.data.file_inspection import FileInspection
 from throughline.data.found import ListedColumns
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import COLUMNS, DOCUMENTS, IMAGES, VALUES, digest_rows
-from throughline.data.sources.text_records import KeptCells
+from throughline.data.sources.text_table import KeptCells
 from throughline.data.splits import split_steps
 from throughline.data.tables.image_columns import ImageColumn
 from throughline.data.tables.table_columns import read_listing

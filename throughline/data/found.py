@@ -20,7 +20,7 @@ from throughline.shared.errors import UnreadableSource
 from throughline.shared.object_store import StoredObject
 
 if TYPE_CHECKING:
-    from throughline.data.sources.text_records import KeptCells
+    from throughline.data.sources.text_table import KeptCells
 
 
 def find_suffix(name: str) -> str:

@@ -18,7 +18,7 @@ from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.found import Files, Rejected
 from throughline.data.listed_paths import find_listed
-from throughline.data.sources.class_folders import list_encoded
+from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.tables.table_columns import code_rows
 from throughline.data.tables.tabular import TABLES, read_table
 from throughline.models.inference import TrainedModel
@@ -106,7 +106,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
     named = settings.model_copy(
         update={"path": str(folder), "layout": "class", "leave_out": [], "follow_links": False}
     )
-    listed = list_encoded(named, encoding, classes=False)
+    listed = list_class_folders(named, encoding, classes=False)
     note_skipped(folder, listed.skipped, encoding.noun)
     return listed
 

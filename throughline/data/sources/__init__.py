@@ -28,8 +28,8 @@ from throughline.data.local_files import LocalFiles, list_files
 from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import (
     arrays,
+    class_folders,
     fashion_mnist,
-    file_folder,
     image_table,
     table,
     text_folder,
@@ -80,7 +80,7 @@ def scan(settings: DataSettings) -> Source:
       DataNotFound: nothing is at `data.path`.
       UnreadableSource: what is there is not what `data.source` says.
     """
-    return SCANNERS.get(settings.source, file_folder.scan)(settings)
+    return SCANNERS.get(settings.source, class_folders.scan)(settings)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def open_source(
         return
     objects = open_folder(settings.path)
     if SOURCES[settings.source].in_bucket == "objects":
-        yield SCANNERS.get(settings.source, file_folder.scan)(settings, objects), objects
+        yield SCANNERS.get(settings.source, class_folders.scan)(settings, objects), objects
         return
     name = PurePosixPath(settings.path).name
     scratch = Scratch()

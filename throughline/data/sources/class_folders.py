@@ -1,4 +1,4 @@
-"""Lists files in class folders. Not a source itself: images and texts use it.
+"""Files in class folders: each is an example. Sources of images and of texts use it.
 
 A file's class is its folder's path below the root (`bird/owl`), without parts that name a split.
 Only hidden files are skipped silently: entries that cannot be listed or followed are rejected with
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, Protocol, cast
 
 from throughline.data.encodings.base import FileEncoding, Reason
 from throughline.data.found import (
@@ -31,12 +31,13 @@ from throughline.data.split_names import (
     find_left_out,
     leave_validation_open,
 )
+from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.layout import ORIGIN
+from throughline.shared.object_store import StoredObject
 
-_Listed = TypeVar("_Listed", ExampleFile, Rejected)
-LooksLike = Callable[[str, bytes], bool]  # takes a file's name and first bytes
 _FIRST_BYTES = 1024
 _KINDS_SHOWN, _FEW = 5, 3
 # Suffixes of files that accompany examples; a file without a suffix may be a README.
@@ -52,37 +53,51 @@ _ABOUT = re.compile(
 _MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNORECASE)
 
 
+class FileKind(Protocol):
+    """What tells the files that are examples from others; `noun` names them in errors."""
+
+    name: ClassVar[str]
+    noun: ClassVar[str]
+    suffixes: ClassVar[frozenset[str]]
+
+    def looks_like(self, name: str, first: bytes) -> bool:
+        """Return whether a local file of any suffix is one, by its name and first bytes."""
+        ...
+
+
+def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
+    """List the files of the source's encoding below `data.path`, or in `objects`."""
+    encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
+    return list_class_folders(settings, encoding, objects=objects)
+
+
 def list_class_folders(
     settings: DataSettings,
-    suffixes: Collection[str],
+    kind: FileKind,
     *,
-    what: str,
-    looks_like: LooksLike,
     classes: bool = True,
     objects: ObjectFolder | None = None,
 ) -> Files:
     """List the examples below `data.path`, or in `objects`.
 
-    Examples are the files with these suffixes, and local files in class folders that look like them
-    by name and first bytes. `what` names them in errors. Without `classes`, files directly in the
-    root are examples, too.
+    Without `classes`, files directly in the root are examples, too.
     """
     root = Path(settings.path)
     if objects.single if objects else not root.is_dir():
         raise DataNotFound(
             f"{settings.path} is not a folder; `data.path` must be a folder"
-            + (" with one sub-folder per class" if classes else f" of {what}")
+            + (" with one sub-folder per class" if classes else f" of {kind.noun}")
         )
-    listing = _Listing(Path() if objects else root, suffixes, looks_like, in_root=not classes)
+    listing = _Listing(Path() if objects else root, settings, kind, in_root=not classes)
     if objects:
         listing.take(objects)
     else:
-        listing.list_all(settings)
+        listing.list_all()
     if not listing.files:
         shown = "".join(f"; {item.id}: {item.reason}" for item in listing.rejected[:1])
         raise DataNotFound(
-            f"{settings.path} holds no {'class folder with ' if classes else ''}{what}"
-            f" ({', '.join(sorted(suffixes))}){shown}"
+            f"{settings.path} holds no {'class folder with ' if classes else ''}{kind.noun}"
+            f" ({', '.join(sorted(kind.suffixes))}){shown}"
         )
     files = _read_folders(listing, settings, classes=classes)
     others = {
@@ -93,12 +108,14 @@ def list_class_folders(
     counts = Counter(file.id.rpartition("/")[0] for file in files)
     if classes and (lost := next((folder for folder in others if not counts[folder]), None)):
         raise UnreadableSource(
-            f"{settings.path}: the folder {lost} holds {name_kinds(others[lost])} and no {what}",
+            f"{settings.path}: the folder {lost} holds {name_kinds(others[lost])} and no"
+            f" {kind.noun}",
             f"convert these files, or set data.leave_out: [{lost}]",
         )
     return Files(
         root=root,
         files=files,
+        encoding=kind.name,
         objects=objects,
         rejected=listing.rejected,
         empty_classes=listing.empty,
@@ -112,31 +129,13 @@ def list_class_folders(
     )
 
 
-def list_encoded(
-    settings: DataSettings,
-    encoding: FileEncoding,
-    *,
-    classes: bool = True,
-    objects: ObjectFolder | None = None,
-) -> Files:
-    """List the files that are values of an encoding, as `list_class_folders` does."""
-    found = list_class_folders(
-        settings,
-        encoding.suffixes,
-        what=encoding.noun,
-        looks_like=encoding.looks_like,
-        classes=classes,
-        objects=objects,
-    )
-    return replace(found, encoding=encoding.name)
-
-
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
     """Give files the splits and classes that their folders say; reject or count the others.
 
     If no folder is for validation, training files get no split, so that some are assigned to it.
     """
-    listing.leave_out(settings.leave_out)
+    listing.files = [file for file in listing.files if not listing.leaves_out(file.id)]
+    listing.rejected = [one for one in listing.rejected if not listing.leaves_out(one.id)]
     _refuse_masks(listing.files, settings.path)
     counts = Counter(file.label for file in listing.files)
     places = read_layout(counts, layout=settings.layout, root=settings.path, classes=classes)
@@ -164,14 +163,12 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
 def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
     """Refuse images that come with masks, such as 1.png with 1_mask.png."""
     names = {file.id.rpartition(".")[0] for file in files}
-    masks = [name for name in names if (mask := _MASK.fullmatch(name)) and mask[1] in names]
-    if len(masks) > _FEW:
-        name = min(masks).rpartition("/")[2]
-        found = _MASK.fullmatch(name)
-        kind = name[len(found[1]) :] if found else ""
+    found = [mask for mask in map(_MASK.fullmatch, sorted(names)) if mask and mask[1] in names]
+    if len(found) > _FEW:
+        mask, name = found[0][0].rpartition("/")[2], found[0][1].rpartition("/")[2]
         raise UnreadableSource(
-            f"{root}: {len(masks):,} files belong to others, as {name} does: masks, not examples",
-            f"set data.leave_out: ['*{kind}.*']",
+            f"{root}: {len(found):,} files belong to others, as {mask} does: masks, not examples",
+            f"set data.leave_out: ['*{mask.removeprefix(name)}.*']",
         )
 
 
@@ -207,10 +204,10 @@ def _is_hidden(name: str) -> bool:
 
 class _Listing:
     def __init__(
-        self, root: Path, suffixes: Collection[str], looks_like: LooksLike, *, in_root: bool
+        self, root: Path, settings: DataSettings, kind: FileKind, *, in_root: bool
     ) -> None:
-        self.root, self.suffixes, self.in_root = root, suffixes, in_root
-        self.looks_like: LooksLike | None = looks_like
+        self.root, self.in_root = root, in_root
+        self._settings, self._kind = settings, kind
         self.others: dict[str, Counter[str]] = {}  # unread files that may be examples, by folder
         self.files: list[ExampleFile] = []
         self.rejected: list[Rejected] = []
@@ -219,36 +216,31 @@ class _Listing:
         self.left_out: Counter[str] = Counter()
         self._listed: set[Path] = set()
         self._links: list[Path] = []
+        self._objects: Mapping[str, StoredObject] = {}
 
-    def list_all(self, settings: DataSettings) -> None:
+    def list_all(self) -> None:
         """List real folders, then each folder that a link leads to and that was not among them."""
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)
-            target = link.resolve()
+            target, root = link.resolve(), self.root.resolve()
             name = link.relative_to(self.root).as_posix()
-            if named := find_left_out(name, settings.leave_out):
-                self.left_out[f"data.leave_out: {named}"] += 1
-            elif not target.is_relative_to(self.root.resolve()):
-                if settings.follow_links:
+            if self.leaves_out(name):
+                continue
+            if not target.is_relative_to(root):
+                if self._settings.follow_links:
                     _refuse_folder_link(link, target, name)
                 self._reject(link, "folder is a link that leads outside the data root")
             elif target in self._listed:
-                self._reject(
-                    link,
-                    Reason(
-                        "folder is a link to one that is listed itself",
-                        f": {target.relative_to(self.root.resolve())}",
-                    ),
-                )
+                cause = "folder is a link to one that is listed itself"
+                self._reject(link, Reason(cause, f": {target.relative_to(root)}"))
             else:
                 self._list_below(link)
 
     def take(self, folder: ObjectFolder) -> None:
-        self.looks_like = None  # objects are recognized by their names alone
-        objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
+        self._objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
         marks = find_folder_marks(folder.objects)
-        for name in objects:
+        for name in self._objects:
             path, is_folder = Path(name), name in marks
             if any(map(_is_hidden, path.parent.parts)):
                 continue
@@ -260,21 +252,13 @@ class _Listing:
         with_folders = {path.parent for path in names if path != self.root}
         for path in sorted(names):
             self._take_names(path, names[path], is_leaf=path not in with_folders)
-        self.files = [replace(file, object=objects[file.id]) for file in self.files]
 
-    def leave_out(self, names: Sequence[str]) -> None:
-        """Take out files with these names or paths, and count them."""
-        self.files = self._keep(self.files, names)
-        self.rejected = self._keep(self.rejected, names)
-
-    def _keep(self, found: Sequence[_Listed], names: Sequence[str]) -> list[_Listed]:
-        kept = []
-        for one in found:
-            if named := find_left_out(one.id, names):
-                self.left_out[f"data.leave_out: {named}"] += 1
-            else:
-                kept.append(one)
-        return kept
+    def leaves_out(self, name: str) -> bool:
+        """Return whether a file or folder is to be left out; count it then."""
+        named = find_left_out(name, self._settings.leave_out)
+        if named:
+            self.left_out[f"data.leave_out: {named}"] += 1
+        return bool(named)
 
     def _list_below(self, start: Path) -> None:
         for name, folders, names in os.walk(start, onerror=self._unreadable):
@@ -305,15 +289,16 @@ class _Listing:
         """Return whether a file is an example: by its suffix, before any `?`, or first bytes."""
         if _ABOUT.fullmatch(name):
             return False
-        if find_suffix(name.partition("?")[0]) in self.suffixes:
+        if find_suffix(name.partition("?")[0]) in self._kind.suffixes:
             return True
         path = folder / name
         other = find_suffix(name) in _ACCOMPANYING and "." in name
-        if other or folder == self.root or not self.looks_like or not path.is_file():
+        # Objects are recognized by their names alone.
+        if other or folder == self.root or self._objects or not path.is_file():
             return False
         try:
             with path.open("rb") as file:
-                return self.looks_like(name, file.read(_FIRST_BYTES))
+                return self._kind.looks_like(name, file.read(_FIRST_BYTES))
         except OSError:
             return False
 
@@ -327,7 +312,10 @@ class _Listing:
             elif not (is_text and is_utf8(name)):
                 self._reject(folder / name, "the name is no UTF-8")
             else:
-                self.files.append(ExampleFile(id=above + name, path=folder / name, label=label))
+                stored = self._objects.get(above + name)
+                self.files.append(
+                    ExampleFile(id=above + name, path=folder / name, label=label, object=stored)
+                )
 
     def _unreadable(self, error: OSError) -> None:
         self._reject(Path(error.filename), Reason("folder cannot be read", f": {error.strerror}"))

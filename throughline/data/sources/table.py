@@ -31,6 +31,7 @@ from throughline.data.tables.column_kinds import (
     find_missing_marks,
     guess_kind,
     refuse_mistaken,
+    refuse_wide,
 )
 from throughline.data.tables.number_text import explain_unread, have_fractions, read_numbers
 from throughline.data.tables.odd_values import (
@@ -42,7 +43,6 @@ from throughline.data.tables.odd_values import (
     find_totals,
     find_units,
 )
-from throughline.data.tables.series_rows import refuse_wide
 from throughline.data.tables.table_columns import (
     check_marks,
     check_missing,

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from throughline.data.encodings.base import RejectedValue, Root
 from throughline.data.encodings.texts import check_encoding, check_size
 from throughline.data.found import Document, Files, Rejected, Texts, find_suffix
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.class_folders import list_class_folders
-from throughline.data.sources.text_records import label_or_none
+from throughline.data.sources.text_table import label_or_none
 from throughline.settings import DataSettings
 
-SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
+
+class TextFiles:
+    """What files of texts are: those with usual suffixes, and those without any that are text."""
+
+    name: ClassVar = "text"
+    noun: ClassVar = "texts"
+    suffixes: ClassVar = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
+
+    def looks_like(self, name: str, first: bytes) -> bool:
+        return not find_suffix(name) and bool(first) and b"\0" not in first
 
 
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
     """List the text files below `data.path`, or in `objects`; they are read one by one."""
     check_encoding(settings.encoding)
     classes = settings.label_kind != "none"
-    listed = list_class_folders(
-        settings,
-        SUFFIXES,
-        what="texts",
-        looks_like=lambda name, first: not find_suffix(name) and bool(first) and b"\0" not in first,
-        classes=classes,
-        objects=objects,
-    )
+    listed = list_class_folders(settings, TextFiles(), classes=classes, objects=objects)
     root = objects or Root(Path(settings.path), follow_links=settings.follow_links)
     return Texts(
         documents=_documents(listed, root, settings),

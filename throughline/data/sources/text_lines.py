@@ -15,8 +15,13 @@ from typing import Any
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.found import Document, Rejected, Texts, count_kinds, refuse_odd_names
-from throughline.data.sources.text_records import label_or_none, read_fields
-from throughline.data.sources.text_table import KEY, check_fields, keep_cells
+from throughline.data.sources.text_table import (
+    KEY,
+    check_fields,
+    keep_cells,
+    label_or_none,
+    read_fields,
+)
 from throughline.data.split_names import find_splits, read_name
 from throughline.data.tables.delimited import count_lines
 from throughline.data.tables.table_columns import name_columns, name_required

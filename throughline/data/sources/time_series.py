@@ -28,19 +28,20 @@ from throughline.data.tables.column_kinds import (
     find_problem,
     guess_kind,
     refuse_columns,
+    refuse_wide,
 )
-from throughline.data.tables.late_rows import explain_late, join_times
 from throughline.data.tables.moments import (
     GAP,
+    explain_late,
     find_gaps,
     find_late,
     find_time_problem,
+    join_times,
     read_digits,
     read_moments,
 )
 from throughline.data.tables.number_text import explain_notation
 from throughline.data.tables.odd_values import find_sentinels, find_units
-from throughline.data.tables.series_rows import refuse_wide
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
 from throughline.data.tables.tabular import (
     TextTable,

@@ -1,7 +1,7 @@
 """Decides what each column of a table is: numbers, categories, or nothing to learn from.
 
 Columns that cannot be meant are refused, with the parameter that keeps them: dates, ids and free
-text as categories, row numbers as a feature.
+text as categories, row numbers as a feature, and columns that are times: 1/22/20, 1/23/20.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ _DATE = (
 _ID = re.compile(r"(^|[_\W])(id|index|uuid|key|row)$|[a-z]Id$|^ID", re.IGNORECASE)
 _LEADING_ZEROS = r"^0\d{2,}$"
 _MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "?", "-", "--", "."}  # lower case
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_TIME = re.compile(
+    r"X?((19|20)\d\d( ?\[YR\d{4}\]|[-/. ]?(Q[1-4]|M?\d{1,2}))?"  # years, quarters, months
+    r"|(19|20)\d\d([-/.]\d{1,2}){2}([T ].*)?"
+    r"|\d{1,2}(?P<mark>[-/.])\d{1,2}(?P=mark)\d{2,4}([T ].*)?"
+    r"|\d{1,2}:\d{2}(:\d{2})?"
+    rf"|(\d{{1,2}}[-. ]*)?{_MONTH}[-. ,]*(\d{{1,2}},? )?(\d{{2}}|\d{{4}}))",
+    re.IGNORECASE,
+)
+_LEAST_TIMES = 3  # columns that are named as times
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -216,3 +226,29 @@ def _share(table: TextTable, name: str, pattern: str) -> float:
     filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
     matching = pc.sum(pc.match_substring_regex(cells, pattern)).as_py() or 0
     return matching / filled if filled else 0.0
+
+
+def refuse_wide(table: TextTable) -> None:
+    """Refuse a table if most of its columns are named as times, so that each row is a series."""
+    times = [name for name in table.columns if _TIME.fullmatch(name)]
+    if len(times) < _LEAST_TIMES or 2 * len(times) <= len(table.columns):
+        return
+    others = [name for name in table.columns if name not in times]
+    texts = [name for name in others if guess_kind(table, name) == "category"] or others
+    sep = "" if table.delimiter in (",", "") else f", sep={table.delimiter!r}"
+    read = "read_parquet" if table.path.suffix.lower() == ".parquet" else "read_csv"
+    command = f"pandas.{read}({table.path.name!r}{sep})"
+    if texts:
+        place = max(texts, key=lambda name: pc.count_distinct(table.columns[name]).as_py())
+        command += (
+            f".melt({others!r}, var_name='time').pivot_table('value', 'time', {place!r},"
+            " aggfunc='sum', sort=False)"
+        )
+    else:
+        command += ".T"
+    raise UnreadableSource(
+        f"{table.path}: {len(times):,} columns are named as times, from {times[0]} to {times[-1]}:"
+        " each row is a series, not a time step",
+        "write a row for each time:"
+        f"\n{command}.to_csv('by_time.csv', index_label='time')\nand set data.time_column: time",
+    )
