@@ -9,14 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from throughline.data.encodings.array_files import (
-    ArrayHeader,
-    JoinedArrays,
-    list_arrays,
-    list_headers,
-    read_array,
-    refuse_single,
-)
+from throughline.data.encodings import array_files
 from throughline.data.encodings.array_names import ArrayPair, choose_arrays
 from throughline.data.encodings.arrays import as_images, pixels_feature
 from throughline.data.encodings.labels import labeled, list_labels, read_labels
@@ -41,15 +34,17 @@ def scan(settings: DataSettings) -> Arrays:
                 f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in"
                 f" {path}"
             )
-    refuse_single(path)
-    found = list_arrays(path)
+    array_files.refuse_single(path)
+    found = array_files.list_arrays(path)
     pairs = _choose(path, settings, found)
     images = []
     values: list[str | float] = []
     for pair in pairs:
-        of_pair, note = as_images(read_array(path, pair.features), f"{path}: {pair.features}")
+        of_pair, note = as_images(
+            array_files.read_array(path, pair.features), f"{path}: {pair.features}"
+        )
         images.append(of_pair)
-        labels = read_array(path, pair.labels)
+        labels = array_files.read_array(path, pair.labels)
         read, more = list_labels(labels, len(of_pair), f"{path}: {pair.labels}")
         values += read
         notes.update(dict.fromkeys(filter(None, (note, more)), len(read)))
@@ -66,12 +61,13 @@ def scan(settings: DataSettings) -> Arrays:
             "set data.label_kind: number to predict them",
         )
     unread = [name for name in found if not any(name in pair[1:] for pair in pairs)]
+    shown = array_files.list_headers(found, unread)
     splits = [
         pair.split for pair, part in zip(pairs, images, strict=True) for _ in range(len(part))
     ]
     places = [place for part in images for place in range(len(part))]
     return Arrays(
-        values=images[0] if len(images) == 1 else JoinedArrays(images),
+        values=images[0] if len(images) == 1 else array_files.JoinedArrays(images),
         labels=read.labels,
         ids=[
             f"{split}/{place:08d}" if split else f"{place:08d}"
@@ -82,12 +78,14 @@ def scan(settings: DataSettings) -> Arrays:
         schema=labeled(pixels_feature(images[0].shape[1:]), read.kind),
         notes=notes,
         dialect=[*(str(pair) for pair in pairs if pair[1:] != _UNNAMED), *read.facts],
-        warnings=[f"arrays that are not read: {list_headers(found, unread)}"] if unread else [],
+        warnings=[f"arrays that are not read: {array_files.list_headers(found, unread)}"]
+        if unread
+        else [],
     )
 
 
 def _choose(
-    path: Path, settings: DataSettings, found: Mapping[str, ArrayHeader]
+    path: Path, settings: DataSettings, found: Mapping[str, array_files.ArrayHeader]
 ) -> list[ArrayPair]:
     named = (settings.features, settings.labels)
     if not found or named != _UNNAMED or found.keys() >= {*named}:
@@ -97,7 +95,7 @@ def _choose(
         raise UnreadableSource(
             f"{path}: which arrays are the images and the labels is not certain: no array"
             f" {' or '.join(name for name in named if name not in found)}; there are"
-            f" {list_headers(found, found)}",
+            f" {array_files.list_headers(found, found)}",
             "set data.features and data.labels, or name them x_train, y_train, x_test, y_test",
         )
     return pairs

@@ -29,14 +29,8 @@ from throughline.data.encodings.labels import (
 )
 from throughline.data.encodings.stored_arrays import ArrayForm, read_array
 from throughline.data.found import Arrays, ExampleFile, Files, Found, Rejected
-from throughline.data.shards.example_features import (
-    Feature,
-    FeatureKind,
-    NotAnExample,
-    bytes_places,
-    parse_features,
-    read_numbers,
-)
+from throughline.data.shards import example_features
+from throughline.data.shards.example_features import Feature, FeatureKind, NotAnExample
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
 from throughline.plan.schema import Schema, TableColumns
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -260,7 +254,7 @@ def _read_record(
     record: bytes, layout: ExampleLayout
 ) -> tuple[str | float, np.ndarray | tuple[int, int]]:
     """Return a record's label, and the values of its input or the place of its encoded image."""
-    features = parse_features(record)
+    features = example_features.parse_features(record)
     label, name = _read_label(record, features, layout.label), layout.input.name
     feature = features.get(name)
     if feature is None:
@@ -268,10 +262,10 @@ def _read_record(
     if layout.input.form == "numbers":
         if feature.kind == "bytes":
             raise RejectedValue(f"feature {name} has another kind", ": bytes, not numbers")
-        return label, read_numbers(record, feature)
+        return label, example_features.read_numbers(record, feature)
     if feature.kind != "bytes":
         raise RejectedValue(f"feature {name} has another kind", f": {feature.kind}, not bytes")
-    places = bytes_places(record, feature)
+    places = example_features.bytes_places(record, feature)
     if len(places) > 1:
         raise RejectedValue(f"feature {name} has several values", f": {len(places)}")
     start, stop = places[0] if places else (0, 0)
@@ -290,7 +284,9 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
         raise RejectedValue("label has another kind", f": {feature.kind}, not {layout.kind}")
     values: list[Any]
     if feature.kind == "bytes":
-        texts = [record[start:stop] for start, stop in bytes_places(record, feature)]
+        texts = [
+            record[start:stop] for start, stop in example_features.bytes_places(record, feature)
+        ]
         if layout.arrays:
             arrays = [read_array(text) for text in texts]
             texts = [value for found in arrays if found for value in found[1].ravel().tolist()]
@@ -299,7 +295,7 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
             for text in texts
         ]
     else:
-        values = read_numbers(record, feature).tolist()
+        values = example_features.read_numbers(record, feature).tolist()
     if not values:
         raise RejectedValue("label missing")
     if len(values) > 1:

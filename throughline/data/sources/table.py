@@ -21,37 +21,9 @@ from throughline.data.encodings.labels import (
     list_numbers,
 )
 from throughline.data.found import Arrays, ColumnReading, Rejected
-from throughline.data.tables.column_kinds import (
-    FEW_CATEGORIES,
-    Kind,
-    describe_column,
-    explain_no_number,
-    find_kinds,
-    find_merging,
-    find_missing_marks,
-    guess_kind,
-    refuse_mistaken,
-    refuse_wide,
-)
+from throughline.data.tables import column_kinds, odd_values, table_columns
+from throughline.data.tables.column_kinds import Kind
 from throughline.data.tables.number_text import explain_unread, have_fractions, read_numbers
-from throughline.data.tables.odd_values import (
-    find_groups,
-    find_leaks,
-    find_same,
-    find_sentinels,
-    find_total,
-    find_totals,
-    find_units,
-)
-from throughline.data.tables.table_columns import (
-    check_marks,
-    check_missing,
-    choose_columns,
-    code_rows,
-    read_targets,
-    refuse_text_labels,
-    refuse_two_uses,
-)
 from throughline.data.tables.tabular import (
     TextTable,
     check_all,
@@ -76,10 +48,10 @@ def scan(settings: DataSettings) -> Arrays:
     kinds, kind = _check_kinds(table)
     numeric = settings.numeric or [name for name in kinds if kinds[name] == "number"]
     categorical = settings.categorical or [name for name in kinds if kinds[name] == "category"]
-    columns = choose_columns(table, numeric, categorical)
-    values, problems = code_rows(table, columns, hint=True)
+    columns = table_columns.choose_columns(table, numeric, categorical)
+    values, problems = table_columns.code_rows(table, columns, hint=True)
     number = kind == "number"
-    predicted = read_targets(table, problems) if number else np.empty((len(table), 0))
+    predicted = table_columns.read_targets(table, problems) if number else np.empty((len(table), 0))
     labels: list[Any] = list_numbers(predicted) if number else _read_classes(table, problems)
     features = [*zip(numeric, values.T, strict=False)]
     targets = [*zip(settings.label_columns, predicted.T, strict=False)]
@@ -108,15 +80,19 @@ def scan(settings: DataSettings) -> Arrays:
         warnings=[
             *table.warnings,
             *table.describe_unread(),
-            *find_missing_marks(columns),
-            *find_totals(
+            *column_kinds.find_missing_marks(columns),
+            *odd_values.find_totals(
                 table,
                 [name for name in kinds if kinds[name] != "number"],
                 {row for row, reason in enumerate(reasons) if reason},
             ),
-            *find_sentinels(table, [*features, *targets]),
-            *(find_same(features, targets[0][1]) if number else find_leaks(table, columns.names)),
-            *find_groups(table, [*kinds]),
+            *odd_values.find_sentinels(table, [*features, *targets]),
+            *(
+                odd_values.find_same(features, targets[0][1])
+                if number
+                else odd_values.find_leaks(table, columns.names)
+            ),
+            *odd_values.find_groups(table, [*kinds]),
         ],
         groups={name: groups[row] for name, row in zip(ids, rows, strict=True) if groups},
     )
@@ -136,9 +112,9 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
     *_, kinds, kind = check_all(
         table.path,
         partial(check_columns, table, named),
-        partial(check_marks, table.path, settings, table.columns),
+        partial(table_columns.check_marks, table.path, settings, table.columns),
         partial(_refuse_wide, table),
-        partial(refuse_two_uses, table.path, named),
+        partial(table_columns.refuse_two_uses, table.path, named),
         partial(_find_feature_kinds, table, apart),
         partial(_find_label_kind, table),
     )
@@ -149,23 +125,29 @@ def _reject_totals_and_units(
     table: TextTable, numbers: Sequence[NamedValues], problems: list[str | None]
 ) -> None:
     """Enter into `problems` a last row that sums up the others, and first rows that hold units."""
-    if find_total(table, [values for _, values in numbers]):
+    if odd_values.find_total(table, [values for _, values in numbers]):
         problems[-1] = "sums up the rows above it"
-    for row in find_units(table, [name for name, _ in numbers]):
+    for row in odd_values.find_units(table, [name for name, _ in numbers]):
         problems[row] = "holds units or a second header: remove it"
 
 
 def _describe_columns(table: TextTable, kinds: Mapping[str, Kind]) -> list[ColumnReading]:
     settings = table.settings
-    roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
+    roles: dict[str, Kind] = {
+        **dict.fromkeys(settings.label_columns, "label"),
+        "split": "split",
+    }
     if settings.group:
         roles[settings.group] = "group"
-    return [describe_column(table, name, roles.get(name) or kinds[name]) for name in table.columns]
+    return [
+        column_kinds.describe_column(table, name, roles.get(name) or kinds[name])
+        for name in table.columns
+    ]
 
 
 def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
     """Return the kinds of columns except `apart`; refuse mistaken kinds, and a lack of features."""
-    kinds = find_kinds(table, apart)
+    kinds = column_kinds.find_kinds(table, apart)
 
     def refuse_none() -> None:
         if not {"number", "category"} & {*kinds.values()}:
@@ -177,9 +159,9 @@ def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kin
 
     check_all(
         table.path,
-        partial(refuse_mistaken, table, kinds),
+        partial(column_kinds.refuse_mistaken, table, kinds),
         refuse_none,
-        partial(check_missing, table, kinds),
+        partial(table_columns.check_missing, table, kinds),
     )
     return kinds
 
@@ -187,14 +169,14 @@ def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kin
 def _refuse_wide(table: TextTable) -> None:
     """Refuse rows that are series, unless a column to predict says that they are examples."""
     if not table.columns.keys() & {*table.settings.label_columns}:
-        refuse_wide(table)
+        column_kinds.refuse_wide(table)
 
 
 def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
     name = table.settings.label_columns[0]
-    if table.settings.label_kind == "auto" and guess_kind(table, name) == "number":
+    if table.settings.label_kind == "auto" and column_kinds.guess_kind(table, name) == "number":
         for row in np.flatnonzero(~np.isfinite(table.numbers(name))).tolist():
-            reasons[row] = explain_no_number(table, name, row, shown="label")
+            reasons[row] = column_kinds.explain_no_number(table, name, row, shown="label")
     for row in np.flatnonzero(np.asarray(pc.equal(table.columns[name], ""), bool)).tolist():
         reasons[row] = "label missing"
     return table.cells(name)
@@ -208,13 +190,13 @@ def _find_label_kind(table: TextTable) -> LabelKind:
     settings, name = table.settings, table.settings.label_columns[0]
     if not table.columns.keys() >= {*settings.label_columns}:
         return "class"  # which is refused elsewhere
-    refuse_text_labels(table)
+    table_columns.refuse_text_labels(table)
     if settings.label_kind in ("number", "class"):
         return cast("LabelKind", settings.label_kind)
     kind = _guess_label_kind(table, name)
     if kind == "class":
         refuse_double_spelling(table)
-    elif merging := find_merging(table.numbers(name)):
+    elif merging := column_kinds.find_merging(table.numbers(name)):
         raise UnreadableSource(
             f"{table.path}: label column {name} {merging}",
             "or set data.label_kind: number to predict them so rounded",
@@ -223,18 +205,18 @@ def _find_label_kind(table: TextTable) -> LabelKind:
 
 
 def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
-    looks = guess_kind(table, name)
+    looks = column_kinds.guess_kind(table, name)
     shown = f"{table.path}: label column {name}"
     decimal = table.decimal_of(name)
     if looks == "category" and (unread := explain_unread(table.columns[name], decimal)):
         raise UnreadableSource(
             f"{shown} {unread}", "or set data.label_kind: class to make classes of them"
         )
-    reading = describe_column(table, name, "label")
+    reading = column_kinds.describe_column(table, name, "label")
     rows = len(table) - reading.missing
     lower = pc.utf8_lower(table.columns[name])
     if looks == "category" or {*pc.unique(lower).to_pylist()} <= {"true", "false", ""}:
-        if reading.distinct > max(FEW_CATEGORIES, rows / 2):
+        if reading.distinct > max(column_kinds.FEW_CATEGORIES, rows / 2):
             raise UnreadableSource(
                 f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes",
                 "name another data.label_column, or set data.label_kind: class",

@@ -14,26 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from throughline.data.encodings.stored_arrays import (
-    ArrayForm,
-    check_shape,
-    choose_array,
-    choose_form,
-    find_image,
-    look_like_floats,
-    name_content,
-    read_array,
-)
+from throughline.data.encodings import stored_arrays
 from throughline.data.found import Arrays, Files, count_kinds, refuse_odd_names
-from throughline.data.shards.example_features import (
-    Feature,
-    FeatureKind,
-    NotAnExample,
-    NotOneExample,
-    bytes_places,
-    parse_features,
-    read_numbers,
-)
+from throughline.data.shards import example_features
+from throughline.data.shards.example_features import Feature, FeatureKind, NotAnExample
 from throughline.data.shards.tfrecord import read_frame
 from throughline.data.sources.external_shards import (
     ExampleLayout,
@@ -73,7 +57,7 @@ class FeatureSummary:
     lengths: frozenset[int]
     image: str = ""
     single: bool = True
-    arrays: Counter[ArrayForm] = field(default_factory=Counter)
+    arrays: Counter[stored_arrays.ArrayForm] = field(default_factory=Counter)
     floats: bool = True
 
     def __str__(self) -> str:
@@ -180,16 +164,16 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
         if damage:
             continue
         try:
-            features = parse_features(record).items()
+            features = example_features.parse_features(record).items()
             parts.append({name: _summarize_one(record, feature) for name, feature in features})
-        except NotOneExample as error:
+        except example_features.NotOneExample as error:
             raise UnreadableSource(
                 f"{shard.path}: {error}",
                 "only tf.train.Example can be read: write its values as features of one, such as"
                 " tf.io.serialize_tensor of them, padded to one length",
             ) from error
         except NotAnExample as error:
-            found = name_content(record)
+            found = stored_arrays.name_content(record)
             problem = f"{error}{found and f', it is {found}'}"
     if problem and not parts:
         raise UnreadableSource(
@@ -200,21 +184,21 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
 
 def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
     if feature.kind == "bytes":
-        places = bytes_places(record, feature)
+        places = example_features.bytes_places(record, feature)
         if len(places) != 1:
             return FeatureSummary(kind="bytes", lengths=frozenset([len(places)]), single=False)
         start, stop = places[0]
         data = record[start:stop]
-        array = read_array(data)
+        array = stored_arrays.read_array(data)
         return FeatureSummary(
             kind="bytes",
             lengths=frozenset([stop - start]),
-            image=find_image(data),
+            image=stored_arrays.find_image(data),
             arrays=Counter([array[0]] if array else []),
-            floats=look_like_floats(data),
+            floats=stored_arrays.look_like_floats(data),
         )
     return FeatureSummary(
-        kind=feature.kind, lengths=frozenset([len(read_numbers(record, feature))])
+        kind=feature.kind, lengths=frozenset([len(example_features.read_numbers(record, feature))])
     )
 
 
@@ -297,7 +281,7 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
 def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> InputFeature:
     shape = tuple(records.shape)
     if summary.arrays:
-        form, shape = choose_array(name, summary.arrays, shape)
+        form, shape = stored_arrays.choose_array(name, summary.arrays, shape)
         return InputFeature(name=name, form="array", shape=shape, dtype=form.dtype, stored=form)
     if summary.kind == "bytes" and (summary.image or name.endswith("encoded")):
         return InputFeature(name=name, form="encoded")
@@ -315,9 +299,11 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
     (length,) = summary.lengths
     if summary.kind == "bytes":
         floats, dtype = summary.floats, records.dtype
-        shape, dtype = choose_form(name, length, floats=floats, shape=shape, dtype=dtype)
+        shape, dtype = stored_arrays.choose_form(
+            name, length, floats=floats, shape=shape, dtype=dtype
+        )
         return InputFeature(name=name, form="bytes", shape=shape, dtype=dtype)
-    check_shape(name, shape, length)
+    stored_arrays.check_shape(name, shape, length)
     return InputFeature(name=name, form="numbers", shape=shape or (length,))
 
 

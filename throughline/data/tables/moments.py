@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -17,7 +17,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
 
+from throughline.data.tables.column_kinds import guess_kind
 from throughline.data.tables.tabular import TextTable
+from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _NUMBERS = (
@@ -26,6 +28,7 @@ _NUMBERS = (
 )
 _DIGITS = {6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 GAP = 1.5  # times the median step; the longest month has 1.02 times the median
+_LEAST_FALLING = 3  # fewest rows that show an order
 _CENTURY_TURN = 69  # two-digit years from here on are 19xx, as with strptime's %y
 _OF_DAY = r"^\d{1,2}[:.]\d{2}([:.]\d{2})*( ?[AaPp][Mm])?$"
 _STILL_LATE = 0.1
@@ -48,12 +51,78 @@ class TimeProblem:
     two_ways: bool = False
 
 
+def check_times(table: TextTable) -> list[str]:
+    """Refuse times that do not increase; return warnings if rows seem to be missing.
+
+    Several columns of times, such as date and time of day, are read as one.
+    """
+    names = table.settings.time_columns
+    if not names or not table.columns.keys() >= {*names}:
+        return []
+    name = " ".join(names)
+    if len(names) > 1:
+        table = replace(table, columns={**table.columns, name: _join_times(table, names)})
+    cells = table.cells(name)
+    if guess_kind(table, name) == "number":
+        try:  # float64 cannot tell nanoseconds of these years apart
+            moments = np.asarray(table.columns[name].cast(pa.int64()))
+        except pa.ArrowInvalid:
+            moments = table.numbers(name)
+        whole = np.isfinite(moments).all() and not (moments % 1).any()
+        written = _read_digits(moments) if whole else None
+        readings = [pd.Series(moments) if written is None else written]
+    else:
+        readings = read_moments(cells)
+    refuse_reversed(table, name, readings)
+    problem = find_time_problem(readings)
+    if problem is None:
+        gaps = min(map(_find_gaps, readings), key=len)
+        if not len(gaps):
+            return []
+        first = int(gaps[0])
+        count = f"{len(gaps):,} times more" if len(gaps) > 1 else "once more"
+        return [
+            f"{name} grows {count} than {GAP} times as much as it does from most rows to the next,"
+            f" first before row {first + 1} ({cells[first - 1]}, {cells[first]}): rows are missing"
+            " there, or times are not regular, and windows take rows for regular steps"
+        ]
+    row = problem.row + 1
+    if problem.unreadable:
+        cell = cells[problem.row]
+        midnight = "midnight as 00:00 of the next day" if re.search(r"\b24[:.]00", cell) else ""
+        raise UnreadableSource(
+            f"{table.path}: {name} in row {row} is {cell!r}, neither a number nor a date",
+            f"write {midnight or 'times as 2026-01-31 13:00'}",
+        )
+    if problem.two_ways:
+        raise UnreadableSource(
+            f"{table.path}: {name} holds dates that read several ways (day, month or year first),"
+            f" and by one of these does not increase in row {row} ({cells[problem.row]})",
+            "write dates as 2026-01-31",
+        )
+    advice = _explain_late(table, name, readings)
+    raise UnreadableSource(f"{table.path}: {name} does not increase in row {row}; {advice}")
+
+
+def refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
+    """Refuse a series whose times fall from row to row: it would be learned backwards."""
+    if table.rows >= _LEAST_FALLING and all(
+        _find_late(each.iloc[::-1]) is None for each in readings
+    ):
+        cells = table.cells(name)
+        raise UnreadableSource(
+            f"{table.path}: {name} falls from row to row, from {cells[0]} to {cells[-1]}: the"
+            " newest row comes first",
+            f"turn the rows round, and set data.time_column: {name}",
+        )
+
+
 def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
     """Return the first row that is not after the row before, or None if all readings are in order.
 
     The reading that is in order for longest decides.
     """
-    problems = [problem for reading in readings if (problem := find_late(reading))]
+    problems = [problem for reading in readings if (problem := _find_late(reading))]
     if not problems:
         return None
     last = max(problems, key=lambda problem: problem.row)
@@ -61,17 +130,17 @@ def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
     return TimeProblem(row=last.row, unreadable=last.unreadable, two_ways=two_ways)
 
 
-def find_late(moments: pd.Series) -> TimeProblem | None:
+def _find_late(moments: pd.Series) -> TimeProblem | None:
     """Return the first row that is missing or, if none is, the first that does not increase."""
     lacking = moments.isna().to_numpy()
     if lacking.any():
         return TimeProblem(row=int(np.argmax(lacking)), unreadable=True)
-    values = as_numbers(moments)
+    values = _as_numbers(moments)
     late = values[1:] <= values[:-1]
     return TimeProblem(row=int(np.argmax(late)) + 1) if late.any() else None
 
 
-def read_digits(numbers: np.ndarray) -> pd.Series | None:
+def _read_digits(numbers: np.ndarray) -> pd.Series | None:
     """Read whole numbers (rows,), such as 20260131 and 202601, as dates; None if that fails."""
     texts = pd.Series(numbers).astype("int64").astype(str)
     pattern = _DIGITS.get(len(texts.iloc[0])) if len(texts) else None
@@ -81,13 +150,13 @@ def read_digits(numbers: np.ndarray) -> pd.Series | None:
     return None if moments.isna().any() else moments
 
 
-def find_gaps(moments: pd.Series) -> np.ndarray:
+def _find_gaps(moments: pd.Series) -> np.ndarray:
     """Return the rows (gaps,) before which others seem to be missing, because the step is long."""
-    steps = np.diff(as_numbers(moments))
+    steps = np.diff(_as_numbers(moments))
     return np.flatnonzero(steps > GAP * np.median(steps)) + 1 if len(steps) else np.empty(0, int)
 
 
-def as_numbers(moments: pd.Series) -> np.ndarray:
+def _as_numbers(moments: pd.Series) -> np.ndarray:
     # For moments with a time zone, `to_numpy` alone would create objects.
     return (moments.astype("int64") if moments.dtype.kind == "M" else moments).to_numpy()
 
@@ -131,7 +200,7 @@ def _parse(cells: pd.Series) -> pd.Series:
     return moments
 
 
-def explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) -> str:
+def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) -> str:
     """Return a remedy for rows that are not after the row before in any reading of `time`."""
     apart = {time, *table.settings.time_columns}
     others = {name: cells for name, cells in table.columns.items() if name not in apart}
@@ -157,7 +226,7 @@ def explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) -> 
     return "sort the table and drop doubled rows"
 
 
-def join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:
+def _join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:
     """Join the cells of several columns row by row, such as date and time of day (also 18.30)."""
     first, *more = names
     cells = table.columns[first]
@@ -169,14 +238,14 @@ def join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:
 
 
 def _count_late(moments: pd.Series) -> int:
-    return int((np.diff(as_numbers(moments)) <= 0).sum())
+    return int((np.diff(_as_numbers(moments)) <= 0).sum())
 
 
 def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
     """Return whether a column holds times of day that put nearly all `late` rows in order."""
     if not pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py():
         return False
-    joined = read_moments(join_times(table, [*table.settings.time_columns, name]).to_pylist())
+    joined = read_moments(_join_times(table, [*table.settings.time_columns, name]).to_pylist())
     return any(not each.isna().any() and _count_late(each) <= _STILL_LATE * late for each in joined)
 
 
@@ -197,7 +266,7 @@ def _is_hour_twice(moments: pd.Series) -> bool:
 
 def _find_keys(columns: Mapping[str, pa.LargeStringArray], moments: pd.Series) -> Sequence[str]:
     """Return the column, or two, whose values tell series apart; () if there is none."""
-    times = as_numbers(moments)[:_MOST_ROWS]
+    times = _as_numbers(moments)[:_MOST_ROWS]
     late = np.diff(times) <= 0
     repeated = len(times) >= _REPEATED * len(np.unique(times))
     codes: dict[tuple[str, ...], np.ndarray] = {}

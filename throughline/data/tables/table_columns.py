@@ -20,14 +20,8 @@ import pyarrow.compute
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.found import Found, ListedColumns
-from throughline.data.tables.column_kinds import (
-    Kind,
-    describe_column,
-    explain_no_number,
-    find_missing_marks,
-    guess_kind,
-    refuse_mistaken,
-)
+from throughline.data.tables import column_kinds
+from throughline.data.tables.column_kinds import Kind
 from throughline.data.tables.number_text import explain_notation
 from throughline.data.tables.odd_values import find_sentinels
 from throughline.data.tables.tabular import TextTable, check_all
@@ -103,10 +97,13 @@ def read_listing(table: TextTable) -> Listing:
     """Read the columns that the model sees, and the numbers to predict, as the settings say."""
     settings, numbers = table.settings, None
     numeric: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
-    kinds: dict[str, Kind] = {**numeric, **dict.fromkeys(settings.categorical, "category")}
+    kinds: dict[str, Kind] = {
+        **numeric,
+        **dict.fromkeys(settings.categorical, "category"),
+    }
     check_all(
         table.path,
-        partial(refuse_mistaken, table, kinds),
+        partial(column_kinds.refuse_mistaken, table, kinds),
         partial(check_missing, table, kinds),
         partial(refuse_text_labels, table),
     )
@@ -125,9 +122,15 @@ def read_listing(table: TextTable) -> Listing:
         columns=ListedColumns(columns=columns, values=values) if kinds else None,
         numbers=numbers,
         problems=problems,
-        readings=[describe_column(table, name, kind) for name, kind in (roles | kinds).items()],
+        readings=[
+            column_kinds.describe_column(table, name, kind)
+            for name, kind in (roles | kinds).items()
+        ],
         dialect=table.describe_dialect() if kinds or numbers is not None else (),
-        warnings=[*find_missing_marks(columns), *find_sentinels(table, [*seen, *predicted])],
+        warnings=[
+            *column_kinds.find_missing_marks(columns),
+            *find_sentinels(table, [*seen, *predicted]),
+        ],
     )
 
 
@@ -182,7 +185,7 @@ def code_rows(
         way = "median" if is_number else "category"
         for row in np.flatnonzero(bad).tolist():
             reason = (
-                explain_no_number(table, name, row)
+                column_kinds.explain_no_number(table, name, row)
                 if is_number or empty[row]
                 else Reason(
                     f"{name} is a category that the training has not seen",
@@ -279,7 +282,9 @@ def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
         for row in np.flatnonzero(~np.isfinite(targets[:, place])).tolist():
             empty = not table.columns[name][row].as_py()
             reasons[row] = (
-                f"{shown} missing" if empty else explain_no_number(table, name, row, shown=shown)
+                f"{shown} missing"
+                if empty
+                else column_kinds.explain_no_number(table, name, row, shown=shown)
             )
     return targets
 
@@ -287,7 +292,7 @@ def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
 def refuse_text_labels(table: TextTable) -> None:
     settings = table.settings
     for name in settings.label_columns if settings.label_kind == "number" else ():
-        if guess_kind(table, name) == "category":
+        if column_kinds.guess_kind(table, name) == "category":
             raise UnreadableSource(
                 f"{table.path}: label column {name} holds text, and data.label_kind: number needs"
                 " numbers",

@@ -18,29 +18,7 @@ import pyarrow.compute
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
 from throughline.data.split_names import find_splits
-from throughline.data.tables.delimited import (
-    FieldCount,
-    Record,
-    count_lines,
-    open_delimited,
-    refuse_joined_lines,
-)
-from throughline.data.tables.number_text import (
-    divide_no_thousands,
-    find_decimal,
-    find_lone_points,
-    leave_decimal_open,
-    read_numbers,
-)
-from throughline.data.tables.table_files import (
-    NoText,
-    TableFiles,
-    as_text,
-    count_rows,
-    find_floats,
-    find_table_files,
-    open_table_files,
-)
+from throughline.data.tables import delimited, number_text, table_files
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
@@ -97,9 +75,9 @@ class TextTable:
             passed_over |= self.columns.keys() - {*self.trained.names, *self.settings.time_columns}
         texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
         used = {name: cells for name, cells in texts.items() if name not in passed_over}
-        if not leave_decimal_open(used):
+        if not number_text.leave_decimal_open(used):
             texts = used
-        return find_decimal(
+        return number_text.find_decimal(
             texts,
             self.settings,
             self.path,
@@ -126,7 +104,7 @@ class TextTable:
             return []
         texts = {name: self.columns[name] for name in names if name not in self.floats}
         commas = self.trained.decimal == ","
-        doubtful = find_lone_points(texts) if commas or self.delimiter == ";" else ""
+        doubtful = number_text.find_lone_points(texts) if commas or self.delimiter == ";" else ""
         if not doubtful:
             return []
         if self.decimal == ",":
@@ -150,7 +128,9 @@ class TextTable:
         """Return a column as (rows,) float64, read-only; NaN if a cell is empty or not a number."""
         if name not in self._parsed:
             cells, mark = self.columns[name], self.decimal_of(name)
-            self._parsed[name] = read_numbers(cells, mark, known=self.trained is not None)
+            self._parsed[name] = number_text.read_numbers(
+                cells, mark, known=self.trained is not None
+            )
             self._parsed[name].flags.writeable = False
         return self._parsed[name]
 
@@ -245,7 +225,7 @@ def clean_cells(table: TextTable) -> TextTable:
     settings, trained = table.settings, table.trained
     columns = {name: pc.utf8_trim_whitespace(cells) for name, cells in table.columns.items()}
     kept = {*settings.categorical, *(settings.label_columns * (settings.label_kind == "class"))}
-    plain, thousands = divide_no_thousands(
+    plain, thousands = number_text.divide_no_thousands(
         {name: cells for name, cells in columns.items() if name not in kept | table.floats},
         (trained.thousands if trained else "") or settings.thousands,
     )
@@ -260,7 +240,7 @@ def _blank_missing(table: TextTable) -> TextTable:
     unused = []
     for key, names in groups.items():
         marks = pa.array(said[key] if by_column else said, pa.large_string())
-        values, used = read_numbers(marks, "."), np.zeros(len(marks), bool)
+        values, used = number_text.read_numbers(marks, "."), np.zeros(len(marks), bool)
         for name in columns.keys() & {*names}:
             found = np.asarray(pc.fill_null(pc.index_in(columns[name], marks), -1))
             if np.isfinite(values).any():
@@ -290,17 +270,19 @@ def _drop_empty_end(table: TextTable) -> TextTable:
 
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
-    with open_delimited(path, settings) as text:
+    with delimited.open_delimited(path, settings) as text:
         names = [name or f"Unnamed: {place}" for place, name in enumerate(text.header)]
-        count, total = FieldCount(text.header, path), 0
+        count, total = delimited.FieldCount(text.header, path), 0
         parts: list[list[pa.LargeStringArray]] = [[] for _ in names]
 
-        def fit(record: Record) -> list[str]:
+        def fit(record: delimited.Record) -> list[str]:
             if settings.quoting == "auto":
-                refuse_joined_lines(record, path)
+                delimited.refuse_joined_lines(record, path)
             return count.fit(record)
 
-        records = progress(text.records, total=count_lines(path), label="read", unit="rows")
+        records = progress(
+            text.records, total=delimited.count_lines(path), label="read", unit="rows"
+        )
         rows = map(fit, records)
         at_once = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
         while some := [*islice(rows, at_once)]:
@@ -319,9 +301,9 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     )
 
 
-def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
+def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
     """Open the Parquet or Arrow files at `path`, which may name splits; None for a CSV file."""
-    files = find_table_files(path) if path.exists() else []
+    files = table_files.find_table_files(path) if path.exists() else []
     if not (files or path.is_file()):
         state = "holds no Parquet or Arrow file" if path.is_dir() else "does not exist"
         found = sorted(one.name for one in path.glob("*") if one.suffix.lower() in TABLES)
@@ -338,30 +320,30 @@ def open_files(path: Path, settings: DataSettings) -> TableFiles | None:
             f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
         )
     if files == [path]:
-        return open_table_files(path, {path: None}, label=settings.label_columns[0])
+        return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
     names = [one.relative_to(path).as_posix() for one in files]
     splits, others = find_splits(path, names, settings.leave_out)
     by_split = {path / name: split for name, split in splits.items()}
     left_out = Counter[str]()
     for name, why in others.items():
-        left_out[why] += count_rows(path / name)
-    found = open_table_files(path, by_split, label=settings.label_columns[0])
+        left_out[why] += table_files.count_rows(path / name)
+    found = table_files.open_table_files(path, by_split, label=settings.label_columns[0])
     return replace(found, left_out=left_out)
 
 
-def _read_files(files: TableFiles, settings: DataSettings) -> TextTable:
+def _read_files(files: table_files.TableFiles, settings: DataSettings) -> TextTable:
     path, columns, nested, readable = files.path, {}, {}, []
     for name, kind in zip(files.schema.names, files.schema.types, strict=True):
         try:
-            as_text(pa.chunked_array([], kind))
+            table_files.as_text(pa.chunked_array([], kind))
             readable.append(name)
-        except (NoText, pa.ArrowNotImplementedError):
+        except (table_files.NoText, pa.ArrowNotImplementedError):
             nested[name] = str(kind)
     batches = [batch for _, _, batch in files.read(readable, rows=_ROWS_AT_ONCE)]
     table = pa.Table.from_batches(batches, pa.schema([files.schema.field(one) for one in readable]))
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
-            columns[name] = as_text(column)
+            columns[name] = table_files.as_text(column)
         except pa.ArrowInvalid as error:
             if name in settings.ignore:
                 nested[name] = str(column.type)
@@ -376,7 +358,7 @@ def _read_files(files: TableFiles, settings: DataSettings) -> TextTable:
         rows=table.num_rows if readable else files.count_rows(),
         settings=settings,
         nested=nested,
-        floats=find_floats(table.schema) & columns.keys(),
+        floats=table_files.find_floats(table.schema) & columns.keys(),
         warnings=files.warnings,
         left_out=files.left_out,
     )
