@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from throughline.config.cli import options_stage_cli
-from throughline.data import sources
+from throughline.data.found import ColumnReading
 from throughline.data.glance import tabulate, tabulate_columns, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
@@ -32,7 +32,7 @@ def count_splits(manifest: Manifest) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
 
 
-def describe_columns(readings: Sequence[sources.ColumnReading], *, classes: int) -> str:
+def describe_columns(readings: Sequence[ColumnReading], *, classes: int) -> str:
     """Say in a few words how each column of a table was read. Unused columns come last.
 
     `classes` is the number of classes; 0 means that the label is a number.
@@ -68,7 +68,7 @@ def report(manifest: Manifest) -> None:
             echo(f"  {line}")
     for problem in stats["problems"]:
         echo_problem(problem)
-    readings = [sources.ColumnReading(**reading) for reading in stats["columns"]]
+    readings = [ColumnReading(**reading) for reading in stats["columns"]]
     described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
     facts = [*(f"{n:,} × {note}" for note, n in stats["notes"].items()), *stats["dialect"]]
     for fact in [*facts, *described]:

@@ -19,6 +19,7 @@ from tests.support.small_data import data_settings, picture, read_files, read_re
 from throughline.data import ingest as stage
 from throughline.data import object_folder
 from throughline.data.encodings.base import ObjectFile, RejectedValue
+from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import read_stamp
 from throughline.data.manifest import Manifest, read_manifest
@@ -27,7 +28,7 @@ from throughline.data.shards import file_parts
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.index import ShardIndex
 from throughline.data.shards.writing import shard
-from throughline.data.sources import ExampleFile, class_folders
+from throughline.data.sources import class_folders
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import (
     DataNotFound,

@@ -23,10 +23,10 @@ from tests.support.small_data import data_settings, picture, read_files, save_ph
 from throughline.data import file_inspection, inspection_cache
 from throughline.data.encodings.base import FileInfo, Root, StoredFile
 from throughline.data.file_inspection import FileInspection
+from throughline.data.found import ExampleFile, Rejected
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import InspectionCache, open_inspection_cache, read_stamp
 from throughline.data.manifest import Manifest
-from throughline.data.sources import ExampleFile, Rejected
 from throughline.shared.engine import use_engine
 from throughline.shared.errors import EngineFailed, TooManyRejects
 from throughline.shared.files import digest_blake2b

@@ -53,10 +53,10 @@ class Examined:
     rows: pd.DataFrame
     schema: Schema
     columns: np.ndarray | None = None
-    rejected: list[sources.Rejected] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     notes: Counter = field(default_factory=Counter)
-    readings: Sequence[sources.ColumnReading] = ()
+    readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -188,7 +188,7 @@ def _read_kept_cells(
     """Read the cells of documents as a table input or numbers to predict; reject unusable rows."""
     listing = read_listing(kept.make_table(rows["cells"].tolist()))
     unusable = [
-        sources.Rejected(id=name, reason=problem)
+        Rejected(id=name, reason=problem)
         for name, problem in zip(rows["id"], listing.problems, strict=True)
         if problem
     ]
@@ -227,10 +227,10 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
     ):
         inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=converted)
         findings = inspection.inspect_all(source.files, verify=folder.verify)
-    used: list[tuple[sources.ExampleFile, FileInfo, bool]] = []
+    used: list[tuple[ExampleFile, FileInfo, bool]] = []
     rejected, places = list(source.rejected), []
     for place, (file, finding) in enumerate(zip(source.files, findings, strict=True)):
-        if isinstance(finding, sources.Rejected):
+        if isinstance(finding, Rejected):
             rejected.append(finding)
         else:
             used.append((file, finding, finding.path != file.path))
@@ -320,7 +320,7 @@ def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sou
 
 
 def _list_labels(
-    source: sources.Files, files: Sequence[sources.ExampleFile]
+    source: sources.Files, files: Sequence[ExampleFile]
 ) -> list[str] | list[float] | list[tuple[float, ...]]:
     if source.label_kind == "class":
         return [file.label for file in files]

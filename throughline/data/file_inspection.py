@@ -20,9 +20,9 @@ from throughline.data.encodings.base import (
     Root,
     UnreadableFile,
 )
+from throughline.data.found import ExampleFile, Rejected
 from throughline.data.inspection_cache import InspectionCache, read_stamp
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources import ExampleFile, Rejected
 from throughline.shared.engine import in_parallel
 from throughline.shared.errors import EngineFailed
 from throughline.shared.limits import usable_cores

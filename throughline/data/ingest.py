@@ -31,7 +31,7 @@ from throughline.data.class_names import (
 from throughline.data.contact_sheet import write_sheet
 from throughline.data.encodings.base import FileEncoding, Reason
 from throughline.data.examination import Examined, Folder, examine, open_values_file
-from throughline.data.found import find_suffix
+from throughline.data.found import Files, Rejected, find_suffix
 from throughline.data.glance import find_problems, tabulate, write_glance
 from throughline.data.groups import find_crossing, find_name_groups, read_groups
 from throughline.data.local_files import LocalFiles
@@ -106,7 +106,7 @@ def ingest(
             alike += find_alike("classes", left, "data.same_labels: ignore_marks makes them one")
             alike += find_unlabeled(balance, settings)
         stats["warnings"] += [*alike, *_find_torn_groups(found, examples, groups, source)]
-        if isinstance(source, sources.Files) and isinstance(listed, LocalFiles):
+        if isinstance(source, Files) and isinstance(listed, LocalFiles):
             stats["warnings"] += _find_unlisted(source, listed, settings)
         stats["problems"] = find_problems(stats, of_table=SOURCES[settings.source].label_kind)
         manifest = Manifest(
@@ -125,7 +125,7 @@ def ingest(
     return replace(manifest, folder=out)
 
 
-def _find_unlisted(source: sources.Files, listed: LocalFiles, settings: DataSettings) -> list[str]:
+def _find_unlisted(source: Files, listed: LocalFiles, settings: DataSettings) -> list[str]:
     """Return a warning about images next to a table that no row of it names."""
     if settings.source != "image_table" or source.column:
         return []
@@ -213,7 +213,7 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
         if earlier["split"] and row["split"] not in ("", earlier["split"]):
             notes.append(f"in the {earlier['split']} split")
         reason = Reason(what[0], ", ".join([what[1], *(f"there {note}" for note in notes)]))
-        dropped.append(sources.Rejected(id=row["id"], reason=reason))
+        dropped.append(Rejected(id=row["id"], reason=reason))
     rejected = sorted([*found.rejected, *dropped], key=lambda item: _in_natural_order(item.id))
     warnings = [*found.warnings]
     if unlike:
@@ -234,7 +234,7 @@ def _in_natural_order(text: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _list_rejects(rejected: Sequence[sources.Rejected]) -> pd.DataFrame:
+def _list_rejects(rejected: Sequence[Rejected]) -> pd.DataFrame:
     def make_printable(text: str) -> str:
         return " ".join(text.encode("utf-8", "backslashreplace").decode().splitlines())
 
@@ -335,7 +335,7 @@ def _find_torn_groups(
     if groups is not None:
         by_id = dict(zip(rows["id"], groups, strict=True))
         return find_crossing([by_id[name] for name in ids], examples["split"].tolist())
-    if "" in set(rows["split"]) and isinstance(source, sources.Files):
+    if "" in set(rows["split"]) and isinstance(source, Files):
         return find_name_groups(ids, len(found.classes))
     return []
 

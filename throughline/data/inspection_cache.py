@@ -20,8 +20,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from throughline.data.encodings.base import FileInfo, Root
+from throughline.data.found import ExampleFile
 from throughline.data.object_folder import ObjectFolder
-from throughline.data.sources import ExampleFile
 from throughline.settings import DataSettings
 from throughline.shared.files import digest_blake2b, digest_json
 from throughline.shared.layout import from_here

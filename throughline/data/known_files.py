@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from throughline.data.encodings.base import Root
+from throughline.data.found import ExampleFile
 from throughline.data.inspection_cache import (
     InspectionCache,
     key_of_inspections,
@@ -17,7 +18,6 @@ from throughline.data.inspection_cache import (
 )
 from throughline.data.manifest import Manifest
 from throughline.data.object_folder import ObjectFolder, open_folder
-from throughline.data.sources import ExampleFile
 from throughline.settings import DataSettings
 from throughline.shared.data_url import is_address
 from throughline.shared.object_store import StoredObject

@@ -15,15 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from throughline.data.found import (
-    Arrays,
-    ColumnReading,
-    ExampleFile,
-    Files,
-    Rejected,
-    Series,
-    Texts,
-)
+from throughline.data.found import Arrays, Files, Series, Texts
 from throughline.data.local_files import LocalFiles, list_files
 from throughline.data.object_folder import ObjectFolder, open_folder
 from throughline.data.sources import (
@@ -44,19 +36,6 @@ from throughline.settings.source_kinds import SOURCES
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import UserError
 from throughline.shared.scratch import Scratch
-
-__all__ = [
-    "SCANNERS",
-    "Arrays",
-    "ColumnReading",
-    "ExampleFile",
-    "Files",
-    "Rejected",
-    "Series",
-    "Texts",
-    "open_source",
-    "scan",
-]
 
 Source = Files | Texts | Arrays | Series
 SCANNERS: dict[str, Callable[..., Source]] = {

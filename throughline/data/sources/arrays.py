@@ -62,25 +62,21 @@ def scan(settings: DataSettings) -> Arrays:
         )
     unread = [name for name in found if not any(name in pair[1:] for pair in pairs)]
     shown = array_files.list_headers(found, unread)
-    splits = [
-        pair.split for pair, part in zip(pairs, images, strict=True) for _ in range(len(part))
-    ]
-    places = [place for part in images for place in range(len(part))]
+    splits, ids = [], []
+    for pair, part in zip(pairs, images, strict=True):
+        splits += [pair.split] * len(part)
+        above = f"{pair.split}/" if pair.split else ""
+        ids += [f"{above}{place:08d}" for place in range(len(part))]
     return Arrays(
         values=images[0] if len(images) == 1 else array_files.JoinedArrays(images),
         labels=read.labels,
-        ids=[
-            f"{split}/{place:08d}" if split else f"{place:08d}"
-            for split, place in zip(splits, places, strict=True)
-        ],
+        ids=ids,
         splits=leave_validation_open(splits),
         classes=read.classes,
         schema=labeled(pixels_feature(images[0].shape[1:]), read.kind),
         notes=notes,
         dialect=[*(str(pair) for pair in pairs if pair[1:] != _UNNAMED), *read.facts],
-        warnings=[f"arrays that are not read: {array_files.list_headers(found, unread)}"]
-        if unread
-        else [],
+        warnings=[f"arrays that are not read: {shown}"] if unread else [],
     )
 
 

@@ -22,7 +22,6 @@ from throughline.data.encodings.arrays import CHANNELS, array_feature, pixels_fe
 from throughline.data.encodings.base import Reason, RejectedValue
 from throughline.data.encodings.labels import (
     UNLABELED,
-    LabelKind,
     ReadLabels,
     labeled,
     read_labels,
@@ -32,7 +31,7 @@ from throughline.data.found import Arrays, ExampleFile, Files, Found, Rejected
 from throughline.data.shards import example_features
 from throughline.data.shards.example_features import Feature, FeatureKind, NotAnExample
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
-from throughline.plan.schema import Schema, TableColumns
+from throughline.plan.schema import TableColumns
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import in_threads, progress
@@ -113,10 +112,14 @@ def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
         raise DataNotFound(f"{shard.path} cannot be read: {error.strerror}") from error
     edges, problem = find_edges(data)
     if problem and data[:2] == GZIP:
+        name = shlex.quote(str(shard.path))  # gunzip needs the suffix .gz
+        unpack = f"gunzip {name}"
+        if shard.path.suffix != ".gz":
+            unpack = f"mv {name} {name}.gz && gunzip {name}.gz"
         raise UnreadableSource(
             f"{shard.path} is compressed with GZIP; examples are read where they are, at their"
             " offsets, which takes uncompressed TFRecord: unpack it, such as with"
-            f" `{_unpack(shard.path)}`"
+            f" `{unpack}`"
         )
     if problem:
         remedy = "get the file again, or remove it to do without it"
@@ -132,12 +135,6 @@ def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
             f" {shard.records:,}; they are not of the same dataset, or one of them is incomplete"
         )
     return data, edges
-
-
-def _unpack(path: Path) -> str:
-    """Return the command that unpacks a file; gunzip needs the suffix .gz."""
-    name = shlex.quote(str(path))
-    return f"gunzip {name}" if path.suffix == ".gz" else f"mv {name} {name}.gz && gunzip {name}.gz"
 
 
 def read_examples(
@@ -178,11 +175,26 @@ def read_examples(
         return Files(
             **vars(said),
             root=root,
-            files=[*map(_stored_image, usable, labels)],
+            files=[
+                ExampleFile(
+                    id=entry.id,
+                    path=entry.shard.path,
+                    offset=entry.place[0],
+                    size=entry.place[1] - entry.place[0],
+                    label=label if isinstance(label, str) else "",
+                    split=entry.shard.split,
+                    numbers=() if isinstance(label, str) else (label,),
+                )
+                for entry, label in zip(usable, labels, strict=True)
+            ],
             label_kind=found.kind,
             classes=found.classes,
         )
     shape, dtype = value_form(layout.input)
+    feature = pixels_feature(shape)
+    if dtype != "uint8":
+        names = tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
+        feature = array_feature("numbers", shape, dtype, TableColumns(names=names))
     return Arrays(
         **vars(said),
         values=np.stack([entry.values for entry in usable])
@@ -192,15 +204,8 @@ def read_examples(
         ids=[entry.id for entry in usable],
         splits=[entry.shard.split for entry in usable],
         classes=found.classes,
-        schema=_schema(shape, dtype, layout.input.name, found.kind),
+        schema=labeled(feature, found.kind),
     )
-
-
-def _schema(shape: tuple[int, ...], dtype: str, name: str, kind: LabelKind) -> Schema:
-    if dtype == "uint8":
-        return labeled(pixels_feature(shape), kind)
-    columns = TableColumns(names=tuple(f"{name}[{place}]" for place in range(shape[-1])))
-    return labeled(array_feature("numbers", shape, dtype, columns), kind)
 
 
 def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
@@ -210,19 +215,6 @@ def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
         shape = (*shape, 1)
     is_image = feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES and shape[-1] in CHANNELS
     return shape, "uint8" if is_image else "float32"
-
-
-def _stored_image(entry: _Entry, label: str | float) -> ExampleFile:
-    start, stop = entry.place
-    return ExampleFile(
-        id=entry.id,
-        path=entry.shard.path,
-        offset=start,
-        size=stop - start,
-        label=label if isinstance(label, str) else "",
-        split=entry.shard.split,
-        numbers=() if isinstance(label, str) else (label,),
-    )
 
 
 def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:

@@ -5,7 +5,7 @@ Categories and classes are the text of their cells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from throughline.data.encodings.labels import (
     labeled,
     list_numbers,
 )
-from throughline.data.found import Arrays, ColumnReading, Rejected
+from throughline.data.found import Arrays, Rejected
 from throughline.data.tables import column_kinds, odd_values, table_columns
 from throughline.data.tables.column_kinds import Kind
 from throughline.data.tables.number_text import explain_unread, have_fractions, read_numbers
@@ -34,7 +34,6 @@ from throughline.data.tables.tabular import (
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-NamedValues = tuple[str, np.ndarray]  # of a column: its name and its numbers (rows,)
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
 
@@ -55,12 +54,17 @@ def scan(settings: DataSettings) -> Arrays:
     labels: list[Any] = list_numbers(predicted) if number else _read_classes(table, problems)
     features = [*zip(numeric, values.T, strict=False)]
     targets = [*zip(settings.label_columns, predicted.T, strict=False)]
-    _reject_totals_and_units(table, [*features, *targets], problems)
+    if odd_values.find_total(table, [column for _, column in [*features, *targets]]):
+        problems[-1] = "sums up the rows above it"
+    for row in odd_values.find_units(table, [name for name, _ in [*features, *targets]]):
+        problems[row] = "holds units or a second header: remove it"
     splits = read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
     rows = [row for row, reason in enumerate(reasons) if reason is None]
     labels, ids = [labels[row] for row in rows], [f"{row:08d}" for row in rows]
     groups = table.cells(settings.group) if settings.group else []
+    roles: dict[str, Kind] = {**dict.fromkeys(settings.label_columns, "label"), "split": "split"}
+    roles |= {settings.group: "group"} if settings.group else {}
     value = array_feature("numbers", (len(columns.names),), "float32", columns)
     return Arrays(
         values=values[rows],
@@ -74,7 +78,10 @@ def scan(settings: DataSettings) -> Arrays:
             for row, reason in enumerate(reasons)
             if reason is not None
         ],
-        readings=_describe_columns(table, kinds),
+        readings=[
+            column_kinds.describe_column(table, name, roles.get(name) or kinds[name])
+            for name in table.columns
+        ],
         dialect=table.describe_dialect(),
         left_out=table.left_out,
         warnings=[
@@ -109,67 +116,39 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
         "data.group": [settings.group] if settings.group else [],
     }
     apart = [*settings.label_columns, "split", settings.group]
+
+    def refuse_wide() -> None:  # unless a column to predict says that rows are examples
+        if not table.columns.keys() & {*settings.label_columns}:
+            column_kinds.refuse_wide(table)
+
+    def refuse_none(kinds: Mapping[str, Kind]) -> None:
+        if not {"number", "category"} & {*kinds.values()}:
+            raise UnreadableSource(
+                f"{table.path}: no column is left to learn from besides the label"
+                f" {' and '.join(settings.label_columns)}",
+                "set data.numeric or data.categorical",
+            )
+
+    def find_feature_kinds() -> dict[str, Kind]:
+        kinds = column_kinds.find_kinds(table, apart)
+        check_all(
+            table.path,
+            partial(column_kinds.refuse_mistaken, table, kinds),
+            partial(refuse_none, kinds),
+            partial(table_columns.check_missing, table, kinds),
+        )
+        return kinds
+
     *_, kinds, kind = check_all(
         table.path,
         partial(check_columns, table, named),
         partial(table_columns.check_marks, table.path, settings, table.columns),
-        partial(_refuse_wide, table),
+        refuse_wide,
         partial(table_columns.refuse_two_uses, table.path, named),
-        partial(_find_feature_kinds, table, apart),
+        find_feature_kinds,
         partial(_find_label_kind, table),
     )
     return kinds, kind
-
-
-def _reject_totals_and_units(
-    table: TextTable, numbers: Sequence[NamedValues], problems: list[str | None]
-) -> None:
-    """Enter into `problems` a last row that sums up the others, and first rows that hold units."""
-    if odd_values.find_total(table, [values for _, values in numbers]):
-        problems[-1] = "sums up the rows above it"
-    for row in odd_values.find_units(table, [name for name, _ in numbers]):
-        problems[row] = "holds units or a second header: remove it"
-
-
-def _describe_columns(table: TextTable, kinds: Mapping[str, Kind]) -> list[ColumnReading]:
-    settings = table.settings
-    roles: dict[str, Kind] = {
-        **dict.fromkeys(settings.label_columns, "label"),
-        "split": "split",
-    }
-    if settings.group:
-        roles[settings.group] = "group"
-    return [
-        column_kinds.describe_column(table, name, roles.get(name) or kinds[name])
-        for name in table.columns
-    ]
-
-
-def _find_feature_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
-    """Return the kinds of columns except `apart`; refuse mistaken kinds, and a lack of features."""
-    kinds = column_kinds.find_kinds(table, apart)
-
-    def refuse_none() -> None:
-        if not {"number", "category"} & {*kinds.values()}:
-            raise UnreadableSource(
-                f"{table.path}: no column is left to learn from besides the label"
-                f" {' and '.join(table.settings.label_columns)}",
-                "set data.numeric or data.categorical",
-            )
-
-    check_all(
-        table.path,
-        partial(column_kinds.refuse_mistaken, table, kinds),
-        refuse_none,
-        partial(table_columns.check_missing, table, kinds),
-    )
-    return kinds
-
-
-def _refuse_wide(table: TextTable) -> None:
-    """Refuse rows that are series, unless a column to predict says that they are examples."""
-    if not table.columns.keys() & {*table.settings.label_columns}:
-        column_kinds.refuse_wide(table)
 
 
 def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:

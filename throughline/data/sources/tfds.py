@@ -36,7 +36,21 @@ def scan(settings: DataSettings) -> Files | Arrays:
     root = Path(settings.path)
     try:
         info = _read_metadata(root, "dataset_info.json")
-        shards, layout = list_shards(root, info), _read_layout(root, info, settings)
+        shards, features = list_shards(root, info), _read_features(root)
+        described = {name: describe(feature) for name, feature in features.items()}
+        supervised = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
+        keys = [item.get("dictKey", "") for item in supervised]
+        keys = keys if len(keys) == 2 else ["", ""]  # noqa: PLR2004 - input and label
+        name = settings.records.input or keys[0]
+        name = choose_feature("input", name, described, usual=INPUTS)
+        others = {other: text for other, text in described.items() if other != name}
+        label = settings.records.label or keys[1]
+        label = choose_feature("label", label, others, usual=LABELS)
+        layout = ExampleLayout(
+            input=_input_feature(root, name, features[name]),
+            label=replace(_label_feature(root, label, features[label]), asked=settings.label_kind),
+            features=described,
+        )
         warnings = describe_left_out(info)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableSource(
@@ -44,22 +58,6 @@ def scan(settings: DataSettings) -> Files | Arrays:
             f" ({type(error).__name__}: {error}); prepare the dataset again"
         ) from error
     return replace(read_examples(root, shards, layout), warnings=warnings)
-
-
-def _read_layout(root: Path, info: Mapping[str, Any], settings: DataSettings) -> ExampleLayout:
-    features = _read_features(root)
-    supervised = _supervised_keys(info)
-    described = {name: describe(feature) for name, feature in features.items()}
-    name = settings.records.input or supervised[0]
-    name = choose_feature("input", name, described, usual=INPUTS)
-    others = {other: text for other, text in described.items() if other != name}
-    label = settings.records.label or supervised[1]
-    label = choose_feature("label", label, others, usual=LABELS)
-    return ExampleLayout(
-        input=_input_feature(root, name, features[name]),
-        label=replace(_label_feature(root, label, features[label]), asked=settings.label_kind),
-        features=described,
-    )
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
@@ -158,12 +156,6 @@ def _read_features(root: Path) -> dict[str, dict[str, Any]]:
             " version of TensorFlow Datasets"
         )
     return features
-
-
-def _supervised_keys(info: Mapping[str, Any]) -> tuple[str, str]:
-    items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
-    names = [item.get("dictKey", "") for item in items]
-    return (names[0], names[1]) if len(names) == 2 else ("", "")  # noqa: PLR2004
 
 
 def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFeature:

@@ -102,10 +102,13 @@ def scan(settings: DataSettings) -> Files | Arrays:
         ),
         features={feature: str(summary) for feature, summary in sorted(features.items())},
     )
+    lacking = Counter[str]()
+    for shard, why in left_out.items():
+        lacking[why] += len(open_shard(shard)[1]) - 1
     return replace(
         read_examples(root, shards, layout),
         skipped=count_others(root, [*shards, *left_out], named_by),
-        left_out=_count_records(left_out),
+        left_out=lacking,
         warnings=[UNWATCHED.format(unwatched.name)] if unwatched else [],
     )
 
@@ -138,13 +141,6 @@ def find_shards(
         for path, name in zip(paths, names, strict=True)
     }
     return [shards[name] for name in splits], {shards[name]: why for name, why in others.items()}
-
-
-def _count_records(left_out: Mapping[ExternalShard, str]) -> dict[str, int]:
-    counts = Counter[str]()
-    for shard, why in left_out.items():
-        counts[why] += len(open_shard(shard)[1]) - 1
-    return counts
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:

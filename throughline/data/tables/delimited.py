@@ -146,31 +146,25 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
         except UnicodeError as error:
             raise wrong_encoding(path, settings, error) from error
         except csv.Error as error:
-            raise _explain(str(error), f"{path}, line {start}", lines.count - start) from error
+            where, more, problem = f"{path}, line {start}", lines.count - start, str(error)
+            if "expected after" not in problem and "end of data" not in problem:
+                raise UnreadableSource(f"{where}: is not a readable table: {problem}") from error
+            goes_on = f" that goes on for {more} more lines" if more else ""
+            raise UnreadableSource(
+                f"{where}: a quoted cell{goes_on} does not end as one; a stray quote?",
+                "set data.quoting: none if quotes are ordinary characters here, or double it within"
+                " a quoted cell",
+            ) from error
         if settings.quoting != "none" and any(' "' in line for line in lines.recent):
-            _refuse_blank_before_quote(cells, f"{path}, line {start}")
+            for cell in cells:
+                if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
+                    raise UnreadableSource(
+                        f"{path}, line {start}: the quotes of {cell[:40]!r} come after a blank and"
+                        " would be a part of it",
+                        "remove blanks before quotes, or set data.quoting: none if quotes are"
+                        " ordinary characters here",
+                    )
         yield Record(cells=cells, line=start, text=lines.recent)
-
-
-def _refuse_blank_before_quote(cells: Sequence[str], where: str) -> None:
-    """Refuse a cell that is quoted after a blank: the quotes would become a part of it."""
-    if cell := next((one for one in cells if one[:1] == " " and one.lstrip(" ")[:1] == '"'), None):
-        raise UnreadableSource(
-            f"{where}: the quotes of {cell[:40]!r} come after a blank and would be a part of it",
-            "remove blanks before quotes, or set data.quoting: none if quotes are ordinary"
-            " characters here",
-        )
-
-
-def _explain(problem: str, where: str, more_lines: int) -> UnreadableSource:
-    goes_on = f" that goes on for {more_lines} more lines" if more_lines else ""
-    if "expected after" in problem or "end of data" in problem:
-        return UnreadableSource(
-            f"{where}: a quoted cell{goes_on} does not end as one; a stray quote?",
-            "set data.quoting: none if quotes are ordinary characters here, or double it within a"
-            " quoted cell",
-        )
-    return UnreadableSource(f"{where}: is not a readable table: {problem}")
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:

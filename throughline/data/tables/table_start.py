@@ -50,7 +50,6 @@ class Start:
 
 def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> Start:
     check_encoding(settings.encoding)
-    _refuse_no_text(path)
     encoding = _find_encoding(path, settings)
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         try:
@@ -108,19 +107,15 @@ def wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> U
 def _find_encoding(path: Path, settings: DataSettings) -> str:
     """Return the encoding of the settings, or UTF-16 if a byte order mark says so."""
     with path.open("rb") as file:
-        mark = file.read(2)
+        first = file.read(max(map(len, SIGNATURES)))
+    for signature, what in SIGNATURES.items():
+        if first.startswith(signature):
+            raise UnreadableSource(f"{path} is {what}")
     if codecs.lookup(settings.encoding).name != "utf-8":
         return settings.encoding
     # A byte order mark before a quoted name would make its quotes a part of it.
-    return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-
-
-def _refuse_no_text(path: Path) -> None:
-    with path.open("rb") as file:
-        start = file.read(max(map(len, SIGNATURES)))
-    for signature, what in SIGNATURES.items():
-        if start.startswith(signature):
-            raise UnreadableSource(f"{path} is {what}")
+    marked = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if marked else "utf-8-sig"
 
 
 def _is_comment(line: str, following: str, of_texts: bool) -> bool:
