@@ -7,7 +7,7 @@ A problem is one line that begins with its path in the file. All are found toget
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -161,17 +161,9 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     if preprocess is not None and not any(op.name == "decode" for op in preprocess):
         # `decode` is implied: a stored example can begin with nothing else.
         preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
-    sections = {
-        field.name: getattr(parsed, field.name)
-        for field in fields(Params)
-        if field.name not in OP_SECTIONS
-    }
-    params = Params(
-        **sections,
-        preprocess=tuple(preprocess or ()),
-        augment=tuple(ops["augment"] or ()),
-        postprocess=tuple(ops["postprocess"] or ()),
-    )
+    ops["preprocess"] = preprocess
+    parsed_ops = {section: tuple(ops[section] or ()) for section in OP_SECTIONS}
+    params = Params(**{**dict(parsed), **parsed_ops})
     problems += find_problems(params)
     if problems:
         raise InvalidParams([f"{name}: {problem}" for problem in problems])

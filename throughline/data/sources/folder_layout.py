@@ -182,7 +182,8 @@ class _Reading:
             plain = [
                 value
                 for value in values
-                if self._names[value].split in SPLITS_BY_WORD.values() and not self._rest(value)
+                if self._names[value].split in SPLITS_BY_WORD.values()
+                and not self._names[value].rest
             ]
             others = [value for value in values if value not in plain]
             if plain and others and (level == 0 or len(plain) > 1):
@@ -197,7 +198,7 @@ class _Reading:
                 split = self._names[value].split if (value := self._at(folder, level)) else None
                 if split and value:
                     parts = self._parts[folder]
-                    rest = (*parts[:level], self._rest(value), *parts[level + 1 :])
+                    rest = (*parts[:level], self._names[value].rest, *parts[level + 1 :])
                     without[rest].setdefault(split, folder)
             for same in without.values():
                 if len(same) > 1:
@@ -219,9 +220,6 @@ class _Reading:
             if self._at(folder, level) in names
         }
         return f"[{', '.join(sorted(paths)[:_NAMED])}{', …' if len(paths) > _NAMED else ''}]"
-
-    def _rest(self, value: str) -> str:
-        return self._names[value].rest
 
     def _refuse_other_shapes(self) -> None:
         """Refuse folders that are known to mean something else than classes."""

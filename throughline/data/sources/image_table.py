@@ -14,18 +14,12 @@ from pathlib import Path
 from throughline.data.found import ExampleFile, Files, Rejected
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.table import refuse_double_spelling
+from throughline.data.tables import tabular
 from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
 from throughline.data.tables.table_columns import Listing, check_names, name_columns, read_listing
 from throughline.data.tables.table_files import find_table_files
-from throughline.data.tables.tabular import (
-    TABLES,
-    TextTable,
-    check_columns,
-    open_files,
-    read_splits,
-    read_table,
-)
+from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound
 
@@ -40,13 +34,13 @@ def scan(settings: DataSettings) -> Files:
     `data.categorical` name are a second input.
     """
     path = _find_table(Path(settings.path))
-    held = open_files(path, settings)
+    held = tabular.open_files(path, settings)
     column = held and find_image_column(held, settings.path_column)
-    table = read_table(path, settings)
+    table = tabular.read_table(path, settings)
     named = name_columns(settings, "path_column")
     if column:
         named["data.path_column"] = ()
-    check_columns(table, named)
+    tabular.check_columns(table, named)
     check_names(table.path, settings, named, input_name=IMAGE)
     listing = read_listing(table)
     if settings.label_kind == "auto":
@@ -90,7 +84,9 @@ def _read_rows(
     classes, numbers = table.cells(table.settings.label_columns[0]), [()] * len(table)
     if listing.numbers is not None:
         classes, numbers = [""] * len(table), [*map(tuple, listing.numbers.tolist())]
-    for row, (name, (split, problem)) in enumerate(zip(names, read_splits(table), strict=True)):
+    for row, (name, (split, problem)) in enumerate(
+        zip(names, tabular.read_splits(table), strict=True)
+    ):
         where = name if in_table else f"row {row + 1}: {name}"
         if not name:
             yield Rejected(id=f"row {row + 1}", reason="path missing")
@@ -116,7 +112,7 @@ def _find_table(path: Path) -> Path:
     tables = sorted(
         one
         for one in path.iterdir()
-        if one.suffix.lower() in TABLES and not one.name.startswith(".")
+        if one.suffix.lower() in tabular.TABLES and not one.name.startswith(".")
     )
     files = find_table_files(path)
     if len(tables) == 1 and {*files} <= {*tables}:
@@ -126,6 +122,6 @@ def _find_table(path: Path) -> Path:
     names = ", ".join(table.name for table in tables) or "none"
     raise DataNotFound(
         f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
-        f" {', '.join(sorted(TABLES))}, next to the images that it lists, or Parquet or Arrow files"
-        " alone, which hold them"
+        f" {', '.join(sorted(tabular.TABLES))}, next to the images that it lists, or Parquet or"
+        " Arrow files alone, which hold them"
     )

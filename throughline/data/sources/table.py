@@ -21,16 +21,10 @@ from throughline.data.encodings.labels import (
     list_numbers,
 )
 from throughline.data.found import Arrays, Rejected
-from throughline.data.tables import column_kinds, odd_values, table_columns
+from throughline.data.tables import column_kinds, odd_values, table_columns, tabular
 from throughline.data.tables.column_kinds import Kind
 from throughline.data.tables.number_text import explain_unread, have_fractions, read_numbers
-from throughline.data.tables.tabular import (
-    TextTable,
-    check_all,
-    check_columns,
-    read_splits,
-    read_table,
-)
+from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
@@ -43,7 +37,7 @@ def scan(settings: DataSettings) -> Arrays:
 
     `data.label_kind` says whether labels are classes or numbers; `auto` decides by the column.
     """
-    table = read_table(Path(settings.path), settings)
+    table = tabular.read_table(Path(settings.path), settings)
     kinds, kind = _check_kinds(table)
     numeric = settings.numeric or [name for name in kinds if kinds[name] == "number"]
     categorical = settings.categorical or [name for name in kinds if kinds[name] == "category"]
@@ -58,7 +52,7 @@ def scan(settings: DataSettings) -> Arrays:
         problems[-1] = "sums up the rows above it"
     for row in odd_values.find_units(table, [name for name, _ in [*features, *targets]]):
         problems[row] = "holds units or a second header: remove it"
-    splits = read_splits(table)
+    splits = tabular.read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
     rows = [row for row, reason in enumerate(reasons) if reason is None]
     labels, ids = [labels[row] for row in rows], [f"{row:08d}" for row in rows]
@@ -131,7 +125,7 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
 
     def find_feature_kinds() -> dict[str, Kind]:
         kinds = column_kinds.find_kinds(table, apart)
-        check_all(
+        tabular.check_all(
             table.path,
             partial(column_kinds.refuse_mistaken, table, kinds),
             partial(refuse_none, kinds),
@@ -139,9 +133,9 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
         )
         return kinds
 
-    *_, kinds, kind = check_all(
+    *_, kinds, kind = tabular.check_all(
         table.path,
-        partial(check_columns, table, named),
+        partial(tabular.check_columns, table, named),
         partial(table_columns.check_marks, table.path, settings, table.columns),
         refuse_wide,
         partial(table_columns.refuse_two_uses, table.path, named),

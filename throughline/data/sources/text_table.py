@@ -17,23 +17,13 @@ import pyarrow as pa
 from throughline.data.encodings.base import Reason, RejectedValue
 from throughline.data.encodings.texts import check_encoding, check_size
 from throughline.data.found import Document, Rejected, Texts, is_utf8
-from throughline.data.tables.delimited import (
-    RowLine,
-    count_lines,
-    find_row_lines,
-    open_delimited,
-)
+from throughline.data.tables import delimited, tabular
+from throughline.data.tables.delimited import RowLine
 from throughline.data.tables.number_text import is_number
 from throughline.data.tables.table_columns import check_names, name_columns
 from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
 from throughline.data.tables.table_start import read_start
-from throughline.data.tables.tabular import (
-    TABLES,
-    TextTable,
-    clean_cells,
-    open_files,
-    read_split,
-)
+from throughline.data.tables.tabular import TextTable
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
@@ -74,7 +64,7 @@ class KeptCells:
         for name, column in cells.items():
             if all(isinstance(cell, NumberText) for cell in column if cell):
                 floats.add(name)
-        return clean_cells(
+        return tabular.clean_cells(
             TextTable(
                 path=self.path,
                 columns={name: pa.array(cells[name], pa.large_string()) for name in cells},
@@ -91,9 +81,9 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     """Read the table at `data.path`; `use_splits` applies a column `split`, if there is one."""
     path = Path(settings.path)
     check_encoding(settings.encoding)
-    if files := open_files(path, settings):
+    if files := tabular.open_files(path, settings):
         return _scan_files(files, settings, use_splits=use_splits)
-    if path.suffix.lower() not in TABLES:
+    if path.suffix.lower() not in tabular.TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
             "for .jsonl and .txt set `data.source: text_lines`",
@@ -101,7 +91,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     documents = _csv_rows(path, settings, use_splits=use_splits)
     if kept := keep_cells(path, settings):
         kept = replace(kept, delimiter=read_start(path, settings, UNDECODED).delimiter)
-    return Texts(documents=documents, total=count_lines(path), kept=kept)
+    return Texts(documents=documents, total=delimited.count_lines(path), kept=kept)
 
 
 def keep_cells(
@@ -126,7 +116,7 @@ def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, w
 def _csv_rows(
     path: Path, settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    with open_delimited(path, settings, errors=UNDECODED) as table:
+    with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
         check_fields(header, name_columns(settings, KEY), where=str(path))
         labels, numbers = set[str](), settings.label_kind == "number"
@@ -142,7 +132,7 @@ def _csv_rows(
                 continue
             if place is not None:
                 if settings.quoting == "auto":
-                    lines = list(find_row_lines(record, table, place))
+                    lines = list(delimited.find_row_lines(record, table, place))
                     labels |= {line.label for line in lines if numbers and _is_number(line.label)}
                     _refuse_joined_rows(lines, path, labels)
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
@@ -248,7 +238,7 @@ def read_fields(
     if not name and settings.label_kind != "number":
         return Rejected(id=example_id, reason="label missing")
     split = fields.get("split") if use_splits else None
-    split, problem = read_split(None if split in missing("split") else split)
+    split, problem = tabular.read_split(None if split in missing("split") else split)
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:

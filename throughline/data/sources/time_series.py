@@ -14,17 +14,12 @@ import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.found import Series
-from throughline.data.tables import column_kinds
+from throughline.data.tables import column_kinds, tabular
 from throughline.data.tables.moments import check_times, read_moments, refuse_reversed
 from throughline.data.tables.number_text import explain_notation
 from throughline.data.tables.odd_values import find_sentinels, find_units
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
-from throughline.data.tables.tabular import (
-    TextTable,
-    check_all,
-    check_columns,
-    read_table,
-)
+from throughline.data.tables.tabular import TextTable
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
@@ -41,7 +36,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
         values, names = _read_array(path)
         columns = TableColumns(names=names)
         return Series(values=_to_float32(values, names, path), schema=_make_schema(columns))
-    table = read_table(path, settings, trained=trained)
+    table = tabular.read_table(path, settings, trained=trained)
     values, names, warnings = _read_columns(table)
     columns = TableColumns(names=names, decimal=table.decimal, thousands=table.thousands)
     roles: dict[str, column_kinds.Kind] = dict.fromkeys(settings.time_columns, "time")
@@ -158,9 +153,9 @@ def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[s
         "data.numeric": settings.numeric,
         "data.ignore": settings.ignore,
     }
-    _, _, late, names, _ = check_all(
+    _, _, late, names, _ = tabular.check_all(
         table.path,
-        partial(check_columns, table, named),
+        partial(tabular.check_columns, table, named),
         partial(check_marks, table.path, settings, table.columns),
         partial(check_times, table),
         partial(_choose_columns, table),

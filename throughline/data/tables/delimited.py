@@ -66,16 +66,16 @@ def open_delimited(
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
     with start.open(path, errors) as file:
-        lines = _Lines(file)
         for _ in range(start.skipped):
-            next(lines)
+            next(file)
+        lines: list[str] = []
         reader = csv.reader(
-            lines,
+            _remember(file, lines),
             delimiter=start.delimiter,
             strict=True,
             quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
         )
-        records = _records(reader, lines, path, settings)
+        records = _records(reader, lines, path, settings, skipped=start.skipped)
         first = next((record for record in records if record.cells), None)
         if first is None:
             raise UnreadableSource(f"{path} is empty; its first line must name the columns")
@@ -118,27 +118,20 @@ def _rows(
             blank.append(replace(record, cells=[""]))
 
 
-class _Lines:
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self.recent: list[str] = []
-        self.count = 0
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._file)
-        self.count += 1
-        self.recent.append(line)
-        return line
+def _remember(file: TextIO, lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a file, and add each to `lines`."""
+    for line in file:
+        lines.append(line)
+        yield line
 
 
-def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> Iterator[Record]:
+def _records(
+    reader: Any, lines: list[str], path: Path, settings: DataSettings, *, skipped: int
+) -> Iterator[Record]:
     """Yield every record; a blank line has no cells."""
     while True:
-        start = lines.count + 1
-        lines.recent = []
+        start = skipped + reader.line_num + 1
+        lines.clear()
         try:
             cells = next(reader)
         except StopIteration:
@@ -146,7 +139,7 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
         except UnicodeError as error:
             raise wrong_encoding(path, settings, error) from error
         except csv.Error as error:
-            where, more, problem = f"{path}, line {start}", lines.count - start, str(error)
+            where, more, problem = f"{path}, line {start}", len(lines) - 1, str(error)
             if "expected after" not in problem and "end of data" not in problem:
                 raise UnreadableSource(f"{where}: is not a readable table: {problem}") from error
             goes_on = f" that goes on for {more} more lines" if more else ""
@@ -155,7 +148,7 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
                 "set data.quoting: none if quotes are ordinary characters here, or double it within"
                 " a quoted cell",
             ) from error
-        if settings.quoting != "none" and any(' "' in line for line in lines.recent):
+        if settings.quoting != "none" and any(' "' in line for line in lines):
             for cell in cells:
                 if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
                     raise UnreadableSource(
@@ -164,7 +157,7 @@ def _records(reader: Any, lines: _Lines, path: Path, settings: DataSettings) -> 
                         "remove blanks before quotes, or set data.quoting: none if quotes are"
                         " ordinary characters here",
                     )
-        yield Record(cells=cells, line=start, text=lines.recent)
+        yield Record(cells=cells, line=start, text=[*lines])
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:

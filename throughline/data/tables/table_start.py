@@ -17,8 +17,7 @@ from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import UnreadableSource
 
-DELIMITERS = (",", ";", "\t", "|")
-_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 # First bytes of files that are not text, and what to do with such files.
 SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
@@ -126,7 +125,7 @@ def _is_comment(line: str, following: str, of_texts: bool) -> bool:
 def _skip_titles(lines: Sequence[str], skipped: int) -> int:
     """Return how many lines of few cells stand above a header without numbers."""
     for top in range(skipped, min(skipped + _MOST_TITLES, len(lines) - 2)):
-        for delimiter in DELIMITERS:
+        for delimiter in _DELIMITERS:
             rows = [_cells(line, delimiter) for line in lines[top:] if line.strip()]
             if len(rows) < 2 or len(rows[0]) < 2 or {*map(len, rows)} != {len(rows[0])}:  # noqa: PLR2004
                 continue
@@ -161,10 +160,10 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     lines = [line for line in lines if line.strip()]  # a reader takes the first as header
     if not lines:
         return usual, []
-    header = {each: lines[0].count(each) for each in DELIMITERS}
+    header = {each: lines[0].count(each) for each in _DELIMITERS}
     # Take the delimiter of the header; of several, one that divides every line alike.
     present = sorted(
-        (each for each in DELIMITERS if header[each]),
+        (each for each in _DELIMITERS if header[each]),
         key=lambda each: (
             Counter(line.count(each) for line in lines).most_common(1)[0]
             != (header[each], len(lines)),
@@ -176,8 +175,8 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
     if len(alike) > 1 and len(lines) > 1:
         raise UnreadableSource(
-            f"{path}: {' and '.join(_NAMES[each] for each in alike)}s divide every line alike, so"
-            " it is open which of them is between cells; set data.delimiter"
+            f"{path}: {' and '.join(_DELIMITERS[each] for each in alike)}s divide every line alike,"
+            " so it is open which of them is between cells; set data.delimiter"
         )
-    note = f"cells are divided by {_NAMES[found]}s (data.delimiter sets it)"
+    note = f"cells are divided by {_DELIMITERS[found]}s (data.delimiter sets it)"
     return found, [note] if found != usual else []
