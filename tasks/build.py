@@ -28,6 +28,7 @@ from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.measurement.padding import measure_sequences
 from throughline.pipelines.input_pipeline import InputPipeline
+from throughline.plan.training_workers import TrainingWorker
 from throughline.results.build import BuildResult, Difference, PlanSummary
 from throughline.shared.errors import EmptyDataset
 from throughline.shared.layout import Layout
@@ -163,7 +164,7 @@ def main() -> None:
         }
         with explain_read_errors(data, shards=not training.plan.reads_whole_snapshot):
             result = build(
-                replace(training, worker=training.worker.alone),
+                replace(training, worker=TrainingWorker(batch_multiple=training.worker.multiple)),
                 in_order,
                 {split: open_exact_pipeline(params, data, split=split) for split in in_order},
                 Layout().results(name),

@@ -21,7 +21,7 @@ from throughline.data.encodings.base import FileEncoding, FileInfo, Reason, Reje
 from throughline.data.encodings.labels import labeled, list_numbers
 from throughline.data.encodings.texts import inspect_text, text_feature
 from throughline.data.file_inspection import FileInspection
-from throughline.data.found import ListedColumns
+from throughline.data.found import ColumnReading, ExampleFile, ListedColumns, Rejected
 from throughline.data.inspection_cache import key_of_inspections, open_inspection_cache
 from throughline.data.manifest import COLUMNS, DOCUMENTS, IMAGES, VALUES, digest_rows
 from throughline.data.sources.text_table import KeptCells
@@ -147,7 +147,7 @@ def _(source: sources.Texts, folder: Folder, settings: DataSettings) -> Examined
 
 def write_documents(
     source: sources.Texts, folder: Path, *, encoding: str
-) -> tuple[pd.DataFrame, list[sources.Rejected]]:
+) -> tuple[pd.DataFrame, list[Rejected]]:
     """Write the usable documents into one file in `folder`, one by one.
 
     Returns the rows of the manifest, and the rejected documents. `row` is a document's first byte;
@@ -156,13 +156,13 @@ def write_documents(
     rows, rejected, end = [], [], 0
     with (folder / DOCUMENTS).open("wb") as file:
         for document in progress(source.documents, total=source.total, label="ingest"):
-            if isinstance(document, sources.Rejected):
+            if isinstance(document, Rejected):
                 rejected.append(document)
                 continue
             try:
                 content = inspect_text(document.content, encoding=encoding)
             except RejectedValue as error:
-                rejected.append(sources.Rejected(id=document.id, reason=error.reason))
+                rejected.append(Rejected(id=document.id, reason=error.reason))
                 continue
             file.write(content)
             rows.append(
@@ -182,9 +182,7 @@ def write_documents(
     return pd.DataFrame(rows, columns=columns), rejected
 
 
-def _read_kept_cells(
-    rows: pd.DataFrame, rejected: list[sources.Rejected], kept: KeptCells
-) -> Examined:
+def _read_kept_cells(rows: pd.DataFrame, rejected: list[Rejected], kept: KeptCells) -> Examined:
     """Read the cells of documents as a table input or numbers to predict; reject unusable rows."""
     listing = read_listing(kept.make_table(rows["cells"].tolist()))
     unusable = [
@@ -295,9 +293,7 @@ def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sou
                 if not value.is_valid:
                     named = paths[number].as_py() if paths else None
                     only = Reason("bytes missing", f": there is only the path {named}")
-                    rejected.append(
-                        sources.Rejected(id=file.id, reason=only if named else "image missing")
-                    )
+                    rejected.append(Rejected(id=file.id, reason=only if named else "image missing"))
                     continue
                 data = value.as_buffer()
                 packed.write(data)
