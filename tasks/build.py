@@ -34,7 +34,7 @@ from throughline.shared.errors import EmptyDataset
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo, echo_result
 from throughline.shared.termination import exit_on_sigterm
-from throughline.training.gpus import count_training_gpus
+from throughline.training.replicas import count_training_gpus
 
 
 def build(

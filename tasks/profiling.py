@@ -19,7 +19,7 @@ from throughline.assembly.inputs import (
     training_worker,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.processes import configure_process
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
 from throughline.diagnosis.facts import Facts

@@ -22,8 +22,7 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.process_configuration import configure_process
-from throughline.assembly.processes import meet_processes
+from throughline.assembly.processes import configure_process, meet_processes
 from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
@@ -56,9 +55,8 @@ from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, NoLog
 from throughline.training.compiling import describe_own_compile
-from throughline.training.gpus import count_training_gpus, describe_idle_gpus
 from throughline.training.processes import run_one_of_several
-from throughline.training.replicas import Replicas
+from throughline.training.replicas import Replicas, count_training_gpus
 
 LEAST_STEPS = 3  # per epoch; with fewer, a batch is about as large as the split
 
@@ -158,6 +156,16 @@ def find_weakness(
     if result.metric != "mae" and result.judged == 0:
         more = f"none of them is right, so look at the labels of the splits: {Layout().glance}"
     return weakness and f"{weakness}, after {steps:,} train steps; {more}"
+
+
+def describe_idle_gpus(*, visible: int, used: int) -> str | None:
+    """Say what to do if GPUs are visible but TensorFlow uses none; None otherwise."""
+    if not visible or used:
+        return None
+    return (
+        f"CUDA's driver shows {visible} GPU{'s' * (visible > 1)}, and TensorFlow finds none of its"
+        " libraries: the model is trained on the CPU. Install them with `make setup GPU=1`"
+    )
 
 
 def echo_start(name: str, params: Params, training: InputPipeline, models: Models) -> None:

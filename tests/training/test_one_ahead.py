@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 from throughline.training.fit import Schedule, SplitEvaluation, fit
-from throughline.training.one_ahead import OneAhead, StepFollower
-from throughline.training.step_function import StepFunction
+from throughline.training.step_function import OneAhead, StepFollower, StepFunction
 
 pytestmark = pytest.mark.integration
 

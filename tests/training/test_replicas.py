@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from tasks.train import describe_idle_gpus
 from tests.support.trainings import params_of
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, training_worker
 from throughline.assembly.processes import check_processes
@@ -19,7 +20,6 @@ from throughline.settings import BatchSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessLost, UnknownModel
 from throughline.training import replicated_model
 from throughline.training.deadline import answers
-from throughline.training.gpus import describe_idle_gpus
 from throughline.training.processes import LOST_ANOTHER, run_one_of_several, run_processes
 from throughline.training.replicas import Replicas, check_port
 

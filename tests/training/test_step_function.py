@@ -15,8 +15,7 @@ from throughline.shared.files import dump_json, read_json
 from throughline.training import epoch_rows
 from throughline.training.epoch_rows import read_rate
 from throughline.training.fit import Schedule, SplitEvaluation, fit
-from throughline.training.step_function import StepFunction
-from throughline.training.step_timer import StepTimer
+from throughline.training.step_function import StepFunction, StepTimer
 
 pytestmark = pytest.mark.integration
 

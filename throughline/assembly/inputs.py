@@ -28,7 +28,7 @@ from throughline.shared.errors import (
 )
 from throughline.shared.layout import Layout
 from throughline.shared.limits import KEPT_SHARE, available_memory
-from throughline.training.gpus import count_training_gpus
+from throughline.training.replicas import count_training_gpus
 
 Purpose = Literal["train", "evaluate", "compare"]
 # Errors of a tf.data dispatcher without a journal, to a consumer or to a worker.

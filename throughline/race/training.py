@@ -25,7 +25,7 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.processes import configure_process
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.pipelines.read.sequence_batches import sequence_lengths
@@ -34,7 +34,7 @@ from throughline.plan.steps import Read
 from throughline.race.jobs import Entry, Opened
 from throughline.settings import Sampling
 from throughline.shared.layout import Layout
-from throughline.training.gpus import count_training_gpus
+from throughline.training.replicas import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 

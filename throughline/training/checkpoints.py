@@ -31,8 +31,7 @@ from throughline.training.epoch_rows import (
 )
 from throughline.training.fit import Position
 from throughline.training.model_state import find_incomplete, list_parts, list_variables
-from throughline.training.one_ahead import StepFollower, follows_steps
-from throughline.training.step_function import StepFunction
+from throughline.training.step_function import StepFollower, StepFunction, follows_steps
 from throughline.training.step_model import find_network
 
 CHECKPOINT_FOLDER = ".checkpoint"
@@ -100,7 +99,6 @@ class CheckpointCallback(StepFollower):
         self.ended = False
         self._pipeline, self._store = pipeline, store
         self._settings, self._recorder = settings, recorder
-        self._train_function: StepFunction | None = None
         self._monitor: Pausable | None = None
         self._others: Callbacks = ()
         self._others_state: bytes | None = None  # to be restored when the training begins
@@ -143,9 +141,10 @@ class CheckpointCallback(StepFollower):
           agree: Returns whether a condition of this process holds in any that train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
+        self._network = find_network(train_function.model)
         self._agree, self._follows_steps = agree, all(map(follows_steps, others))
         if self._others_state is not None:
-            variables = list_variables(find_network(train_function.model))
+            variables = list_variables(self._network)
             self._restored = [(variable, variable.numpy()) for variable in variables]
 
     def restore(self, model: keras.Model) -> Position:
@@ -183,10 +182,10 @@ class CheckpointCallback(StepFollower):
         """
         if self._others_state is not None:
             self._go_on(self._others_state)
-            self._training_model.stop_training = self.ended
+            self._network.stop_training = self.ended
         else:
             try:
-                dump_states(self._others, list_parts(self._training_model))
+                dump_states(self._others, list_parts(self._network))
             except TypeError as error:
                 self._keep_none(f"a callback holds what cannot be stored ({error})")
         if self._agree(bool(self._no_checkpoints)) and not self._no_checkpoints:
@@ -201,7 +200,7 @@ class CheckpointCallback(StepFollower):
         self._restored = []
         if resumed:
             for variable, value in zip(
-                _metric_variables(self._training_model), self._metrics, strict=True
+                _metric_variables(self._network), self._metrics, strict=True
             ):
                 variable.assign(np.asarray(value, variable.dtype))
         self._step, self._logged_at = self._start.step if resumed else 0, time.monotonic()
@@ -210,23 +209,23 @@ class CheckpointCallback(StepFollower):
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Pause the monitor if the next execution builds a graph; resume it otherwise."""
-        steps = self._active_train_function.last_steps
+        steps = self._train_function.last_steps
         if steps and not self._follows_steps:  # callbacks may change the rate after each step
-            self._rate = read_rate(self._training_model.optimizer, ahead=steps - 1)
-        if self._monitor and self._active_train_function.builds_graph:
+            self._rate = read_rate(self._network.optimizer, ahead=steps - 1)
+        if self._monitor and self._train_function.builds_graph:
             self._monitor.pause()
         elif self._monitor:
             self._monitor.resume()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Print a long epoch's progress every few seconds, and write a checkpoint if one is due."""
-        if (draws := self._active_train_function.draws) and not self._no_checkpoints:
+        if (draws := self._train_function.draws) and not self._no_checkpoints:
             self._keep_none(
                 f"{', '.join(sorted(draws))} of the train step draws by a state that no checkpoint"
                 " holds; use keras.random with a SeedGenerator"
             )
         # The batch number of Keras may exceed the steps of the epoch.
-        steps = self._active_train_function.steps
+        steps = self._train_function.steps
         before, self._step = self._step, self._step + steps
         if self._monitor and self._monitor.running:
             self.measured_steps += steps
@@ -250,13 +249,13 @@ class CheckpointCallback(StepFollower):
         if self._monitor:
             self._monitor.pause()
         if self._rate is None:
-            self._rate = read_rate(self._training_model.optimizer, ahead=-1)
+            self._rate = read_rate(self._network.optimizer, ahead=-1)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         row = make_row(
             epoch,
             logs or {},
-            examples_per_s=self._active_train_function.timer.rates[-1]
+            examples_per_s=self._train_function.timer.rates[-1]
             * self._pipeline.examples
             / self._pipeline.steps_per_epoch,
             learning_rate=float("nan") if self._rate is None else self._rate,
@@ -269,13 +268,13 @@ class CheckpointCallback(StepFollower):
         )
         self._recorder.log_metrics(name_metrics(row), step=epoch)
         self._agree_to_end()
-        ended = self._training_model.stop_training or epoch + 1 == self._settings.epochs
+        ended = self._network.stop_training or epoch + 1 == self._settings.epochs
         count, unit = self._settings.checkpoint_period
         if ended or unit == "steps" or (epoch + 1) % count == 0:
             self._save(0, ended=ended)
 
     def _agree_to_end(self) -> None:
-        self._training_model.stop_training = self._agree(self._training_model.stop_training)
+        self._network.stop_training = self._agree(self._network.stop_training)
 
     def _check_batches(self, state: Mapping[str, Any]) -> None:
         """Refuse to resume if batches would be cut differently from those of the checkpoint."""
@@ -292,19 +291,7 @@ class CheckpointCallback(StepFollower):
     def _go_on(self, stored: bytes) -> None:
         for variable, restored in self._restored:
             variable.assign(restored)
-        load_states(self._others, stored, list_parts(self._training_model))
-
-    @property
-    def _training_model(self) -> keras.Model:
-        if self.model is None:
-            raise RuntimeError("no training has started")
-        return self.model
-
-    @property
-    def _active_train_function(self) -> StepFunction:
-        if self._train_function is None:
-            raise RuntimeError("attach() the train_function of the model first")
-        return self._train_function
+        load_states(self._others, stored, list_parts(self._network))
 
     def _keep_none(self, reason: str) -> None:
         self._no_checkpoints = reason
@@ -315,7 +302,7 @@ class CheckpointCallback(StepFollower):
         if self._no_checkpoints:
             return
         metrics = (
-            [np.asarray(variable).tolist() for variable in _metric_variables(self._training_model)]
+            [np.asarray(variable).tolist() for variable in _metric_variables(self._network)]
             if step
             else []
         )
@@ -334,9 +321,9 @@ class CheckpointCallback(StepFollower):
         }
         try:
             self._store.write(
-                list_variables(self._training_model),
+                list_variables(self._network),
                 state,
-                {CALLBACKS: dump_states(self._others, list_parts(self._training_model))},
+                {CALLBACKS: dump_states(self._others, list_parts(self._network))},
                 position=(len(self.rows), step),
             )
         except (OSError, TypeError, tf.errors.OpError) as error:  # TypeError from callbacks' state

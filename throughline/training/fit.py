@@ -16,8 +16,7 @@ import keras
 import tensorflow as tf
 
 from throughline.shared.errors import TrainingDiverged
-from throughline.training.one_ahead import StepFollower, follows_steps
-from throughline.training.step_function import StepFunction
+from throughline.training.step_function import StepFollower, StepFunction, follows_steps
 from throughline.training.step_model import find_network
 
 _WATCHED_LOSSES = 1000  # per epoch, at most

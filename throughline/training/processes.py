@@ -45,7 +45,7 @@ class Process:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], index: int) -> None:
         self.index, self.lines = index, deque[str](maxlen=LAST_LINES)
         silent = index > 0
-        self.popen = subprocess.Popen(
+        self.popen = psutil.Popen(
             list(command),
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ class Process:
     @property
     def is_stopped(self) -> bool:
         with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED
+            return self.popen.status() == psutil.STATUS_STOPPED
         return False
 
     def _read(self) -> None:

@@ -24,7 +24,6 @@ from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessesDiffer, ProcessLost
 from throughline.training.deadline import Deadline
-from throughline.training.gpus import count_training_gpus
 
 Value = TypeVar("Value")
 LONGEST_REASON = 300  # characters of TensorFlow's message
@@ -156,26 +155,25 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
     return replicas
 
 
+def count_training_gpus() -> int:
+    """Count the GPUs that TensorFlow computes on in this process; reserves no memory.
+
+    They may be fewer than the CUDA driver shows.
+    """
+    return len(tf.config.list_physical_devices("GPU"))
+
+
 def check_port(address: str) -> None:
-    """Raise ImpossiblePlan if another program uses this process's port."""
-    port = int(address.rpartition(":")[2])
-    with _open_socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise ImpossiblePlan(
-                f"TF_CONFIG: port {port} of {address} cannot be used on this host"
-                f" ({error.strerror}); give this process another one"
-            ) from error
-
-
-def _open_socket() -> socket.socket:
-    """Return an IPv6 socket, which also accepts IPv4; an IPv4 socket if the kernel has no IPv6."""
+    """Raise ImpossiblePlan if another program uses this process's port, by IPv4 or IPv6."""
+    port, both = int(address.rpartition(":")[2]), socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        return socket.socket(socket.AF_INET6)
-    except OSError:
-        return socket.socket(socket.AF_INET)
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
+        raise ImpossiblePlan(
+            f"TF_CONFIG: port {port} of {address} cannot be used on this host"
+            f" ({error.strerror}); give this process another one"
+        ) from error
 
 
 @contextlib.contextmanager

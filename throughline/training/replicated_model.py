@@ -14,8 +14,7 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
 from throughline.training.compiling import gives_one_number
-from throughline.training.gpus import count_training_gpus
-from throughline.training.replicas import Replicas, digest_to_int
+from throughline.training.replicas import Replicas, count_training_gpus, digest_to_int
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers

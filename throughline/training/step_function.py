@@ -1,27 +1,35 @@
-"""Runs a model's train or test step several times per call into the runtime.
+"""Runs a model's train or test step several times per call into the runtime, and times it.
 
 Keras runs ⌈steps / k⌉ executions of k steps per epoch. If k does not divide the steps of an epoch,
 or the rest of a resumed one, the epoch would consume batches of the next. Here the last execution
 of an epoch has as many steps as are left. A process that trains with others runs the step on its
 slice of each batch; the logs are the mean over the processes.
+
+The host is kept one execution ahead of a GPU, so that the next batch is ready in time. On a GPU the
+call of a step returns as soon as its work is queued, and reading its loss would wait for all work
+that is queued by then. So a thread fetches each loss right after its step is queued, and the host
+waits for the loss of the step before.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from throughline.models.emulation import EmulatedTraining
+from throughline.results.train import StepTimes
 from throughline.training.model_state import find_draws
-from throughline.training.one_ahead import OneAhead
-from throughline.training.step_timer import StepTimer
 
 Execution = Callable[[Any, tf.Tensor], Any]  # (iterator, number of steps) → logs of the last step
+EPOCH_WARM_UP_STEPS = 5  # excluded at the start of each epoch: they include tracing and start-up
 
 
 class StepFunction:
@@ -75,10 +83,11 @@ class StepFunction:
         return logs
 
     def settle(self) -> None:
+        """Wait until the last execution has ended."""
         self._ahead.settle()
 
     def end(self) -> None:
-        """Wait until the epoch's last execution has ended, and stop the timer."""
+        """End an epoch after its last execution."""
         self.settle()
         self.timer.end()
 
@@ -131,3 +140,119 @@ def average_over_processes(logs: Any) -> Any:
     return tf.nest.map_structure(
         lambda value: strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None), logs
     )
+
+
+class OneAhead:
+    """Follows the executions on one device, in the order in which they are queued."""
+
+    def __init__(self) -> None:
+        # Read once, because reading it waits for all queued work.
+        self._queues = not tf.config.experimental.get_synchronous_execution()
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None
+
+    def follow(self, logs: Any, done: Callable[[], object] = lambda: None) -> None:
+        """Follow the execution that has just been queued, and wait for the one before it.
+
+        `done` is called once it has ended; on the host it has ended already.
+        """
+        queued = [
+            value
+            for value in tf.nest.flatten(logs)
+            if self._queues or "GPU" in getattr(value, "backing_device", "")
+        ]
+        if not queued:
+            done()
+            return
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="loss")
+        before, self._last = self._last, self._thread.submit(_wait, queued[0], done)
+        if before:
+            before.result()
+
+    def settle(self) -> None:
+        last, self._last = self._last, None
+        if last:
+            last.result()
+
+
+def _wait(value: Any, done: Callable[[], object]) -> None:
+    np.asarray(value)
+    done()
+
+
+class StepFollower(keras.callbacks.Callback):
+    """A callback that rarely reads the logs of a step, so that the host can stay ahead."""
+
+
+def follows_steps(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback ignores the logs of steps, or is a StepFollower."""
+    methods = (
+        getattr(getattr(callback, name), "__func__", None)
+        for name in ("on_train_batch_end", "on_batch_end")
+    )
+    default = keras.callbacks.Callback
+    return isinstance(callback, StepFollower) or list(methods) == [
+        default.on_train_batch_end,
+        default.on_batch_end,
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochTimes:
+    """The times of an epoch.
+
+    `moments` are its start and the end of each execution [s], (executions + 1,); `steps` is how
+    many steps each execution had, (executions,).
+    """
+
+    moments: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        return float(self.steps.sum() / (self.moments[-1] - self.moments[0]))
+
+    @property
+    def step_ms(self) -> np.ndarray:
+        """The time per step in each execution [ms], (executions,)."""
+        return np.diff(self.moments) * 1e3 / self.steps
+
+
+class StepTimer:
+    """Notes when each execution ended and how many steps it had; costs about a microsecond."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.epochs: list[EpochTimes] = []
+        self._moments: list[float] = []
+        self._steps: list[int] = []
+
+    def begin(self) -> None:
+        self._moments, self._steps = [self._clock()], []
+
+    def tick(self, steps: int) -> None:
+        self._moments.append(self._clock())
+        self._steps.append(steps)
+
+    def end(self) -> None:
+        """Close the epoch, unless it is closed already or has no step."""
+        if self._steps:
+            self.epochs.append(
+                EpochTimes(moments=np.asarray(self._moments), steps=np.asarray(self._steps))
+            )
+        self._moments, self._steps = [], []
+
+    @property
+    def rates(self) -> list[float]:
+        return [epoch.rate for epoch in self.epochs]
+
+    def step_times(self) -> StepTimes:
+        """Return percentiles over the steady steps; an execution counts once per step."""
+        each = [np.repeat(epoch.step_ms, epoch.steps) for epoch in self.epochs]
+        milliseconds = np.concatenate([one[EPOCH_WARM_UP_STEPS:] for one in each[1:] or each])
+        if not milliseconds.size:
+            milliseconds = each[-1]
+        p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))
+        return StepTimes(
+            ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size)
+        )

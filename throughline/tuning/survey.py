@@ -23,7 +23,7 @@ from throughline.assembly.inputs import (
     open_inputs,
 )
 from throughline.assembly.model import build_models_for
-from throughline.assembly.process_configuration import configure_process
+from throughline.assembly.processes import configure_process
 from throughline.assembly.training import SplitPipelines, open_split_pipelines
 from throughline.config.params import Params
 from throughline.measurement.draws import check_epoch
@@ -46,7 +46,7 @@ from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback, NoLog
 from throughline.training.fit import Schedule, SplitEvaluation, fit
-from throughline.training.gpus import count_training_gpus
+from throughline.training.replicas import count_training_gpus
 from throughline.training.model_state import build_optimizer
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
