@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tasks.own_code import find_needs, find_own_code
 from throughline.config.cli import command_cli
@@ -24,7 +25,7 @@ from throughline.config.params_file import PARAMS_FILE, read_yaml
 from throughline.config.params_insert import insert_pipeline, write_yaml
 from throughline.race.configurations import find_worker
 from throughline.reporting.tuning_table import print_table, to_markdown
-from throughline.results.tuning import TUNED, TuningResult
+from throughline.results.tuning import TUNED, TunedCandidate, TuningResult
 from throughline.shared.errors import Untunable, UserError
 from throughline.shared.file_lock import hold
 from throughline.shared.layout import Layout
@@ -45,6 +46,20 @@ from throughline.tuning.journal import Journal
 from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned
 from throughline.tuning.question import Question
 from throughline.tuning.search import Search
+
+if TYPE_CHECKING:
+    from throughline.tracking.experiments import RunKey
+
+# Fields of a candidate's result that are metrics in MLflow.
+MEASURED = (
+    "examples_per_s",
+    "seconds",
+    "seconds_low",
+    "seconds_high",
+    "ram_mib",
+    "disk_mib",
+    "prepare_s",
+)
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
@@ -68,7 +83,12 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     with hold(folder / "record.lock", "records a search", lambda who: echo(f"waits: {who}")):
         answer = read_answer(folder, stored, time_s) or answer
         if not answer.recorded:
-            run_id = record(params, layout, answer, folder)
+            from throughline.tracking.experiments import make_run_key
+
+            run_key = make_run_key(
+                layout.manifest, params.data.path, pipeline="tuning", window=params.window
+            )
+            run_id = record(run_key, answer, folder)
             answer = replace(answer, recorded=True, mlflow_run_id=run_id)
             answer.write(folder)
     return answer
@@ -134,17 +154,57 @@ def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | No
     return None
 
 
-def record(params: Params, layout: Layout, result: TuningResult, folder: Path) -> str | None:
-    """Write the search to MLflow; return the run's id, or None if MLflow cannot be reached."""
+def record(run_key: RunKey, result: TuningResult, folder: Path) -> str | None:
+    """Write a search to MLflow: a run with its result, and a child for every raced candidate.
+
+    The result's file in `folder` is logged, and its picture, which is plotted there. Returns the
+    run's id; if the store cannot be reached, one line says so, and the id is None.
+    """
     from throughline.reporting.tuning_plots import plot_search
-    from throughline.tracking.experiments import make_run_key
-    from throughline.tracking.tuning_run import record_search
+    from throughline.tracking.lineage import read_lineage
+    from throughline.tracking.recorder import Recorder
 
     plot_search(result, folder)
-    run_key = make_run_key(
-        layout.manifest, params.data.path, pipeline="tuning", window=params.window
-    )
-    return record_search(run_key, result, folder, note=to_markdown(result))
+    with Recorder(run_key) as parent:
+        parent.set_tags(
+            {
+                "headline": result.sentence,
+                "outcome": result.outcome,
+                "best": result.chosen,
+                "mlflow.note.content": to_markdown(result),
+            }
+        )
+        parent.log_params({"epochs": result.epochs, "chosen": result.config})
+        parent.log_metrics(
+            {
+                "tuning/rounds": result.rounds,
+                "tuning/searched_s": result.searched_s,
+                "tuning/ceiling_examples_per_s": result.ceiling_examples_per_s,
+            }
+        )
+        for path in (TuningResult.path(folder), folder / TuningResult.PICTURE):
+            if path.exists():
+                parent.log_artifact(path)
+        parent.add_children(
+            {
+                f"{run_key.pipeline}/{each.name}": _describe(each, result.chosen, read_lineage())
+                for each in result.candidates
+                if each.examples_per_s is not None
+            }
+        )
+    return parent.run_id if parent.sent else None
+
+
+def _describe(each: TunedCandidate, chosen: str, lineage: dict[str, str]) -> dict[str, Any]:
+    metrics = {f"tuning/{name}": getattr(each, name) for name in MEASURED}
+    tags = {
+        "pipeline": each.name,
+        "family": each.family,
+        "dropped": each.dropped,
+        "chosen": str(each.name == chosen).lower(),
+        **lineage,
+    }
+    return {"params": each.config, "metrics": metrics, "tags": tags}
 
 
 def apply(result: TuningResult, path: Path, before: str) -> None:

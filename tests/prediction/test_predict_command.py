@@ -30,8 +30,7 @@ from throughline.models.inference import TrainedModel
 from throughline.plan.schema import Schema, TableColumns, find_encoding
 from throughline.prediction.examples import Example, Wanted
 from throughline.prediction.files import list_files
-from throughline.prediction.predictor import Prediction
-from throughline.prediction.table import make_header, make_rows
+from throughline.prediction.table import Prediction, make_header, make_rows
 from throughline.prediction.tables import read_rows
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import DataSettings

@@ -11,10 +11,11 @@ from dataclasses import replace
 import mlflow
 import pytest
 
+from tasks.tune import record
 from tests.support.made_up import made_up
 from tests.support.project import run_python
 from tests.support.rows import comparison, row
-from throughline.reporting.tuning_plots import plot_search
+from throughline.reporting.tuning_table import to_markdown
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.tracking.comparison_run import (
     CHAMPION,
@@ -24,14 +25,13 @@ from throughline.tracking.comparison_run import (
     has_comparison,
     open_comparison,
     run_urls,
+    save_view,
 )
 from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
 from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN
 from throughline.tracking.recorder import Recorder, RunKey, sync
-from throughline.tracking.saved_view import run_url, save_view, view_url
 from throughline.tracking.sending import list_models
 from throughline.tracking.store import ADDRESS, store_home
-from throughline.tracking.tuning_run import record_search
 
 pytestmark = pytest.mark.integration
 
@@ -163,28 +163,28 @@ def test_a_configuration_whose_run_is_gone_keeps_nobody_else_from_being_a_child(
 
 
 def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkeypatch):
-    server, half = "http://127.0.0.1:5000", "workflowType=machine_learning"  # not traces
-    shared = f"{server}/#/experiments/7/runs?viewStateShareKey=ab%201&{half}"
-    assert view_url(server, "7", "ab 1") == shared
-    assert run_url(server, "7", "ab1") == f"{server}/#/experiments/7/runs/ab1?{half}"
     with open_comparison(KEY, "comparison") as parent:
         assert run_urls(parent) is None, "a file has no pages"
         run = mlflow.get_run(parent)
     monkeypatch.setattr(mlflow, "get_run", lambda _: run)
     monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "http://mlflow:5000")
-    assert all(page.startswith("http://mlflow:5000/#/") for page in run_urls(parent))
+    runs = f"http://mlflow:5000/#/experiments/{run.info.experiment_id}/runs"
+    half = "workflowType=machine_learning"  # not traces
+    view = f"{runs}?viewStateShareKey={parent}&{half}"
+    assert run_urls(parent) == (f"{runs}/{parent}?{half}", view)
     monkeypatch.setenv(UI_URL, "https://runs.example/mlflow/")
     assert all(page.startswith("https://runs.example/mlflow/#/") for page in run_urls(parent))
 
 
 def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(mlflow_store):
-    experiment = mlflow.create_experiment("photos", artifact_location=str(mlflow_store))
-    save_view(experiment, "ab1", "compared", metric="accuracy")
-    view = json.loads(mlflow.get_experiment(experiment).tags["mlflow.sharedViewState.ab1"])
+    with open_comparison(KEY, "compared") as parent:
+        save_view(parent, metric="accuracy")
+        experiment = mlflow.get_experiment(mlflow.get_run(parent).info.experiment_id)
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{parent}"])
     form, packed = view["state"].split(";")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
     assert (view["name"], form) == ("compared", "deflate")
-    assert state["searchFilter"] == "tags.`mlflow.parentRunId` = 'ab1'"
+    assert state["searchFilter"] == f"tags.`mlflow.parentRunId` = '{parent}'"
     fastest_first = ("metrics.`throughput/speedup_vs_naive`", False)
     assert (state["orderByKey"], state["orderByAsc"]) == fastest_first
     assert state["selectedColumns"][-2:] == ["metrics.`test/accuracy`", "metrics.`val/accuracy`"]
@@ -252,18 +252,18 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(
     mlflow_store, absent_server, tmp_path, monkeypatch, away
 ):
     SEARCH.write(tmp_path)
-    plot_search(SEARCH, tmp_path)
     key = replace(KEY, pipeline="tuning")
     if away:
         monkeypatch.setenv(ADDRESS, absent_server)
-    run_id = record_search(key, SEARCH, tmp_path, note="a table")
+    run_id = record(key, SEARCH, tmp_path)
     if away:
         monkeypatch.delenv(ADDRESS)
         assert run_id is None and sync() == (1, 0)
         (run,) = find_runs("tags.headline LIKE 'tuned%'")
         run_id = run.info.run_id
     tags = mlflow.get_run(run_id).data.tags
-    assert (tags["headline"], tags["mlflow.note.content"]) == (SEARCH.sentence, "a table")
+    shown = (tags["headline"], tags["mlflow.note.content"])
+    assert shown == (SEARCH.sentence, to_markdown(SEARCH))
     kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
     assert kept == ["tune.json", "tune.png"]
     (child,) = find_children(run_id)

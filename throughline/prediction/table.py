@@ -1,25 +1,45 @@
-"""Writes predictions as CSV: classes with probabilities, or values by the names of the targets."""
+"""Predicts what files hold, and writes it as CSV.
+
+Its lines hold classes with probabilities, or values by the names of the targets.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import tensorflow as tf
 
 from throughline.data.found import Rejected
+from throughline.data.tables.table_start import SIGNATURES
+from throughline.data.tables.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
-from throughline.prediction.examples import Wanted, describe_inputs, read_examples
-from throughline.prediction.predictor import Prediction, predict
-from throughline.shared.errors import ImpossiblePlan
+from throughline.models.serving import make_input_signature, make_serve_fn
+from throughline.plan.schema import Schema
+from throughline.prediction import files, tables, texts
+from throughline.prediction.examples import ARRAYS, Example, Examples, Wanted, in_batches
+from throughline.shared.errors import ImpossiblePlan, UnreadableSource, UserError
 from throughline.shared.progress import progress
 
 MOST_CLASSES = 3  # likeliest classes that have columns
 REASONS_SHOWN = 10
+COLUMNS_SHOWN = 12
+# First bytes of files that are given for texts and tables by mistake.
+_MISTAKEN = {**SIGNATURES, b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
+Reader = Callable[[Path, TrainedModel, Wanted], Examples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A model's output: probabilities (classes,), or values (targets,) or (horizon, targets)."""
+
+    example: Example
+    output: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +125,171 @@ def make_rows(item: Prediction | Rejected, spec: InferenceSpec) -> Iterator[list
 
 def _shown(spec: InferenceSpec) -> int:
     return min(MOST_CLASSES, len(spec.classes))
+
+
+def predict(
+    trained: TrainedModel, items: Iterable[Example | Rejected], *, batch_size: int
+) -> Iterator[Prediction | Rejected]:
+    """Predict all examples; rejected ones pass through in their place."""
+    serve = tf.function(
+        make_serve_fn(trained),
+        input_signature=[make_input_signature(trained.spec)],
+        autograph=False,
+    )
+    for batch in in_batches(items, batch_size):
+        examples = [item for item in batch if isinstance(item, Example)]
+        outputs = iter(())
+        if examples:
+            (answer,) = serve(_stack(examples, trained.spec.schema)).values()
+            outputs = iter(answer.numpy())
+        for item in batch:
+            yield (
+                Prediction(example=item, output=next(outputs))
+                if isinstance(item, Example)
+                else item
+            )
+
+
+def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.Tensor]:
+    values = [example.value for example in examples]
+    first = tf.constant(values if isinstance(values[0], bytes) else np.stack(values))
+    if schema.table_input is None:
+        return first
+    columns = np.stack([np.asarray(example.columns) for example in examples])
+    return {schema.input.name: first, schema.table_input.name: tf.constant(columns)}
+
+
+def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
+    """Read all examples at `paths`; a file that cannot be read at all becomes a reject.
+
+    Nothing is read before it is needed. A new kind of input is a function in `readers`.
+    """
+    encoding = trained.spec.schema.input.encoding
+    readers: dict[str, Reader] = {
+        "files": files.read,
+        "rows": files.read if encoding.modality == "images" else tables.read_rows,
+        "blocks": tables.read_series,
+        "documents": texts.read,
+    }
+    read = files.read_arrays if takes_arrays(trained.spec) else readers[encoding.storage]
+    opened = [(path, _open(read, path, trained, wanted)) for path in paths]
+    return Examples(
+        items=(item for path, one in opened for item in _guarded(path, one.items)),
+        total=sum(one.total for _, one in opened),
+    )
+
+
+def takes_arrays(spec: InferenceSpec) -> bool:
+    """Return whether a model takes arrays of two axes or more per example, not rows of a table."""
+    value = spec.schema.input
+    return (
+        value.encoding.modality == "numbers"
+        and value.encoding.storage == "rows"
+        and len(value.shape) > 1
+    )
+
+
+def describe_inputs(spec: InferenceSpec) -> str:
+    data, columns = spec.data, spec.schema.columns.names
+    encoding = spec.schema.input.encoding
+    if takes_arrays(spec):
+        shape = ", ".join(map(str, ("examples", *spec.schema.input.shape)))
+        return f"This model takes .npy or .npz arrays ({shape}) of {spec.schema.input.dtype}."
+    named = ", ".join(columns[:COLUMNS_SHOWN])
+    if more := len(columns[COLUMNS_SHOWN:]):
+        named += f" and {more} more"
+    tables = f"CSV, TSV ({data.encoding}) or Parquet"
+    if spec.schema.table_input and spec.schema.is_text:
+        return (
+            f"This model takes .jsonl, .csv, .tsv ({data.encoding}) and .parquet files with the"
+            f" columns {data.text_column}, {named}."
+        )
+    if spec.schema.table_input:
+        return (
+            f"This model takes tables ({tables}) with paths of {encoding.noun} in column"
+            f" {data.path_column}, and the columns {named}."
+        )
+    if encoding.modality == "images":
+        arrays = "" if encoding.storage == "files" else ", .npy or .npz arrays of images"
+        return (
+            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, tables with"
+            f" their paths in column {data.path_column}{arrays}."
+        )
+    if encoding.storage == "files":
+        return (
+            f"This model takes {encoding.noun}: files, folders of them, and tables with their"
+            f" paths in column {data.path_column}."
+        )
+    if spec.schema.is_text:
+        return (
+            f"This model takes texts ({data.encoding}): files, folders of them, and .jsonl, .csv,"
+            f" .tsv or .parquet files whose column {data.text_column} holds the text."
+        )
+    if spec.schema.is_series:
+        time = "".join(f"{name}, " for name in data.time_columns)
+        return (
+            f"This model takes series of at least {spec.window.length} time steps: tables"
+            f" ({tables}) with the columns {time}{named}, or .npy arrays of {named}."
+        )
+    return f"This model takes tables ({tables}) with the columns {named}."
+
+
+def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
+    try:
+        problem = _find_misuse(path, trained.spec)
+        if problem is None:
+            return read(path, trained, wanted)
+    except UserError as error:
+        problem = _explain(error, path)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    return Examples(items=[Rejected(id=str(path), reason=problem)], total=1)
+
+
+def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
+    """Return why a model cannot take a path, judged by its kind and first bytes, or None."""
+    encoding = spec.schema.input.encoding
+    if not path.exists():
+        return "does not exist"
+    if path.is_dir():
+        return "is a folder, not a file" if encoding.modality == "numbers" else None
+    if not path.is_file():
+        return "is no regular file"
+    suffix = path.suffix.lower()
+    arrays = ARRAYS if takes_arrays(spec) else {".npy"} if encoding.storage == "blocks" else ()
+    as_text = suffix != ".parquet" and (
+        suffix in TABLES
+        if encoding.modality == "images" or encoding.storage == "files"
+        else suffix not in arrays
+    )
+    with path.open("rb") as file:
+        start = file.read(1 << 12)
+    if not start:
+        return "is empty"
+    # In other encodings any bytes may be characters.
+    if not as_text or "\n".encode(spec.data.encoding) != b"\n":
+        return None
+    known = [what for signature, what in _MISTAKEN.items() if start.startswith(signature)]
+    what = next(iter(known), "binary, not text" if b"\0" in start else None)
+    return what and f"is {what}"
+
+
+def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Example | Rejected]:
+    """Yield the items; an error in them, or a path without items, becomes a reject."""
+    last = ""
+    try:
+        for item in items:
+            last = f", after {item.id}"
+            yield item
+        if not last:
+            yield Rejected(id=str(path), reason="holds no example")
+    except UserError as error:
+        yield Rejected(id=str(path), reason=f"{_explain(error, path)}{last}")
+
+
+def _explain(error: UserError, path: Path) -> str:
+    """Return what is wrong with the file at `path`, in a line without its path and a remedy."""
+    unreadable = [error] if isinstance(error, UnreadableSource) else []
+    found = [one.problem for each in unreadable for one in each.several or [each]] or [str(error)]
+    whats = [" ".join(one.split()).removeprefix(str(path)).lstrip(":, ") for one in found]
+    return "; ".join(what.rstrip(".") for what in whats)

@@ -80,11 +80,9 @@ def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) 
             use_store()
             trained = find_run(find_sent(run_key, unsent) if unsent else run_id)
             if trained and trained.data.tags.get(EXPERIMENT_TAG) != name:
-                run_id, unsent = _copy_for(trained, f"{name}/{run_key.pipeline}"), None
+                tags = read_lineage() | read_parent()
+                same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}
+                copy = find_copy(trained, same)
+                run_id = copy or copy_run(trained, f"{name}/{run_key.pipeline}", tags)
+                unsent = None
     return Recorder(run_key, run_id=run_id, follows=unsent, tags={})
-
-
-def _copy_for(run: Run, name: str) -> str:
-    tags = read_lineage() | read_parent()
-    same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}
-    return find_copy(run, same) or copy_run(run, name, tags)

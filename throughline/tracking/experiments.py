@@ -10,7 +10,6 @@ other (docs/decisions, 4.4).
 from __future__ import annotations
 
 import heapq
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -140,7 +139,8 @@ def get_experiment_id(run_key: RunKey) -> str:
 
 def _named(name: str) -> str:
     """Find or make the experiment of this name; if it was deleted, use the name with a number."""
-    for candidate in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
+    candidate, number = name, 1
+    while True:
         found = mlflow.get_experiment_by_name(candidate)
         if found is None:
             local = mlflow.get_tracking_uri().startswith("sqlite:")
@@ -156,4 +156,5 @@ def _named(name: str) -> str:
                     raise
         if found.lifecycle_stage == "active":
             return found.experiment_id
-    raise AssertionError("unreachable")
+        number += 1
+        candidate = f"{name}-{number}"

@@ -118,7 +118,11 @@ class Recorder:
             else "FAILED"
         )
         self._guarded(lambda: mlflow.end_run(status))
-        self._forget(status)
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            # It could not be ended; MLflow would end it as finished at exit.
+            with contextlib.suppress(*STORE_ERRORS):
+                mlflow.end_run(status)
         if self.sent:
             return
         pending = PendingRun(
@@ -237,13 +241,6 @@ class Recorder:
             tags=tags,
             log_system_metrics=self._kept is None,
         ).info.run_id
-
-    def _forget(self, status: str) -> None:
-        """Deactivate a run that could not be ended; MLflow would end it as finished at exit."""
-        active = mlflow.active_run()
-        if active is not None and active.info.run_id == self.run_id:
-            with contextlib.suppress(*STORE_ERRORS):
-                mlflow.end_run(status)
 
     def _guarded(
         self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
