@@ -71,7 +71,8 @@ def find_identities(
     """
     document = read_yaml(root / PARAMS_FILE)
     defined = read_yaml(root / PIPELINE_FILE)["stages"]
-    values, rules = resolve_settings(document), _rules()
+    values = resolve_settings(document)
+    rules = computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
     of_ops = list(_find_libraries(values["preprocess"]))
     for stage in stages:
         libraries = stage_libraries(stage, of_ops)
@@ -118,10 +119,6 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value[part]
     return value
-
-
-def _rules() -> str:
-    return computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
 
 
 def main() -> None:

@@ -71,12 +71,8 @@ def named_modules(section: Any) -> Iterator[str]:
 
 def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
     """List the files of the user modules that params.yaml names and of their imports."""
-    modules = {
-        module
-        for section in CODE["train"]
-        for module in named_modules(_find_code(document, section, root))
-    }
-    found = project_files(*sorted(modules), roots=[root], without=PROGRAM).values()
+    modules = find_own_modules(document, "train", root)
+    found = project_files(*modules, roots=[root], without=PROGRAM).values()
     return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
 
 

@@ -37,7 +37,8 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
     total, more = counts.predicted + counts.rejected, counts.rejected - len(counts.first)
     if total == counts.rejected == 1:
         (only,) = counts.first
-        raise UnusableInputs(f"{only.id}: {_end_sentence(only.reason)} {counts.takes}")
+        end = "" if only.reason.endswith((".", "?")) else "."
+        raise UnusableInputs(f"{only.id}: {only.reason}{end} {counts.takes}")
     listed = [f"  {item.id}: {item.reason}" for item in counts.first]
     listed += [f"  and {more:,} more"] if more else []
     if counts.rejected and (strict or not counts.predicted):
@@ -47,10 +48,6 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
     if counts.rejected:
         unused = f"predict: {counts.rejected:,} of {total:,} inputs not used. {counts.takes}"
         note("\n".join([*listed, unused]))
-
-
-def _end_sentence(text: str) -> str:
-    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def check_paths(paths: Sequence[Path]) -> None:

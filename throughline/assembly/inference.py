@@ -43,8 +43,11 @@ def make_inference_spec(
     )
 
 
-def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
-    """Return which prepared data changed since the training: classes, columns, tokenizer."""
+def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
+    """Return a note about prepared data that changed since the model was trained, if any.
+
+    It names the classes, the columns, the medians of empty cells, and the tokenizer.
+    """
     changed = []
     if (layout.shards / INDEX).exists():
         index = read_shard_index(layout.shards)
@@ -58,12 +61,6 @@ def find_changed_data(trained: TrainedModel, layout: Layout) -> list[str]:
         if isinstance(op, Tokenize) and op.file and (layout.snapshot / op.file).exists():
             same = (layout.snapshot / op.file).read_bytes() == Path(op.model).read_bytes()
             changed += [] if same else ["the tokenizer"]
-    return changed
-
-
-def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
-    """Return a note about data that changed since the model was trained, if any."""
-    changed = find_changed_data(trained, layout)
     if not changed:
         return None
     return (

@@ -19,7 +19,7 @@ from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.steps import TokenWindow
 from throughline.results.base import Usage
-from throughline.results.train import HeldOut, TrainResult, TrainThroughput
+from throughline.results.train import TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
 from throughline.shared.errors import UnknownModel
 from throughline.shared.progress import echo_fact
@@ -138,15 +138,25 @@ def train(
     if averages_weights(network) or may_replace_weights(callbacks):
         # The kept weights differ from those after the last epoch.
         kept |= {f"val_{name}": value for name, value in training.validation.run().items()}
+    window = pipelines.train.plan.window
     examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
     measured = checkpoints.measured_steps * examples_per_step
     timer, rows = training.train_function.timer, checkpoints.rows
+    rates = [one * examples_per_step for one in timer.rates]
+    # If everything was trained before an interruption, only the rows have rates.
+    rates = rates or [row["examples_per_s"] for row in rows]
     result = TrainResult(
         metric=models.target.metric,
-        held_out=describe_judged(pipelines.train, targets),
+        held_out=(
+            describe_next_tokens(pipelines.train.data, window)
+            if isinstance(window, TokenWindow)
+            else describe_held_out(pipelines.train.data, targets=targets)
+        ),
         last_epoch=with_perplexity(kept, models.target),
         test=with_perplexity(test, models.target),
-        throughput=find_throughput([one * examples_per_step for one in timer.rates], rows),
+        throughput=TrainThroughput(
+            train_examples_per_s=float(np.median(rates[1:] or rates)), cold_examples_per_s=rates[0]
+        ),
         step=timer.step_times() if timer.rates else None,
         cpu_seconds_per_1k_examples=cpu_s / measured * 1000 if measured else None,
         usage=usage,
@@ -218,9 +228,10 @@ def run_epochs(
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     first = start.epoch * pipeline.steps_per_epoch + start.step
     batches = [] if checkpoints.ended else pipeline.steps(first_step=first, epochs=epochs)
+    devices = {str(variable.value.device) for variable in training.network.variables}
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
-        UsageMonitor(used_gpus(device_names(training.network)), paused=True) as monitor,
+        UsageMonitor(used_gpus(devices), paused=True) as monitor,
         explain_losses(replicas.worker),
         replicas.scope(),
     ):
@@ -235,21 +246,6 @@ def run_epochs(
         )
         check_weights(replicas, training.network)
     return monitor.measured
-
-
-def describe_judged(pipeline: InputPipeline, targets: Sequence[int] | None) -> HeldOut:
-    window = pipeline.plan.window
-    if isinstance(window, TokenWindow):
-        return describe_next_tokens(pipeline.data, window)
-    return describe_held_out(pipeline.data, targets=targets)
-
-
-def find_throughput(rates: Sequence[float], rows: Sequence[Mapping[str, float]]) -> TrainThroughput:
-    # If everything was trained before an interruption, only the rows have rates.
-    rates = rates or [row["examples_per_s"] for row in rows]
-    return TrainThroughput(
-        train_examples_per_s=float(np.median(rates[1:] or rates)), cold_examples_per_s=rates[0]
-    )
 
 
 def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, float]:
@@ -334,7 +330,3 @@ def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
                 f"train.callbacks: {type(one).__name__} sets the rate, which a schedule computes;"
                 " set train.schedule to constant and leave out train.warm_up_epochs"
             )
-
-
-def device_names(model: keras.Model) -> set[str]:
-    return {str(variable.value.device) for variable in model.variables}

@@ -29,9 +29,7 @@ from throughline.models.table_input import (
     TableInput,
     add_table_input,
     ignore_table_input,
-    needs_columns,
     prepare_table_input,
-    takes_columns,
 )
 from throughline.models.transformers import transformer_decoder, transformer_encoder
 from throughline.plan.ops import Op
@@ -108,7 +106,11 @@ def build_models(
         value = value if op.on_labels else apply_as_layer(op, value)
     outputs = math.prod(target.shape)
     inputs_shape = tuple(value.shape[1:])
-    network, is_new = _open_network(settings, inputs_shape, outputs, table)
+    if settings.from_file:
+        network, is_new = load_network(Path(settings.from_file), inputs_shape, outputs)
+    else:  # a last layer of the user's own is not the new one that is rescaled below
+        network = _build(settings, inputs_shape, outputs, table)
+        is_new = ":" not in settings.name
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
     _check_form(network, settings, expected, table)
@@ -132,15 +134,15 @@ def build_models(
     if rescales:
         network = _rescale_outputs(network, target)
     if len(target.shape) > 1:
-        inputs = keras.Input(tuple(value.shape[1:]))
-        reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(inputs))
-        network = keras.Model(inputs, reshaped, name=network.name)
-    columns = keras.Input((len(table.mean),), name=COLUMNS) if table else None
-    answer = network(value if columns is None else {name: value, COLUMNS: columns})
+        flat = keras.Input(inputs_shape)
+        reshaped = layers.Reshape(target.shape, dtype=SINGLE)(network(flat))
+        network = keras.Model(flat, reshaped, name=network.name)
+    columns = {COLUMNS: keras.Input((len(table.mean),), name=COLUMNS)} if table else {}
+    inputs: Any = {name: stored, **columns} if columns else stored
+    processed: Any = {name: value, **columns} if columns else value
+    answer = network(processed)
     if answer.dtype != SINGLE:  # a network whose last layer computes in half precision
         answer = layers.Identity(name="answer", dtype=SINGLE)(answer)
-    inputs: Any = stored if columns is None else {name: stored, COLUMNS: columns}
-    processed: Any = value if columns is None else {name: value, COLUMNS: columns}
     return Models(
         network=network,
         full_model=keras.Model(inputs, answer, name="full_model"),
@@ -148,18 +150,6 @@ def build_models(
         target=target,
         emulation=parse_emulation(settings.options) if emulated else None,
     )
-
-
-def _open_network(
-    settings: ModelSettings,
-    input_shape: Shape,
-    outputs: int,
-    table: TableInput | None,
-) -> tuple[Any, bool]:
-    """Return the network, and whether its last layer is new and not the user's own."""
-    if settings.from_file:
-        return load_network(Path(settings.from_file), input_shape, outputs)
-    return _build(settings, input_shape, outputs, table), ":" not in settings.name
 
 
 def _check_form(
@@ -293,8 +283,9 @@ def _build(
     settings: ModelSettings, input_shape: Shape, outputs: int, table: TableInput | None
 ) -> Any:
     builder = _builder(settings.name)
-    columns = {COLUMNS: table.width} if table and takes_columns(builder) else {}
-    if table is None and needs_columns(builder):
+    argument = inspect.signature(builder).parameters.get(COLUMNS)
+    columns = {COLUMNS: table.width} if table and argument else {}
+    if table is None and argument and argument.default is inspect.Parameter.empty:
         raise UnknownModel(
             f"model.name: {settings.name} needs columns next to its input, and there are none: name"
             " some by data.numeric and data.categorical, or give `columns` a default"

@@ -45,7 +45,8 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     name, several = spec.schema.input.name, spec.schema.table_input is not None
-    probabilities, context = gives_probabilities(model), _context(spec)
+    probabilities = gives_probabilities(model)
+    context = spec.window.tokens if spec.task == "next_token" else None
 
     def serve(stored: Any) -> Outputs:
         value = stored[name] if several else stored
@@ -55,7 +56,10 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
             value = _preprocess(ops, spec.schema, value, kernels)
             value = _pad(value) if spec.schema.is_text else value
             outputs = model({**stored, name: value} if several else value, training=False)
-        return _name_outputs(outputs, spec, probabilities=probabilities)
+        outputs = tf.cast(outputs, tf.float32)
+        if spec.task == "regression":
+            return {"values": outputs}
+        return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
 
     return serve
 
@@ -125,8 +129,9 @@ def _check_without_python(folder: Path) -> None:
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
     spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
-    columns, modules = spec.schema.columns, _list_tokenizers(trained.ops)
-    tables = _make_lookup_tables(columns)
+    columns, tables = spec.schema.columns, _make_lookup_tables(spec.schema.columns)
+    opened = [open_tokenizer(op).module for op in trained.ops if isinstance(op, Tokenize)]
+    modules = [module for module in opened if module is not None]
     if isinstance(signature, dict):  # the first input, and columns one by one
         signature = {
             value.name: signature[value.name],
@@ -154,11 +159,6 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
         _column_signature(columns),
         tables,
     )
-
-
-def _list_tokenizers(ops: Sequence[Op]) -> list[Any]:
-    opened = [open_tokenizer(op).module for op in ops if isinstance(op, Tokenize)]
-    return [module for module in opened if module is not None]
 
 
 def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
@@ -208,13 +208,6 @@ def _apply(
     return apply_ops(ops, element, seed=0, epoch=epoch, kernels=kernels)[feature.name]
 
 
-def _name_outputs(outputs: tf.Tensor, spec: InferenceSpec, *, probabilities: bool) -> Outputs:
-    outputs = tf.cast(outputs, tf.float32)
-    if spec.task == "regression":
-        return {"values": outputs}
-    return {"probabilities": outputs if probabilities else tf.nn.softmax(outputs)}
-
-
 def _continue_texts(
     trained: TrainedModel, texts: tf.Tensor, kernels: Any, context: int
 ) -> tf.Tensor:
@@ -225,10 +218,6 @@ def _continue_texts(
     tokens = tokens[:, -context:]
     outputs = trained.model(_pad(tokens), training=False)
     return tf.gather(outputs, tf.maximum(tokens.row_lengths() - 1, 0), batch_dims=1)
-
-
-def _context(spec: InferenceSpec) -> int | None:
-    return spec.window.tokens if spec.task == "next_token" else None
 
 
 def _pad(tokens: tf.RaggedTensor) -> tf.Tensor:

@@ -7,8 +7,7 @@ network's, as in the wide and deep models of Cheng et al. (2016). A builder with
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +40,6 @@ class TableInput:
     def width(self) -> int:
         """How many inputs a network gets: one for each number, and one for each category."""
         return len(self.mean) - len(self.categories) + sum(self.categories)
-
-
-def takes_columns(builder: Callable[..., Any]) -> bool:
-    """Return whether a builder can make networks with both inputs."""
-    return COLUMNS in inspect.signature(builder).parameters
-
-
-def needs_columns(builder: Callable[..., Any]) -> bool:
-    """Return whether a builder makes only networks with both inputs."""
-    argument = inspect.signature(builder).parameters.get(COLUMNS)
-    return argument is not None and argument.default is inspect.Parameter.empty
 
 
 def add_table_input(

@@ -110,7 +110,10 @@ def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
     except Exception as error:  # whatever objects raise that are asked for their state
         for callback, state in zip(callbacks, states, strict=True):
             for name, value in state.items():
-                _check_storable(value, parts, f"{type(callback).__name__}.{name}")
+                try:
+                    _dump(value, parts)
+                except Exception as reason:
+                    raise TypeError(f"{type(callback).__name__}.{name}: {reason}") from reason
         raise TypeError(str(error)) from error
 
 
@@ -129,13 +132,6 @@ def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
         return _Unpickler(stored, parts).load()
     except Exception as error:
         raise ValueError(f"what callbacks remember cannot be read: {error}") from error
-
-
-def _check_storable(value: Any, parts: Sequence[Any], whose: str) -> None:
-    try:
-        _dump(value, parts)
-    except Exception as error:
-        raise TypeError(f"{whose}: {error}") from error
 
 
 def _dump(value: Any, parts: Sequence[Any]) -> bytes:

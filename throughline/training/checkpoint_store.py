@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ UNFITTING = (
 )
 STATE = "state.json"
 VARIABLES = "variables"
-_NAME = re.compile(r"at-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +174,7 @@ class CheckpointStore:
         )
         for folder in others[MAX_OTHERS:]:
             shutil.rmtree(folder, ignore_errors=True)
-        newest = [position for folder in others[:1] for position in _positions(folder)[:1]]
-        for folder in newest:
+        for folder in [one for other in others[:1] for one in _positions(other)[:1]]:
             with contextlib.suppress(*DAMAGED):
                 work = _read_verified(folder)["work"]
                 differing = sorted(
@@ -193,12 +190,8 @@ class CheckpointStore:
 
 
 def _positions(folder: Path) -> list[Path]:
-    found = [
-        (tuple(map(int, match.groups())), path)
-        for path in folder.glob("at-*")
-        if (match := _NAME.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+    """List a training's checkpoints, newest first: the numbers in their names have equal length."""
+    return sorted(folder.glob("at-*-*"), reverse=True)
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:

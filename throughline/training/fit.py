@@ -132,7 +132,12 @@ def fit(
             else:
                 every.on_train_batch_end(done - 1, logs)
         train_function.end()
-        logs = as_numbers(whole_logs(network, logs))
+        if not alone:
+            # Metrics of all that the processes have seen: for some metrics, that is not the mean
+            # of the processes' values.
+            metrics = network.get_metrics_result()
+            logs = metrics if metrics.keys() == logs.keys() else logs
+        logs = as_numbers(logs)
         losses.check(epoch, logs)
         logs |= {f"val_{name}": value for name, value in evaluation.run(every).items()}
         every.on_epoch_end(epoch, logs)
@@ -170,18 +175,6 @@ class LossWatch:
             " Lower train.learning_rate, clip gradients (train.optimizer: {adam: {clipnorm: 1.0}}),"
             " or look for values and labels in the data that are no finite numbers"
         )
-
-
-def whole_logs(network: keras.Model, logs: dict) -> dict:
-    """Return the logs of an epoch, given those of its last step.
-
-    With several processes, metrics are computed from all that they have seen, because the mean of
-    the processes' values is not the whole's value for every metric.
-    """
-    if network.distribute_strategy.num_replicas_in_sync == 1:
-        return logs
-    metrics = network.get_metrics_result()
-    return metrics if metrics.keys() == logs.keys() else logs
 
 
 def as_numbers(logs: dict) -> dict[str, float]:

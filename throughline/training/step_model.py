@@ -123,11 +123,20 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
         )
     postprocess, gather = (models.postprocess if feed.stored else None), feed.gather
     if models.emulation:
-        _refuse_emulated(feed)
+        if feed.segments:
+            raise ImpossiblePlan(
+                "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
+                " `batch: {pad_to: auto}`"
+            )
+        if gather:
+            raise ImpossiblePlan(
+                "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
+                " has none; use snapshot_on: host"
+            )
         network: keras.Model = emulation.EmulatedTraining(
             models.emulation, emulation.find_output(models.network), models.target.shape
         )
-        postprocess = gather = None
+        postprocess = None
     elif feed.segments:
         if models.network.compiled:
             raise UnknownModel(
@@ -191,19 +200,6 @@ def compute_class_weights(
     if not weights.any():
         raise UnknownModel("train.class_weights: all are 0, so nothing would be learned")
     return weights
-
-
-def _refuse_emulated(feed: Feed) -> None:
-    if feed.segments:
-        raise ImpossiblePlan(
-            "batch.pack needs a model that keeps segments apart; with model.name: emulated use"
-            " `batch: {pad_to: auto}`"
-        )
-    if feed.gather:
-        raise ImpossiblePlan(
-            "snapshot_on: device needs the memory of an accelerator, and model.name: emulated"
-            " has none; use snapshot_on: host"
-        )
 
 
 def _make_weigh(class_weights: np.ndarray) -> Prepare:
