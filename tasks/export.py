@@ -10,27 +10,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from throughline.config.cli import trained_model_cli
-from throughline.shared.errors import UnexpectedFiles
 from throughline.shared.progress import echo
-
-if TYPE_CHECKING:
-    from throughline.models.inference import TrainedModel
-
-
-def export(trained: TrainedModel, out: Path) -> str:
-    """Write a trained model into the new folder `out`, and return what its `serve` takes.
-
-    Raises:
-      UnexpectedFiles: `out` exists.
-    """
-    from throughline.models.serving import export_model  # TensorFlow
-
-    if out.exists():
-        raise UnexpectedFiles(f"{out} exists; name another folder with --out, or remove it")
-    return export_model(trained, out)
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +26,7 @@ def main() -> None:
     with trained_model_cli(main, declare_options) as context:
         from throughline.assembly.inference import describe_changed_data  # TensorFlow
         from throughline.models.inference import open_trained_model
+        from throughline.models.serving import export_model
 
         options = context.options
         with open_trained_model(context.model, trusted=context.trusted) as trained:
@@ -51,7 +34,7 @@ def main() -> None:
                 changed := describe_changed_data(trained, options.pipeline, context.layout)
             ):
                 echo(f"export: {changed}")
-            takes = export(trained, options.out)
+            takes = export_model(trained, options.out)
             echo(f"export {context.model}: {options.out}, serve({takes})")
 
 

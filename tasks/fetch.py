@@ -22,6 +22,7 @@ from throughline.shared.files import (
 from throughline.shared.layout import ORIGIN, Layout
 from throughline.shared.program import digest_program
 from throughline.shared.progress import echo_result
+from throughline.shared.wording import name_some
 
 FETCHERS = {"fashion_mnist": fetch_fashion_mnist, "photos": make_photos, "mails": fetch_mails}
 FILES_SHOWN = 3
@@ -60,13 +61,10 @@ def _check_replaceable(target: Path, new: Path) -> None:
         name for name, digest in _digests(target).items() if (name, digest) not in known
     )
     if foreign:
-        shown = ", ".join(foreign[:FILES_SHOWN]) + (
-            f" and {len(foreign) - FILES_SHOWN} more" if len(foreign) > FILES_SHOWN else ""
-        )
         raise UnexpectedFiles(
-            f"{target} holds files that fetch did not write, and would remove: {shown}. Move them"
-            " out of data/raw, which belongs to fetch; to use them, set `data.fetch: none` and"
-            " data.path to where they are then"
+            f"{target} holds files that fetch did not write, and would remove:"
+            f" {name_some(foreign, most=FILES_SHOWN)}. Move them out of data/raw, which belongs to"
+            " fetch; to use them, set `data.fetch: none` and data.path to where they are then"
         )
 
 

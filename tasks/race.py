@@ -46,13 +46,6 @@ from throughline.shared.termination import exit_on_sigterm
 from whowaits.timing.verdict import UNDECIDED
 
 LOGS = Path(".throughline") / "race"
-FAIL_IF = (
-    "exit with an error if a figure of this configuration meets a condition, e.g. 'stall_pct > 10'"
-)
-ACCELERATOR = (
-    "plan for an accelerator that is not there: emulate its train step, print how many of them this"
-    " host feeds"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +254,17 @@ def race_one(
 def declare_options(parser: argparse.ArgumentParser) -> None:
     add_run_option(parser)
     parser.add_argument("--pipeline", metavar="NAME", help="race this configuration by itself")
-    parser.add_argument("--fail-if", metavar="CONDITION", help=f"with --pipeline: {FAIL_IF}")
+    parser.add_argument(
+        "--fail-if",
+        metavar="CONDITION",
+        help="with --pipeline: exit with an error if a figure of this configuration meets a"
+        " condition, e.g. 'stall_pct > 10'",
+    )
     parser.add_argument(
         "--accelerator",
         metavar="NAME",
-        help=f"with --pipeline: {ACCELERATOR}: {', '.join(ACCELERATORS)}",
+        help="with --pipeline: plan for an accelerator that is not there: emulate its train step,"
+        f" print how many of them this host feeds: {', '.join(ACCELERATORS)}",
     )
 
 

@@ -35,6 +35,7 @@ from throughline.shared.layout import WORKSPACES, Layout
 from throughline.shared.object_store import ObjectStore, StoredObject, open_store
 from throughline.shared.progress import echo, echo_result, in_threads, progress
 from throughline.shared.scratch import Scratch
+from throughline.shared.wording import name_some
 
 LEFT_ALONE = timedelta(days=1)  # after a snapshot's last write
 SHOWN = 3
@@ -143,9 +144,8 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError):
             unreadable.append(where if where.endswith("dvc.lock") else where[:10])
     if unreadable:
-        more = f" and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
         raise WorkspaceProblem(
-            f"what {', '.join(unreadable[:SHOWN])}{more} need cannot be read, so nothing"
+            f"what {name_some(unreadable, most=SHOWN)} need cannot be read, so nothing"
             " is removed; get the history (`git fetch --unshallow`, `dvc exp pull`) and what it"
             " needs of DVC's cache (`dvc fetch --all-commits shard snapshot`) first"
         )

@@ -53,7 +53,7 @@ from throughline.shared.termination import exit_on_sigterm
 from throughline.tracking.experiments import make_run_key
 from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
-from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback, NoLog
+from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
 from throughline.training.compiling import describe_own_compile
 from throughline.training.processes import run_one_of_several
 from throughline.training.replicas import Replicas, count_training_gpus
@@ -252,7 +252,7 @@ def main() -> None:
             models = build_models_for(params, data)
         store = open_checkpoints(params, name, data, replicas)
         if not replicas.is_chief:
-            checkpoints = CheckpointCallback(pipelines.train, store, params.train, NoLog())
+            checkpoints = CheckpointCallback(pipelines.train, store, params.train, None)
             train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
             service.close()
             replicas.wait_for_chief()

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.export import export
 from tests.support.saved_models import save_as_train_does
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.config.params import Params, check
 from throughline.models.inference import TrainedModel, open_trained_model
+from throughline.models.serving import export_model
 from throughline.prediction.examples import Wanted
 from throughline.prediction.table import Counts, write_predictions
 from throughline.results.evaluation import Evaluation
@@ -70,7 +70,7 @@ def evaluate(params: Params, layout: Layout, model: Path) -> np.ndarray:
 def export_file(model: Path, out: Path) -> str:
     """Export the model of a file."""
     with open_trained_model(model) as trained:
-        return export(trained, out)
+        return export_model(trained, out)
 
 
 def photo_params(folder: Path, **sections) -> Params:

@@ -16,9 +16,9 @@ from tasks.sync import main
 from tests.support.mlflow_servers import points
 from throughline.shared.errors import DamagedFile
 from throughline.shared.file_lock import hold_outputs
+from throughline.tracking.calls import PendingRun, enqueue, list_pending, remove
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.lineage import PARENT_RUN
-from throughline.tracking.outbox import PendingRun, enqueue, list_pending, remove
 from throughline.tracking.recorder import UNSENT, Recorder, find_sent, is_gone, sync
 from throughline.tracking.store import ADDRESS, store_home
 

@@ -17,6 +17,7 @@ from tests.support.project import run_python
 from tests.support.rows import comparison, row
 from throughline.reporting.tuning_table import to_markdown
 from throughline.results.tuning import TunedCandidate, TuningResult
+from throughline.tracking.calls import list_models
 from throughline.tracking.comparison_run import (
     CHAMPION,
     OPEN,
@@ -30,7 +31,6 @@ from throughline.tracking.comparison_run import (
 from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
 from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN
 from throughline.tracking.recorder import Recorder, RunKey, sync
-from throughline.tracking.sending import list_models
 from throughline.tracking.store import ADDRESS, store_home
 
 pytestmark = pytest.mark.integration

@@ -7,12 +7,14 @@ from pathlib import Path
 from throughline.assembly.inputs import make_input_spec, make_token_window, name_targets
 from throughline.config.params import Params
 from throughline.data.shards.index import INDEX, read_shard_index
-from throughline.models.inference import InferenceSpec, TrainedModel, store_ops
+from throughline.models.inference import InferenceSpec, StoredOp, TrainedModel
 from throughline.models.model_files import LoadRequirements
 from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.plan.op_parsing import describe_op
 from throughline.plan.ops import Op
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.text_ops import Tokenize
+from throughline.shared.files import digest_json
 from throughline.shared.layout import Layout
 
 
@@ -34,7 +36,10 @@ def make_inference_spec(
         schema=data.shards.schema,
         data=params.data,
         window=params.window,
-        ops=store_ops(inference_ops(params, name, data)),
+        ops=tuple(
+            StoredOp(op=describe_op(op), identity=digest_json(op.identity))
+            for op in inference_ops(params, name, data)
+        ),
         classes=() if next_token or targets else tuple(data.shards.classes),
         targets=targets,
         objects=dict(needs.objects) if needs else {},

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
 from throughline.models.model_files import explain, load_model, save_model
-from throughline.plan.op_parsing import describe_op, restore_op
+from throughline.plan.op_parsing import restore_op
 from throughline.plan.ops import Op
 from throughline.plan.schema import Schema
 from throughline.plan.text_ops import Tokenize
@@ -75,10 +75,6 @@ class TrainedModel:
     model: keras.Model
     spec: InferenceSpec
     ops: tuple[Op, ...]
-
-
-def store_ops(ops: Sequence[Op]) -> tuple[StoredOp, ...]:
-    return tuple(StoredOp(op=describe_op(op), identity=digest_json(op.identity)) for op in ops)
 
 
 def save_trained_model(

@@ -26,7 +26,7 @@ from throughline.plan.ops import DecodeRaw, Op
 from throughline.plan.schema import COLUMNS, Feature, Schema, TableColumns
 from throughline.plan.shapes import ops_until_uniform, output_shape, widen_schema
 from throughline.plan.text_ops import EndDocument, Tokenize, Truncate
-from throughline.shared.errors import UnsavableModel
+from throughline.shared.errors import UnexpectedFiles, UnsavableModel
 from throughline.shared.files import atomic_folder
 
 CLASSES, TARGETS = Path("assets.extra", "classes.txt"), Path("assets.extra", "targets.txt")
@@ -77,7 +77,7 @@ def make_input_signature(spec: InferenceSpec) -> tf.TensorSpec | dict[str, tf.Te
 
 
 def export_model(trained: TrainedModel, folder: Path) -> str:
-    """Write a SavedModel with the signature `serve` to `folder`, and describe its inputs.
+    """Write a SavedModel with the signature `serve` to a new folder, and describe its inputs.
 
     The signature depends on the input:
 
@@ -92,8 +92,11 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     names of classes or targets are written next to the SavedModel, in the order of the outputs.
 
     Raises:
+      UnexpectedFiles: If `folder` exists.
       UnsavableModel: If an op or a layer calls Python, which a SavedModel cannot contain.
     """
+    if folder.exists():
+        raise UnexpectedFiles(f"{folder} exists; name another folder with --out, or remove it")
     spec = trained.spec
     archive: Any = keras.export.ExportArchive()  # with the backend TensorFlow
     archive.track(trained.model)

@@ -25,6 +25,7 @@ from throughline.prediction import files, tables, texts
 from throughline.prediction.examples import ARRAYS, Example, Examples, Wanted, in_batches
 from throughline.shared.errors import ImpossiblePlan, UnreadableSource, UserError
 from throughline.shared.progress import progress
+from throughline.shared.wording import name_some
 
 MOST_CLASSES = 3  # likeliest classes that have columns
 REASONS_SHOWN = 10
@@ -195,9 +196,7 @@ def describe_inputs(spec: InferenceSpec) -> str:
     if takes_arrays(spec):
         shape = ", ".join(map(str, ("examples", *spec.schema.input.shape)))
         return f"This model takes .npy or .npz arrays ({shape}) of {spec.schema.input.dtype}."
-    named = ", ".join(columns[:COLUMNS_SHOWN])
-    if more := len(columns[COLUMNS_SHOWN:]):
-        named += f" and {more} more"
+    named = name_some(columns, most=COLUMNS_SHOWN)
     tables = f"CSV, TSV ({data.encoding}) or Parquet"
     if spec.schema.table_input and spec.schema.is_text:
         return (

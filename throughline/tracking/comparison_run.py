@@ -29,6 +29,7 @@ from throughline.shared.errors import UserError
 from throughline.shared.file_lock import hold_if_free
 from throughline.shared.files import digest_json
 from throughline.shared.progress import echo, echo_problem
+from throughline.tracking.calls import list_models
 from throughline.tracking.champion import (
     find_rejection_reason,
     make_tags,
@@ -39,7 +40,6 @@ from throughline.tracking.copied_runs import copy_run, find_copy
 from throughline.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id
 from throughline.tracking.lineage import PARENT_TAG, read_lineage
 from throughline.tracking.recorder import Recorder, find_run, find_sent
-from throughline.tracking.sending import list_models
 from throughline.tracking.store import (
     STORE_ERRORS,
     reason,
@@ -160,8 +160,15 @@ def close_comparison(
     the run's first page. If the store is away, children, view and champion are not kept for later.
     """
     rows = list(comparison.configurations)
+
+    def find_sent_runs() -> None:
+        rows[:] = [
+            replace(row, mlflow_run_id=find_sent(run_key, row.unsent)) if row.unsent else row
+            for row in rows
+        ]
+
     with Recorder(run_key, run_id=run_id) as parent:
-        parent.call(lambda: _find_sent_runs(rows, run_key))
+        parent.call(find_sent_runs)
         parent.log_metrics(
             {f"speedup_vs_naive/{row.pipeline}": row.speedup_vs_naive for row in rows}
         )
@@ -297,13 +304,6 @@ def save_view(parent: str, *, metric: str) -> None:
     mlflow.MlflowClient().set_experiment_tag(
         info.experiment_id, f"{VIEW_TAG}{parent}", json.dumps(view)
     )
-
-
-def _find_sent_runs(rows: list[Row], run_key: RunKey) -> None:
-    rows[:] = [
-        replace(row, mlflow_run_id=find_sent(run_key, row.unsent)) if row.unsent else row
-        for row in rows
-    ]
 
 
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:

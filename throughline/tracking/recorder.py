@@ -27,10 +27,18 @@ from throughline.shared.errors import DamagedFile, MissingInput, UserError
 from throughline.shared.failures import disk_reason
 from throughline.shared.layout import from_here
 from throughline.shared.progress import echo, echo_problem
+from throughline.tracking.calls import (
+    LONGEST_PARAM,
+    SENDERS,
+    PendingRun,
+    attachments_dir,
+    enqueue,
+    list_models,
+    list_pending,
+    remove,
+)
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineage, read_parent
-from throughline.tracking.outbox import PendingRun, attachments_dir, enqueue, list_pending, remove
-from throughline.tracking.sending import LONGEST_PARAM, SENDERS, list_models
 from throughline.tracking.store import (
     ADDRESS,
     STORE_ERRORS,
@@ -101,11 +109,11 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         try:
-            self._guarded(self._start, starts=True)
+            self.call(self._start, starts=True)
         except BaseException as error:  # a signal while MLflow starts the run
             self.__exit__(type(error), error, None)
             if run_id := self.run_id:
-                self._guarded(lambda: mlflow.MlflowClient().set_terminated(run_id, "KILLED"))
+                self.call(lambda: mlflow.MlflowClient().set_terminated(run_id, "KILLED"))
             raise
         return self
 
@@ -117,7 +125,7 @@ class Recorder:
             if kind in (KeyboardInterrupt, SystemExit)
             else "FAILED"
         )
-        self._guarded(lambda: mlflow.end_run(status))
+        self.call(lambda: mlflow.end_run(status))
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
             # It could not be ended; MLflow would end it as finished at exit.
@@ -180,14 +188,10 @@ class Recorder:
         source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
         self.call(lambda: mlflow.log_input(source, context="training"))
 
-    def call(self, function: Callable[[], Any]) -> None:
-        """Call a function on the active run with the same error handling; not kept for later."""
-        self._guarded(function)
-
     def _send(self, kind: str, *values: Any) -> None:
         first = values[0]
         named = Path(first).name if isinstance(first, str) else ", ".join(list(first)[:MOST_NAMED])
-        self._guarded(lambda: self._deliver(kind, *values), what=f"{kind} {named}")
+        self.call(lambda: self._deliver(kind, *values), what=f"{kind} {named}")
         if not self.sent:
             self._unsent.append([kind, *values])
 
@@ -242,13 +246,13 @@ class Recorder:
             log_system_metrics=self._kept is None,
         ).info.run_id
 
-    def _guarded(
+    def call(
         self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
     ) -> None:
-        """Call the store, and report failures once.
+        """Call a function on the active run, and report failures once; it is not kept for later.
 
-        If it is away, everything from now on is kept for later. If it refuses only `what` this call
-        sends, recording continues.
+        If the store is away, everything that is sent from now on is kept for later. If it refuses
+        only `what` this call sends, recording continues.
         """
         if not self.sent:
             return

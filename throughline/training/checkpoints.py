@@ -56,16 +56,6 @@ class MetricsLog(Protocol):
     ) -> None: ...
 
 
-class NoLog:
-    """The log of a process that leaves logging to the chief."""
-
-    run_id: str | None = None
-    unsent: str | None = None
-
-    def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
-        """Log nothing."""
-
-
 class Pausable(Protocol):
     """A measurement of this process that can be paused."""
 
@@ -80,6 +70,8 @@ class Pausable(Protocol):
 class CheckpointCallback(StepFollower):
     """Records epoch rows and writes checkpoints; the last callback of a training.
 
+    A process that leaves logging to the chief has no `recorder`.
+
     Attributes:
       measured_steps: How many steps the monitor has measured. Excludes executions that first build
           a graph, and validation.
@@ -91,7 +83,7 @@ class CheckpointCallback(StepFollower):
         pipeline: InputPipeline,
         store: CheckpointStore,
         settings: TrainSettings,
-        recorder: MetricsLog,
+        recorder: MetricsLog | None,
     ) -> None:
         super().__init__()
         self.rows: list[dict[str, float]] = []
@@ -170,7 +162,7 @@ class CheckpointCallback(StepFollower):
         self.rows, self._metrics = [read_row(row) for row in state["rows"]], state["metrics"]
         self.ended, self._steps_of_last = state["ended"], state["steps_of_last"]
         for epoch, row in enumerate(self.rows):
-            self._recorder.log_metrics(name_metrics(row), step=epoch)
+            self._log(row, epoch)
         self._start = Position(epoch=len(self.rows), step=state["step"])
         return self._start
 
@@ -266,12 +258,16 @@ class CheckpointCallback(StepFollower):
             f"  epoch {epoch + 1} of {self._settings.epochs}: {describe_row(row)},"
             f" {row['examples_per_s']:,.0f} examples/s"
         )
-        self._recorder.log_metrics(name_metrics(row), step=epoch)
+        self._log(row, epoch)
         self._agree_to_end()
         ended = self._network.stop_training or epoch + 1 == self._settings.epochs
         count, unit = self._settings.checkpoint_period
         if ended or unit == "steps" or (epoch + 1) % count == 0:
             self._save(0, ended=ended)
+
+    def _log(self, row: Mapping[str, float], epoch: int) -> None:
+        if self._recorder:
+            self._recorder.log_metrics(name_metrics(row), step=epoch)
 
     def _agree_to_end(self) -> None:
         self._network.stop_training = self._agree(self._network.stop_training)
@@ -314,8 +310,8 @@ class CheckpointCallback(StepFollower):
             "batch_multiple": self._pipeline.worker.multiple,
             "rows": self.rows,
             "metrics": metrics,
-            "run_id": self._recorder.run_id,
-            "unsent": self._recorder.unsent,
+            "run_id": self._recorder.run_id if self._recorder else None,
+            "unsent": self._recorder.unsent if self._recorder else None,
             "ended": ended,
             "steps_of_last": self._steps_of_last,
         }
