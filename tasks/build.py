@@ -24,6 +24,7 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.processes import check_processes
 from throughline.config.cli import pipeline_stage_cli
+from throughline.config.params import Params
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.measurement.padding import measure_sequences
@@ -42,17 +43,14 @@ def build(
     in_order: Mapping[str, InputPipeline],
     exact: Mapping[str, InputPipeline],
     out: Path,
-    *,
-    about: Mapping[str, Any],
 ) -> BuildResult:
-    """Check and digest a configuration's input pipelines, and write the results into `out`.
+    """Check and digest a configuration's input pipelines, and write the result into `out`.
 
     Args:
       training: The pipeline with whole batches. The draws of one of its epochs are checked.
       in_order: Per split, the pipeline without shuffle, augmentation and postprocessing; digested.
       exact: Per split, the snapshot's examples; `in_order` is compared if decoding is approximate.
       out: The configuration's results folder.
-      about: The PlanSummary's `pipeline`, `config` and `data_digest`.
 
     Raises:
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or a
@@ -81,7 +79,6 @@ def build(
             else None
         ),
     )
-    summarize_plan(training, about).write(out)
     result.write(out)
     return result
 
@@ -108,10 +105,13 @@ def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, fl
     )
 
 
-def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSummary:
+def summarize_plan(params: Params, name: str, pipeline: InputPipeline) -> PlanSummary:
     spec = pipeline.element_spec
     inputs, label = spec[:2]
     return PlanSummary(
+        pipeline=name,
+        config=params.pipelines[name].model_dump(),
+        data_digest=pipeline.data.shards.data_digest,
         plan=str(pipeline.plan),
         steps=[{"step": str(step), "params_key": step.params_key} for step in pipeline.plan.steps],
         autotunes=pipeline.plan.autotunes,
@@ -128,7 +128,6 @@ def summarize_plan(pipeline: InputPipeline, about: Mapping[str, Any]) -> PlanSum
         steps_per_epoch=pipeline.steps_per_epoch,
         batch_size=pipeline.batch_size,
         batch_mib=pipeline.batch_bytes / 2**20,
-        **about,
     )
 
 
@@ -148,28 +147,20 @@ def main() -> None:
         if worker.index:  # the first host does it for all
             return
         data = open_inputs(params, Layout())
-        training = open_input_pipeline(
-            params, name, data, split="train", purpose="train", address=address
-        )
+        training = open_input_pipeline(params, name, data, address=address)
         in_order = {
             split: open_input_pipeline(
                 params, name, data, split=split, purpose="compare", address=address
             )
             for split in data.shards.splits
         }
-        about = {
-            "pipeline": name,
-            "config": params.pipelines[name].model_dump(),
-            "data_digest": data.shards.data_digest,
-        }
+        exact = {split: open_exact_pipeline(params, data, split=split) for split in in_order}
+        out = Layout().results(name)
+        whole = TrainingWorker(batch_multiple=training.worker.multiple)
+        alone = replace(training, worker=whole)
         with explain_read_errors(data, shards=not training.plan.reads_whole_snapshot):
-            result = build(
-                replace(training, worker=TrainingWorker(batch_multiple=training.worker.multiple)),
-                in_order,
-                {split: open_exact_pipeline(params, data, split=split) for split in in_order},
-                Layout().results(name),
-                about=about,
-            )
+            result = build(alone, in_order, exact, out)
+            summarize_plan(params, name, alone).write(out)
         digests = result.examples_digests
         examples = sum(digest.examples for digest in digests.values())
         echo(f"build {name}: {result.plan}")

@@ -16,6 +16,7 @@ from throughline.shared.code_identity import PROGRAM, imported_packages, project
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
 from throughline.shared.files import atomic_file, digest_file
 from throughline.shared.libraries import find_distributions, installed_versions
+from throughline.tracking.lineage import LISTED
 
 PIPELINE_FILE = Path("dvc.yaml")
 # The sections of params.yaml that may name user code, by the stages that run it.
@@ -27,7 +28,7 @@ CODE: Mapping[str, tuple[str, ...]] = {
     "race": (*OP_SECTIONS, "model", "train"),
 }
 TRAINED_WITH = ("schedule", "optimizer", "loss", "metrics", "callbacks")  # keys of `train`
-_MARK, _ITEM = "      # Own ops and models", "      - "
+_ITEM = "      - "
 
 
 def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
@@ -144,18 +145,14 @@ def _quote(name: str) -> str:
 
 def _split(text: str) -> tuple[str, list[str], str]:
     """Split dvc.yaml into the text before the list of own code, the list, and the text after it."""
-    lines = text.splitlines(keepends=True)
-    start = next((number for number, line in enumerate(lines, 1) if line.startswith(_MARK)), None)
-    if start is None:
+    found = LISTED.search(text)
+    if found is None:
         raise InvalidParams(
             [
                 f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line"
-                f" `{_MARK.strip()} …`, below which own code is listed"
+                " `# Own ops and models …`, below which own code is listed"
             ]
         )
-    stop = next(
-        (number for number, line in enumerate(lines[start:], start) if not line.startswith(_ITEM)),
-        len(lines),
-    )
-    listed = parse_yaml(f"it:\n{''.join(lines[start:stop])}", str(PIPELINE_FILE))["it"] or []
-    return "".join(lines[:start]), [str(name) for name in listed], "".join(lines[stop:])
+    start, stop = found.end(1), found.end()
+    listed = parse_yaml(f"it:\n{text[start:stop]}", str(PIPELINE_FILE))["it"] or []
+    return text[:start], [str(name) for name in listed], text[stop:]

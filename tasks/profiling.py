@@ -116,9 +116,7 @@ def main() -> None:
         configure_process(params.train)
         out, data = Layout().results(name), open_inputs(params, Layout())
         built, trained = BuildResult.read(out), TrainResult.read(out)
-        pipeline = open_input_pipeline(
-            params, name, data, split="train", purpose="train", address=address
-        )
+        pipeline = open_input_pipeline(params, name, data, address=address)
         with atomic_folder(out / Findings.FOLDER) as folder:
             step = open_steps(params, pipeline)
             events = trace(step, folder / "trace", steps=params.measure.trace_steps)

@@ -169,8 +169,8 @@ def open_input_pipeline(
     name: str,
     data: PreparedData,
     *,
-    split: str,
-    purpose: Purpose,
+    split: str = "train",
+    purpose: Purpose = "train",
     address: str = "",
 ) -> InputPipeline:
     """Open the input pipeline of configuration `name`; `address` is that of its tf.data service.

@@ -92,9 +92,7 @@ def open_split_pipelines(
         return open_input_pipeline(params, name, data, split=split, purpose="evaluate")
 
     pipelines = SplitPipelines(
-        train=open_input_pipeline(
-            params, name, data, split="train", purpose="train", address=address
-        ),
+        train=open_input_pipeline(params, name, data, address=address),
         validation=evaluated("validation"),
         test=evaluated("test") if "test" in data.shards.splits else None,
     )

@@ -14,7 +14,10 @@ EXPERIMENT = "DVC_EXP_NAME"  # DVC's variable; set for a run with changes
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
 # What a run changes by itself. Its parameters are in MLflow; in dvc.yaml it changes a list.
 OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
-LISTED = re.compile(r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*\n)*", re.MULTILINE)
+# The list of own code in dvc.yaml, below the line that is its first group.
+LISTED = re.compile(
+    r"^(      # Own ops and models[^\n]*\n)(?:      - [^\n]*(?:\n|\Z))*", re.MULTILINE
+)
 
 
 def read_lineage() -> dict[str, str]:

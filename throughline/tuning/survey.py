@@ -44,7 +44,7 @@ from throughline.shared.scratch import Scratch
 from throughline.tracking.recorder import import_client
 from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
-from throughline.training.checkpoints import CheckpointCallback, NoLog
+from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Schedule, SplitEvaluation, fit
 from throughline.training.replicas import count_training_gpus
 from throughline.training.model_state import build_optimizer
@@ -118,7 +118,7 @@ def measure_besides_steps(
             pipelines.train,
             CheckpointStore(Path(folder), {}),
             settings.model_copy(update={"checkpoint_every": "1 epoch"}),
-            NoLog(),
+            None,
         )
         checkpoints.attach(step, None, stopping)
         fit(
