@@ -113,8 +113,7 @@ def build_models(
         is_new = ":" not in settings.name
     per_token = (None,) if target.kind == "next_token" else ()
     expected = (None, *per_token, outputs)
-    _check_form(network, settings, expected, table)
-    _check_last_activation(network, settings, target)
+    _check_network(network, settings, target, expected, table)
     emulated = settings.name == EMULATED_MODEL
     if settings.weights:
         load_weights(network, Path(settings.weights))
@@ -152,9 +151,10 @@ def build_models(
     )
 
 
-def _check_form(
+def _check_network(
     network: Any,
     settings: ModelSettings,
+    target: Target,
     expected: tuple[int | None, ...],
     table: TableInput | None,
 ) -> None:
@@ -170,9 +170,6 @@ def _check_form(
             f"model.name: {settings.name} takes {len(inputs)} inputs, and the data have one;"
             " columns that data.numeric and data.categorical name would be a second one"
         )
-
-
-def _check_last_activation(network: keras.Model, settings: ModelSettings, target: Target) -> None:
     name = find_last_activation(network) or "linear"
     if target.kind != "regression" and name not in CLASS_ACTIVATIONS:
         key = "model.from" if settings.from_file else "model.name"

@@ -134,17 +134,14 @@ def is_refusal(error: Exception) -> bool:
     """Return whether an error is a final answer: a 4xx status, or MLflow's own check."""
     if not isinstance(error, STORE_ERRORS):
         return True
-    status = _read_status(error)
+    if isinstance(error, MlflowException):
+        # For unknown statuses, the client reports an internal error.
+        said = _STATUS.search(str(error))
+        status = int(said[1]) if said else error.get_http_status_code()
+    else:
+        answer = getattr(error, "response", None)
+        status = 0 if answer is None else answer.status_code
     return (
         HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
         and status not in NOT_NOW
     )
-
-
-def _read_status(error: Exception) -> int:
-    if isinstance(error, MlflowException):
-        # For unknown statuses, the client reports an internal error.
-        said = _STATUS.search(str(error))
-        return int(said[1]) if said else error.get_http_status_code()
-    answer = getattr(error, "response", None)
-    return 0 if answer is None else answer.status_code

@@ -16,10 +16,21 @@ LONGEST_SHOWN = 40
 def make_row(
     epoch: int, logs: Mapping[str, float], *, examples_per_s: float, learning_rate: float
 ) -> dict[str, float]:
-    """Make an epoch's row; `epoch` counts from 0, `learning_rate` is that of its last step."""
+    """Make an epoch's row; `epoch` counts from 0, `learning_rate` is that of its last step.
+
+    Columns of training come before those of validation, the loss first in each.
+    """
+    names = sorted(
+        (name for name in logs if name != "learning_rate"),
+        key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
+    )
+    columns = {
+        name if name.startswith("val_") else f"train_{name}": _read_number(name, logs[name])
+        for name in names
+    }
     return {
         "epoch": epoch,
-        **_name_columns(logs),
+        **columns,
         "examples_per_s": examples_per_s,
         "learning_rate": learning_rate,
     }
@@ -69,18 +80,6 @@ def read_rate(optimizer: Any, *, ahead: int) -> float:
         steps = getattr(inner, "_iterations", inner.iterations)  # as its current rate is computed
         return float(np.asarray(schedule(steps + ahead)))
     return float(np.asarray(getattr(inner, "learning_rate", float("nan"))))
-
-
-def _name_columns(values: Mapping[str, float]) -> dict[str, float]:
-    """Map an epoch's logs to columns: training before validation, the loss first in each."""
-    names = sorted(
-        (name for name in values if name != "learning_rate"),
-        key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
-    )
-    return {
-        name if name.startswith("val_") else f"train_{name}": _read_number(name, values[name])
-        for name in names
-    }
 
 
 def _read_number(name: str, value: Any) -> float:

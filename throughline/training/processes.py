@@ -82,7 +82,7 @@ def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = (
     with reserve_addresses(count) as addresses, _started(command, addresses, gpus) as processes:
         while (codes := [one.code for one in processes]) != [0] * count:
             if any(codes):
-                _wait(processes, GRACE_S)
+                psutil.wait_procs([one.popen for one in processes], timeout=GRACE_S)
                 _raise_failure(processes)
             time.sleep(CHECK_S)
 
@@ -156,20 +156,14 @@ def _started(
             processes.append(Process(command, environment, index))
         yield processes
     except KeyboardInterrupt:  # the terminal has sent SIGINT to all of them
-        _wait(processes, GRACE_S)
+        psutil.wait_procs([one.popen for one in processes], timeout=GRACE_S)
         raise
     finally:
         for ask, seconds in (("terminate", TERMINATE_S), ("kill", TERMINATE_S)):
             for one in processes:
                 if one.code is None:
                     getattr(one.popen, ask)()
-            _wait(processes, seconds)
-
-
-def _wait(processes: Sequence[Process], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(one.code is None for one in processes):
-        time.sleep(CHECK_S)
+            psutil.wait_procs([one.popen for one in processes], timeout=seconds)
 
 
 def _raise_failure(processes: Sequence[Process]) -> None:
