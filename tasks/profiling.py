@@ -18,8 +18,7 @@ from throughline.assembly.inputs import (
     open_inputs,
     training_worker,
 )
-from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import configure_process
+from throughline.assembly.model import build_models_for, configure_process
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import Params
 from throughline.diagnosis.facts import Facts

@@ -21,8 +21,8 @@ from throughline.assembly.inputs import (
     open_input_service,
     open_inputs,
 )
-from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import configure_process, meet_processes
+from throughline.assembly.model import build_models_for, configure_process
+from throughline.assembly.processes import meet_processes
 from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.support.lanes import slow_but_first
-from throughline.assembly.processes import configure_process
+from throughline.assembly.model import configure_process
 from throughline.config.model_checks import BUILT_IN_MODELS
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature

@@ -12,8 +12,7 @@ from ruamel.yaml import YAML
 from tests.support.project import ROOT, SMALL
 from throughline.assembly.fingerprint import training_fingerprint
 from throughline.assembly.inputs import open_inputs
-from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import configure_process
+from throughline.assembly.model import build_models_for, configure_process
 from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.params import check
 from throughline.config.params_file import apply_overrides

@@ -1,10 +1,12 @@
-"""Builds the model that fits the stored data, for train and profile."""
+"""Sets up a process that trains or measures, and builds the model that fits the stored data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from throughline.assembly.inputs import (
     infer_input_shape,
@@ -18,8 +20,21 @@ from throughline.models.inference import TOKENIZER, find_spec, read_tokenizer
 from throughline.models.table_input import TableInput
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.text_ops import Tokenize
-from throughline.settings import EMULATED_MODEL
+from throughline.plan.training_workers import TrainingWorker
+from throughline.settings import EMULATED_MODEL, TrainSettings
 from throughline.shared.errors import UnknownModel
+
+
+def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
+    """Set this process's seeds, `train.deterministic` and `train.mixed_precision`."""
+    keras.utils.set_random_seed(settings.seed)
+    if worker is not None and worker.index:
+        tf.random.set_seed(settings.seed + worker.index)  # for draws outside of Keras layers
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if settings.mixed_precision:
+        # float16 would need loss scaling, in each train step and alike in all processes.
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
 
 
 def build_models_for(params: Params, data: PreparedData) -> Models:

@@ -1,4 +1,4 @@
-"""The processes of a stage: their seeds and precision, and several that train together."""
+"""Turns a stage into several processes: checks whether they can train, starts or joins them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-import keras
-import tensorflow as tf
-
 from throughline.assembly.inputs import training_worker
 from throughline.config.params import Params
 from throughline.plan.training_workers import TrainingWorker, list_addresses, name_gpus
-from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan
 from throughline.training.processes import run_processes
 from throughline.training.replicas import Replicas, count_training_gpus, join
-
-
-def configure_process(settings: TrainSettings, worker: TrainingWorker | None = None) -> None:
-    """Set this process's seeds, `train.deterministic` and `train.mixed_precision`."""
-    keras.utils.set_random_seed(settings.seed)
-    if worker is not None and worker.index:
-        tf.random.set_seed(settings.seed + worker.index)  # for draws outside of Keras layers
-    if settings.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    if settings.mixed_precision:
-        # float16 would need loss scaling, in each train step and alike in all processes.
-        keras.mixed_precision.set_global_policy("mixed_bfloat16")
 
 
 def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: int) -> None:

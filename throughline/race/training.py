@@ -24,8 +24,7 @@ from throughline.assembly.inputs import (
     open_input_service,
     open_inputs,
 )
-from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import configure_process
+from throughline.assembly.model import build_models_for, configure_process
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.pipelines.read.sequence_batches import sequence_lengths

@@ -22,8 +22,7 @@ from throughline.assembly.inputs import (
     open_input_pipeline,
     open_inputs,
 )
-from throughline.assembly.model import build_models_for
-from throughline.assembly.processes import configure_process
+from throughline.assembly.model import build_models_for, configure_process
 from throughline.assembly.training import SplitPipelines, open_split_pipelines
 from throughline.config.params import Params
 from throughline.measurement.draws import check_epoch
