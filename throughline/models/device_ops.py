@@ -6,6 +6,7 @@ policy: half precision keeps 8 bits of a year or a category.
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import Any
 
 from keras import layers
@@ -17,19 +18,13 @@ from throughline.shared.errors import UnknownModel
 SINGLE = "float32"
 
 
+@singledispatch
 def apply_as_layer(op: Op, value: Any) -> Any:
     """Apply an op to a symbolic tensor (batch, …); a user's op brings its own layer.
 
     Raises:
       UnknownModel: If the op has no layer.
     """
-    if isinstance(op, Rescale):
-        return layers.Rescaling(op.scale, op.offset, name="rescale", dtype=SINGLE)(value)
-    if isinstance(op, Standardize):
-        scale, offset = affine(op)
-        return layers.Rescaling(scale, offset, name="standardize", dtype=SINGLE)(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
-    if isinstance(op, Categories):
-        return _encode_categories(op, value)
     own = getattr(op, "layer", None)
     if own is None:
         raise UnknownModel(
@@ -39,7 +34,19 @@ def apply_as_layer(op: Op, value: Any) -> Any:
     return own()(value)
 
 
-def _encode_categories(op: Categories, value: Any) -> Any:
+@apply_as_layer.register
+def _(op: Rescale, value: Any) -> Any:
+    return layers.Rescaling(op.scale, op.offset, name="rescale", dtype=SINGLE)(value)
+
+
+@apply_as_layer.register
+def _(op: Standardize, value: Any) -> Any:
+    scale, offset = affine(op)
+    return layers.Rescaling(scale, offset, name="standardize", dtype=SINGLE)(value)  # pyright: ignore[reportArgumentType] - one number per channel is taken, too
+
+
+@apply_as_layer.register
+def _(op: Categories, value: Any) -> Any:
     numeric = value.shape[-1] - len(op.sizes)
     coded = [
         layers.CategoryEncoding(size, output_mode="one_hot", dtype=SINGLE)(
