@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,6 @@ from tests.support.small_data import prepared
 from throughline.config.params import load_params
 from throughline.data.columns.index import read_index
 from throughline.data.encodings.base import RejectedValue, StoredFile
-from throughline.data.encodings.decode_probe import Decoder
 from throughline.data.encodings.image_files import ImageInspector
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
@@ -48,30 +48,29 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UserError
 
 HOME = tempfile.TemporaryDirectory(prefix="fuzz-")  # removed when the process exits
+INSPECT = ImageInspector(100_000)  # its decoder starts with its first question
 KEPT = ROOT / ".throughline" / "fuzz"
-Target = Callable[[bytes, Path], None]
+Target = Callable[[bytes, Path], object]
 
 
-class _NoDecoder(Decoder):
-    """For inspection alone: a process per case would be most of the time; `benchmarks/decoding.py`
-    asks the real one.
+def parse_image(data: bytes, folder: Path) -> bool:
+    """Look at an image file; returns whether ingest accepts it.
+
+    What ingest accepts, TensorFlow must decode to the size that ingest gives.
     """
+    import tensorflow as tf
 
-    def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
-        """Nothing."""
-        return None
-
-
-def parse_image(data: bytes, folder: Path) -> None:
-    """Look at an image file."""
     (folder / "x.png").write_bytes(data)
     (folder / "converted").mkdir(exist_ok=True)
     try:
-        inspect = ImageInspector(100_000)
-        inspect.decoder = _NoDecoder()
-        inspect(StoredFile(path=folder / "x.png", root=folder), folder / "converted")
+        found = INSPECT(StoredFile(path=folder / "x.png", root=folder), folder / "converted")
     except RejectedValue as reason:
         str(reason).encode()
+        return False
+    image = tf.io.decode_image(found.path.read_bytes(), channels=3, expand_animations=False)
+    if tuple(image.shape[:2]) != found.shape[:2]:
+        raise ValueError(f"TensorFlow decodes {image.shape[:2]}, and not {found.shape[:2]}")
+    return True
 
 
 def ingest_as(name: str, source: str) -> Target:
@@ -140,9 +139,38 @@ def read_as(name: str, read: Callable[[Path], object]) -> tuple[Target, Callable
     return target, lambda: [(prepared_data() / name).read_bytes()]
 
 
-def _image(kind: str) -> bytes:
+ENCODINGS = (
+    ("PNG", "RGB", {}),
+    ("PNG", "RGB", {"dpi": (72, 72)}),
+    ("PNG", "L", {"compress_level": 0}),
+    ("PNG", "RGBA", {}),
+    ("PNG", "P", {}),
+    ("PNG", "I;16", {}),
+    ("PNG", "1", {}),
+    ("JPEG", "RGB", {}),
+    ("JPEG", "RGB", {"progressive": True}),
+    ("JPEG", "RGB", {"subsampling": 0, "optimize": True}),
+    ("JPEG", "RGB", {"restart_marker_blocks": 2}),
+    ("JPEG", "L", {}),
+    ("JPEG", "CMYK", {}),
+    ("GIF", "P", {}),
+    ("BMP", "RGB", {}),
+    ("WEBP", "RGB", {"lossless": True}),
+)
+
+
+def encode_images() -> list[bytes]:
+    """A valid image of every format, with encoders' options that decoders read differently."""
+    return [_image(kind, mode, options) for kind, mode, options in ENCODINGS]
+
+
+def _image(kind: str, mode: str, options: dict) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)).save(file, kind)
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
+    picture = Image.fromarray(pixels)
+    if mode == "I;16":
+        picture = picture.convert("L").convert("I")
+    picture.convert(mode).save(file, kind, **options)
     return file.getvalue()
 
 
@@ -162,10 +190,7 @@ _ROWS = b"".join(
 FIGURES = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "fits": True}
 FIGURES["odd"] = float("nan")
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
-    "image": (
-        parse_image,
-        lambda: [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP")],
-    ),
+    "image": (parse_image, encode_images),
     "csv": (
         ingest_as("x.csv", "table"),
         lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"],
@@ -208,8 +233,43 @@ _WORDS = (
 )  # fmt: skip
 
 
+_CHUNKS = (b"tRNS", b"gAMA", b"PLTE", b"iCCP", b"eXIf", b"acTL", b"pHYs", b"hIST", b"ABCD", b"abcd")
+
+
+def change_chunk(data: bytes, draw: random.Random) -> bytes:
+    """A chunk of a PNG file changed, renamed, moved, doubled or gone, all with right checksums."""
+    chunks, offset = [], 8
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "big")
+        chunks.append((data[offset + 4 : offset + 8], data[offset + 8 : offset + 8 + length]))
+        offset += 12 + length
+    place = draw.randrange(len(chunks))
+    kind, content = chunks.pop(place)
+    what = draw.randrange(5)
+    if what == 0:
+        chunks.insert(place, (draw.choice(_CHUNKS), content))
+    elif what == 1:
+        chunks.insert(draw.randrange(len(chunks) + 1), (kind, content))
+    elif what == 2:
+        added = draw.choice(_CHUNKS), draw.randbytes(9)
+        chunks[place:place] = [(kind, content), draw.choice([added, (kind, content)])]
+    elif what == 3 and content:
+        changed = bytearray(content)
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+        chunks.insert(place, (kind, bytes(changed)))
+    return data[:8] + b"".join(
+        len(content).to_bytes(4, "big")
+        + kind
+        + content
+        + zlib.crc32(kind + content).to_bytes(4, "big")
+        for kind, content in chunks
+    )
+
+
 def mutate(data: bytes, draw: random.Random) -> bytes:
     """Some bits, bytes, pieces, words and lines of the data changed, doubled or gone."""
+    if data.startswith(b"\x89PNG") and draw.random() < 0.5:
+        return change_chunk(data, draw)
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         start = draw.randrange(len(changed) + 1)
@@ -277,10 +337,11 @@ def main() -> None:
     names = options.target or list(TARGETS)
     print(f"seed {options.seed}", flush=True)
     failed = []
-    for name in names:
-        count, problems = fuzz(name, seconds=options.seconds / len(names), seed=options.seed)
-        print(f"{name}: {count:,} cases, {'FAILED' if problems else 'nothing found'}", flush=True)
-        failed += problems
+    with INSPECT:
+        for name in names:
+            count, problems = fuzz(name, seconds=options.seconds / len(names), seed=options.seed)
+            print(f"{name}: {count:,} cases, {'FAILED' if problems else 'nothing found'}")
+            failed += problems
     print("\n".join(failed))
     sys.exit(bool(failed))
 

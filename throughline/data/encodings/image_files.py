@@ -4,7 +4,7 @@ Files that TensorFlow would read wrongly or not at all (WebP, GIF, BMP, palettes
 CMYK, EXIF orientation) are converted once to a plain 8-bit PNG, so that later stages see only JPEG
 and PNG. Decoders forgive different faults: TensorFlow decodes each file that Pillow has decoded and
 that is built exactly as its standard says, which is checked faster than decoding
-(`benchmarks/decoding.py` compares them on thousands of mutated files). It is asked about all
+(`tests/fuzz/fuzz_parsers.py --target image` compares them on mutated files). It is asked about all
 others.
 """
 
