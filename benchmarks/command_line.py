@@ -1,60 +1,56 @@
-"""What the command lines of benchmarks have in common."""
+"""What the command lines of benchmarks have in common, and where their results are kept."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+WORK = Path(".throughline") / "benchmarks"
 
-def command_line(
-    name: str, description: str | None, *, results: bool = True
-) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark; `results` adds an option that writes them to a file."""
+
+def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if results:
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    text = f"prepared data and results are kept there (default: {WORK})"
+    parser.add_argument("--work", type=_absolute, default=WORK.absolute(), metavar="DIR", help=text)
     return parser
 
 
-def data_command_line(
-    name: str, description: str | None, *, photos_required: bool = False
-) -> argparse.ArgumentParser:
-    parser = command_line(name, description)
-    without = "" if photos_required else "; without it, photos are left out and this is said"
-    parser.add_argument(
-        "--photos",
-        type=Path,
-        required=photos_required,
-        metavar="DIR",
-        help=f"class folders of JPEG photos{without}",
-    )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="keep the prepared data there for the next time; default: a temporary folder",
-    )
-    return parser
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
 
 
-@contextmanager
-def open_work(kept: Path | None) -> Iterator[Path]:
-    """Yield the folder of prepared data: a temporary one, unless one is kept."""
-    with tempfile.TemporaryDirectory() as temporary:
-        work = kept or Path(temporary)
-        work.mkdir(parents=True, exist_ok=True)
-        yield work
+def add_photos(parser: argparse.ArgumentParser) -> None:
+    text = "class folders of JPEGs (default: those of `make demo DATA=photos`)"
+    parser.add_argument("--photos", type=_absolute, metavar="DIR", help=text)
 
 
-def write_results(path: Path | None, results: Any) -> None:
-    if path:
-        path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
+
+
+def run_cases(
+    path: Path,
+    names: Sequence[str],
+    run: Callable[[str], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Run the cases whose results are not in the file yet; print and return the results of all.
+
+    The file has one JSON object a line. To measure again, remove it, or some of its lines.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text().splitlines() if path.exists() else []
+    earlier = {result["case"]: result for result in map(json.loads, lines)}
+    for name in names:
+        if name not in earlier:
+            earlier[name] = {"case": name, **run(name)}
+            with path.open("a") as file:
+                file.write(json.dumps(earlier[name]) + "\n")
+        print(json.dumps(earlier[name], ensure_ascii=False), flush=True)
+    return [earlier[name] for name in names]

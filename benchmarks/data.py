@@ -1,206 +1,133 @@
-"""Datasets for the benchmarks, prepared by the product's own stages."""
+"""Datasets for the benchmarks, prepared by the product's own stages.
+
+A dataset is a folder like a project's, with params.yaml and what the stages have written.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from ruamel.yaml import YAML
 
-import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
+from flows.run.changed_params import join_overlays
+from flows.run.parameters import Changes
+from flows.run.resolution import resolve
 from throughline.config.params import Params, check
-from throughline.data.columns.stored import Destination
-from throughline.data.ingest import ingest
-from throughline.data.known_datasets import fetch_fashion_mnist
-from throughline.data.shards.files import ShardFiles
-from throughline.data.shards.writing import shard
-from throughline.pipelines.write.snapshot import write_snapshot
-from throughline.shared.layout import Layout
+from throughline.config.params_file import PARAMS_FILE, read_yaml
 
 ROOT = Path(__file__).parent.parent
+CROP_224 = {"height": 224, "width": 224}
 SMALL = 8_000  # images of 4×4
 SERIES_SHAPE = (1_000_000, 8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A dataset with its processing as params.yaml has it; `layout` has the stages' results."""
-
-    name: str
-    document: dict[str, Any]
-    layout: Layout
-
-    @property
-    def params(self) -> Params:
-        return check(self.document)
-
-
 def presets(kind: str) -> dict[str, Any]:
-    return YAML(typ="safe").load((ROOT / "infra" / "presets" / f"{kind}.yaml").read_text())[
-        "pipelines!"
-    ]
+    return read_yaml(ROOT / "infra" / "presets" / f"{kind}.yaml")["pipelines!"]
 
 
-def photos(source: Path, work: Path) -> Workload:
+def choose_presets(*names: str, **more: Any) -> dict[str, Any]:
+    """Return an overlay with some presets for images, and configurations of one's own."""
+    return {"pipelines!": {name: presets("images")[name] for name in names} | more}
+
+
+NAIVE = {"read": "files"}
+WITH_FLOAT = choose_presets(*presets("images"), snapshot_float=presets("images")["snapshot"])
+
+
+def demo(name: str) -> dict[str, Any]:
+    return read_yaml(ROOT / "infra" / "demo" / f"{name}.yaml")
+
+
+def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
+    """Write this project's params.yaml with these overlays into a folder."""
+    changes = Changes(overlay=reduce(join_overlays, overlays, {}))
+    (folder / PARAMS_FILE).write_text(resolve(ROOT, changes).text)
+
+
+def prepare(folder: Path, *overlays: Mapping[str, Any]) -> Path:
+    """Prepare the data that params.yaml with these overlays names, unless that is done already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_params(folder, *overlays)
+    for stage in ("fetch", "ingest", "shard", "snapshot"):
+        if not (folder / "data" / "snapshot.json").exists():
+            run_module(folder, f"tasks.{stage}")
+    return folder
+
+
+def run_module(folder: Path, module: str, *arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'whowaits' / 'src'}"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def read_params(folder: Path, **changes: Any) -> Params:
+    """Return the parameters of prepared data, with other values of some of their sections."""
+    return check({**read_yaml(folder / PARAMS_FILE), **changes})
+
+
+def from_files(path: Path, **more: Any) -> dict[str, Any]:
+    """Return an overlay that reads a class folder per class."""
+    split = {"validation": 0.01, "test": 0.0}
+    data = {"source": "image_folder", "path": str(path), "fetch": "none", "split": split}
+    return {"augment": [], "batch_size": 64, "data": data, **more}
+
+
+def find_photos(work: Path, photos: Path | None) -> Path:
+    """Return the given photos, or else those of the demo."""
+    return photos or prepare(work / "demo-photos", demo("photos")) / "data" / "raw" / "photos"
+
+
+def photos(work: Path, source: Path) -> Path:
     """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
-    resize = {"resize": {"height": 224, "width": 224}}
-    return _equal_sizes("photos", source, work, ops=[resize], floats_too=True)
+    resized = from_files(source, preprocess=["decode", {"resize": CROP_224}])
+    return prepare(work / "photos", resized, WITH_FLOAT, {"pipelines": {"naive": NAIVE}})
 
 
-def noise(source: Path, work: Path) -> Workload:
-    """JPEGs of equal size as they are, batches of 64. Naive reads the original files."""
-    return _equal_sizes("noise", source, work, ops=[], floats_too=False)
+def crops(work: Path, source: Path) -> Path:
+    """Photos in their sizes, which the snapshot keeps; a random 224×224 of each, unresized."""
+    cut = from_files(source, preprocess=["decode"], augment=[{"random_crop": CROP_224}])
+    return prepare(work / "crops", demo("imagenet"), cut)
 
 
-def _equal_sizes(
-    name: str, source: Path, work: Path, *, ops: list[Any], floats_too: bool
-) -> Workload:
-    pipelines = presets("images") | {"naive": {"read": "files"}}
-    document = {
-        "data": {
-            "source": "image_folder",
-            "path": str(source.resolve()),
-            "split": {"validation": 0.01, "test": 0.0},
-        },
-        "preprocess": ["decode", *ops],
-        "batch_size": 64,
-        "pipelines": pipelines | (floats(pipelines) if floats_too else {}),
-    }
-    return prepare(name, document, work)
+def imagenet(work: Path, source: Path) -> Path:
+    """Photos stored with a shorter side of 256; a random rectangle of each resized and flipped."""
+    return prepare(work / "imagenet", demo("imagenet"), {"data": from_files(source)["data"]})
 
 
-CROP_224 = {"height": 224, "width": 224}
-
-
-def crops(source: Path, work: Path) -> Workload:
-    """Photos in variable sizes, which the snapshot keeps; a random 224×224 of each, unresized."""
-    augment = [{"random_crop": CROP_224}]
-    return _variable_sizes("crops", source, work, preprocess=["decode"], augment=augment)
-
-
-def resized_crops(source: Path, work: Path) -> Workload:
-    """The photos of `crops`, a random rectangle of each resized to 224×224 and flipped."""
-    augment = [{"random_resized_crop": CROP_224}, "flip"]
-    return _variable_sizes("resized_crops", source, work, preprocess=["decode"], augment=augment)
-
-
-def imagenet(source: Path, work: Path) -> Workload:
-    """Like `resized_crops`, but stored with a shorter side of 256 (infra/demo/imagenet.yaml)."""
-    return _variable_sizes(
-        "imagenet",
-        source,
-        work,
-        preprocess=["decode", {"resize": {"shorter": 256}}],
-        augment=[{"random_resized_crop": CROP_224}, "flip"],
-    )
-
-
-def _variable_sizes(
-    name: str, source: Path, work: Path, *, preprocess: list[Any], augment: list[Any]
-) -> Workload:
-    unlike = work / "photos-of-unlike-sizes"
-    if not unlike.exists():
-        draw = np.random.default_rng(0)
-        for path in sorted(source.rglob("*.jpg")):
-            kept = work / "unlike.partial" / path.relative_to(source)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with Image.open(path) as photo:
-                width, height = (int(draw.integers(3 * size // 4, size + 1)) for size in photo.size)
-                photo.crop((0, 0, width, height)).save(kept, quality=90)
-        (work / "unlike.partial").rename(unlike)
-    kept = (
-        "naive",
-        "heuristic",
-        "autotune",
-        "map_parallel",
-        "vectorized",
-        "cache_memory",
-        "cache_disk",
-        "snapshot",
-        "optimized",
-        "balanced",
-    )
-    document = {
-        "data": {
-            "source": "image_folder",
-            "path": str(unlike.resolve()),
-            "split": {"validation": 0.01, "test": 0.0},
-        },
-        "preprocess": preprocess,
-        "augment": augment,
-        "batch_size": 64,
-        "pipelines": (
-            {name: presets("images")[name] for name in kept} | {"naive": {"read": "files"}}
-        ),
-    }
-    return prepare(name, document, work)
-
-
-def fashion_mnist(work: Path) -> Workload:
+def fashion_mnist(work: Path) -> Path:
     """28×28 gray images as records of raw pixels, batches of 256."""
-    source = work / "raw-fashion-mnist"
-    fetch_fashion_mnist(source)
-    pipelines = presets("images")
-    document = {
-        "data": {"source": "fashion_mnist", "path": str(source)},
-        "preprocess": ["decode"],
-        "batch_size": 256,
-        "pipelines": pipelines | floats(pipelines),
-    }
-    return prepare("fashion_mnist", document, work)
+    return prepare(work / "fashion_mnist", {"augment": []}, WITH_FLOAT)
 
 
-def small(work: Path, batch_size: int = 64) -> Workload:
+def small(work: Path) -> Path:
     """Tiny gray images, whose input takes only the time that a benchmark adds to it."""
+    work.mkdir(parents=True, exist_ok=True)
     source = work / "small.npz"
     if not source.exists():
         images = np.random.default_rng(0).integers(0, 256, (SMALL, 4, 4), np.uint8)
         np.savez(source, x=images, y=np.arange(SMALL) % 4)
-    document = {
-        "data": {"source": "arrays", "path": str(source), "duplicates": "keep"},
-        "preprocess": ["decode"],
-        "batch_size": batch_size,
-        "pipelines": {"naive": {"read": "shards"}},
-    }
-    return prepare("small", document, work)
+    data = {"source": "arrays", "path": str(source), "fetch": "none", "duplicates": "keep"}
+    return prepare(work / "small", {"data": data, "augment": []})
 
 
-def windows(work: Path) -> Workload:
+def windows(work: Path) -> Path:
     """Windows of 24 steps and the next one, of a million steps of eight columns, batches of 256."""
+    work.mkdir(parents=True, exist_ok=True)
     path = work / "series.npy"
     if not path.exists():
         np.save(path, np.random.default_rng(0).standard_normal(SERIES_SHAPE, np.float32))
-    document = {
-        "data": {"source": "time_series", "path": str(path)},
-        "preprocess": ["decode"],
-        "postprocess": ["standardize"],
-        "window": {"length": 24},
-        "batch_size": 256,
-        "pipelines": presets("time_series"),
-    }
-    return prepare("windows", document, work)
-
-
-def floats(pipelines: dict[str, Any]) -> dict[str, Any]:
-    """Return copies of some configurations that cast to float on the host, unlike the originals."""
-    return {f"{name}_float": pipelines[name] for name in ("naive", "vectorized", "snapshot")}
-
-
-def prepare(name: str, document: dict[str, Any], work: Path) -> Workload:
-    """Ingest, shard and snapshot the data of a document, unless that is done already."""
-    document = {"postprocess": ["rescale"], **document}
-    params = check(document)
-    layout = Layout(work / name)
-    if not (layout.snapshot / "index.json").exists():
-        manifest = ingest(params.data, layout.manifest)
-        manifest = replace(manifest, folder=layout.manifest)
-        write_snapshot(
-            shard(manifest, layout.shards, settings=params.shard),
-            ShardFiles(folder=layout.shards),
-            Destination(folder=layout.snapshot),
-            preprocess=params.preprocess,
-        )
-    return Workload(name=name, document=document, layout=layout)
+    return prepare(
+        work / "windows",
+        {"data": {"source": "time_series", "path": str(path), "fetch": "none"}},
+        {"pipelines!": presets("time_series"), "postprocess": ["standardize"]},
+    )

@@ -1,10 +1,10 @@
 """Loaders of other libraries on the work of our photo benchmark, in their own environment.
 
-    python benchmarks/peer_loaders.py NAME --photos DIR --work DIR [--size 224]
+    python benchmarks/peer_loaders.py NAME --files DIR
 
-Answers each line on standard input with the images per second of a moment. All decode JPEG, resize
-to a square and stack 64 uint8 images, shuffled, on all cores. Imports nothing of ours. peers.py
-describes the environment.
+Answers each line on standard input with the examples per second of a moment (`turns.py` asks). All
+decode JPEG, resize to 224×224 and stack uint8 images, shuffled, on all cores; `dlio` reads records
+instead. Imports nothing of ours: the environment is that of peers-requirements.txt.
 """
 
 # pyright: reportMissingImports=false
@@ -17,6 +17,7 @@ import os
 import random
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,33 +25,39 @@ from typing import Any
 
 import numpy as np
 
-BATCH, CORES = 64, len(os.sched_getaffinity(0))
-TURN_S = 2.0
+SIZE, CORES = 224, len(os.sched_getaffinity(0))
+TURN_S, SETTLE_S = 1.0, 0.7
+READER_THREADS, TRANSFER_BYTES = 8, 262_144  # from DLIO's configuration
 
 
-def with_pil(data: bytes, size: int) -> np.ndarray:
-    import io
+def serve(batches: Iterator[Any], count: Callable[[Any], int]) -> None:
+    """Say that the first batch is made; then answer each line with the rate of a turn.
 
-    from PIL import Image
+    A turn counts at least two batches, after those that were prepared before it.
+    """
+    next(batches)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        while time.perf_counter() - began < SETTLE_S:
+            next(batches)
+        examples, steps, began = 0, 0, time.perf_counter()
+        while steps < 2 or time.perf_counter() - began < TURN_S:
+            examples += count(next(batches))
+            steps += 1
+        print(examples / (time.perf_counter() - began), flush=True)
 
-    return np.asarray(
-        Image.open(io.BytesIO(data)).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    )
 
-
-def with_opencv(data: bytes, size: int) -> np.ndarray:
+def with_opencv(data: bytes) -> np.ndarray:
     """Decode and resize as fast as Python libraries can."""
     import cv2
     import simplejpeg
 
-    return cv2.resize(
-        simplejpeg.decode_jpeg(data, colorspace="RGB"), (size, size), interpolation=cv2.INTER_LINEAR
-    )
+    pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    return cv2.resize(pixels, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
 
 
-def torch_loader(
-    files: list[Path], decode: Callable[[bytes, int], np.ndarray], size: int
-) -> Iterator[Any]:
+def torch_opencv(files: list[Path], batch: int, decode: Any = with_opencv) -> Iterator[Any]:
     """Yield batches of PyTorch's DataLoader with a map-style dataset."""
     from torch.utils.data import DataLoader, Dataset
 
@@ -59,80 +66,67 @@ def torch_loader(
             return len(files)
 
         def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-            return decode(files[index].read_bytes(), size), 0
+            return decode(files[index].read_bytes()), 0
 
     loader = DataLoader(
-        Photos(), BATCH, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4
+        Photos(), batch, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4
     )
     while True:
         yield from loader
 
 
-def webdataset_loader(files: list[Path], work: Path, size: int) -> Iterator[Any]:
+def torch_pil(files: list[Path], batch: int) -> Iterator[Any]:
+    import io
+
+    from PIL import Image
+
+    def decode(data: bytes) -> np.ndarray:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+
+    return torch_opencv(files, batch, decode)
+
+
+def webdataset(files: list[Path], batch: int) -> Iterator[Any]:
     """Yield batches of WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
     import webdataset
 
-    shards = sorted(work.glob("photos-*.tar"))
-    if not shards:
-        mixed = random.Random(0).sample(files, len(files))
-        for number in range(8):
-            with tarfile.open(work / f"photos-{number}.tar", "w") as tar:
+    mixed = random.Random(0).sample(files, len(files))
+    with tempfile.TemporaryDirectory() as work:
+        shards = [f"{work}/{number}.tar" for number in range(8)]
+        for number, shard in enumerate(shards):
+            with tarfile.open(shard, "w") as tar:
                 for place, file in enumerate(mixed[number::8]):
                     tar.add(file, f"{number:02d}{place:05d}.jpg")
-        shards = sorted(work.glob("photos-*.tar"))
-    stream = webdataset.WebDataset([str(path) for path in shards], shardshuffle=8).shuffle(1000)
-    batches = stream.map(lambda sample: with_opencv(sample["jpg"], size)).batched(BATCH)
-    loader = webdataset.WebLoader(
-        batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4
-    )
-    while True:
-        yield from loader
+        stream = webdataset.WebDataset(shards, shardshuffle=8).shuffle(1000)
+        batches = stream.map(lambda sample: with_opencv(sample["jpg"])).batched(batch)
+        loader = webdataset.WebLoader(
+            batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4
+        )
+        while True:
+            yield from loader
 
 
-def grain_loader(files: list[Path], size: int) -> Iterator[Any]:
+def grain(files: list[Path], batch: int) -> Iterator[Any]:
     import grain
 
     source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()
-    batches = source.map(lambda name: with_opencv(Path(name).read_bytes(), size)).batch(BATCH)
-    yield from batches.to_iter_dataset(grain.ReadOptions(num_threads=CORES, prefetch_buffer_size=8))
+    batches = source.map(lambda name: with_opencv(Path(name).read_bytes())).batch(batch)
+    options = grain.ReadOptions(num_threads=CORES, prefetch_buffer_size=8)
+    yield from batches.to_iter_dataset(options)
 
 
-def spdl_loader(files: list[Path], size: int) -> Iterator[Any]:
-    """Yield batches of SPDL's pipeline: FFmpeg decodes and resizes each in a thread."""
-    from spdl import io
-    from spdl.pipeline import PipelineBuilder
-
-    draw = random.Random(0)
-
-    def batches() -> Iterator[list[str]]:
-        while True:
-            mixed = [str(file) for file in draw.sample(files, len(files))]
-            yield from (mixed[at : at + BATCH] for at in range(0, len(mixed) - BATCH + 1, BATCH))
-
-    def load(names: list[str]) -> np.ndarray:
-        return np.asarray(io.to_numpy(io.load_image_batch(names, width=size, height=size)))
-
-    load([str(files[0])])  # within the pipeline an error would only drop batches
-    builder = PipelineBuilder().add_source(batches()).pipe(load, concurrency=CORES).add_sink(8)
-    running = builder.build(num_threads=CORES)
-    with running.auto_stop():
-        yield from running
-
-
-def dali_loader(files: list[Path], size: int) -> Iterator[Any]:
+def dali(files: list[Path], batch: int) -> Iterator[Any]:
     """Yield batches of NVIDIA DALI on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
 
-    @pipeline_def(batch_size=BATCH, num_threads=CORES, device_id=None)
+    names = [str(file) for file in files]
+
+    @pipeline_def(batch_size=batch, num_threads=CORES, device_id=None)
     def photos() -> Any:
-        encoded, _ = fn.readers.file(
-            files=[str(file) for file in files], random_shuffle=True, initial_fill=1000
-        )
-        return fn.resize(
-            fn.decoders.image(encoded, device="cpu", output_type=types.RGB),
-            size=(size, size),
-            interp_type=types.INTERP_LINEAR,
-        )
+        encoded, _ = fn.readers.file(files=names, random_shuffle=True, initial_fill=1000)
+        images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+        return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
 
     running = photos()
     running.build()
@@ -140,37 +134,37 @@ def dali_loader(files: list[Path], size: int) -> Iterator[Any]:
         yield running.run()[0]
 
 
+def dlio(files: list[Path], batch: int) -> Iterator[Any]:
+    """Yield batches of DLIO's TensorFlow reader: records in order, each parsed by Python."""
+    import tensorflow as tf
+
+    def parse(record: Any) -> Any:
+        features = {"image": tf.io.FixedLenFeature([], tf.string)}
+        image = tf.io.parse_single_example(record, features)["image"]
+        return tf.io.decode_raw(image, tf.uint8)
+
+    names = [str(file) for file in files]
+    records = tf.data.TFRecordDataset(names, buffer_size=TRANSFER_BYTES).repeat()
+    images = records.map(
+        lambda record: tf.py_function(parse, [record], tf.uint8), num_parallel_calls=READER_THREADS
+    )
+    yield from images.batch(batch, drop_remainder=True)
+
+
+LOADERS = {each.__name__: each for each in (torch_pil, torch_opencv, webdataset, grain, dali, dlio)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "name", choices=["torch_pil", "torch_opencv", "webdataset", "grain", "spdl", "dali"]
-    )
-    parser.add_argument("--photos", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("name", choices=LOADERS)
+    parser.add_argument("--files", type=Path, required=True, help="a folder of *.jpg or *.tfrecord")
+    parser.add_argument("--batch", type=int, default=64, help="examples of a batch")
     options = parser.parse_args()
-    size = options.size
-    files = sorted(options.photos.rglob("*.jpg"))
-    loaders: dict[str, Callable[[], Iterator[Any]]] = {
-        "torch_pil": lambda: torch_loader(files, with_pil, size),
-        "torch_opencv": lambda: torch_loader(files, with_opencv, size),
-        "webdataset": lambda: webdataset_loader(files, options.work, size),
-        "grain": lambda: grain_loader(files, size),
-        "spdl": lambda: spdl_loader(files, size),
-        "dali": lambda: dali_loader(files, size),
-    }
-    batches = loaders[options.name]()
-    for _ in range(8):
-        next(batches)
-    for _ in sys.stdin:
-        count, began = 0, time.perf_counter()
-        while time.perf_counter() - began < TURN_S:
-            next(batches)
-            count += BATCH
-        print(count / (time.perf_counter() - began), flush=True)
-    os._exit(0)
+    files = sorted(options.files.rglob("*.jpg")) or sorted(options.files.glob("train-*.tfrecord"))
+    serve(LOADERS[options.name](files, options.batch), lambda batch: options.batch)
+    os._exit(0)  # libraries' threads and workers would go on
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from throughline.config.params import check
+from throughline.config.params import Params
 from throughline.race.configurations import ConfigurationRace, Starter
 from throughline.race.contestant import Contestant
 from throughline.race.jobs import Entry
@@ -31,9 +31,8 @@ while os.getppid() == parent:
 """
 
 
-def race(document: Mapping[str, Any], root: Path) -> RaceResult:
-    """Race all configurations of a document, none of which is trained, on the data in `root`."""
-    params = check(document)
+def race(params: Params, root: Path) -> RaceResult:
+    """Race all configurations of the data in `root`, none of which is trained."""
     starters = {name: Starter(config=each, plan=name) for name, each in params.pipelines.items()}
     racing = ConfigurationRace(params, starters, root=root, folder=root)
     measured = racing.run()
@@ -44,9 +43,8 @@ def race(document: Mapping[str, Any], root: Path) -> RaceResult:
     return judge_race(racing, subjects, machine={})
 
 
-def long_rate(job: str, document: Mapping[str, Any], root: Path, *, order: str = "train") -> float:
-    """Return examples/s of a document's only configuration, in a long turn after a first one."""
-    params = check(document)
+def long_rate(job: str, params: Params, root: Path, *, order: str = "train") -> float:
+    """Return examples/s of the only configuration, in a long turn after a first one."""
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)
     with Contestant(job, [(entry,)], log=root / "long.log") as one:

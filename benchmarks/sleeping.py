@@ -1,6 +1,4 @@
-"""An op that sleeps: input with a known time per batch that occupies no core. Works in tf.data
-service workers, too.
-"""
+"""An op that sleeps: input with a known time per batch that occupies no core."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ which happens on a machine that other programs keep busy.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import re
 import subprocess
 import sys
@@ -40,49 +42,37 @@ model = keras.Sequential([*layers, keras.layers.Dense(2)])
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(data, epochs=20, verbose=0)
 """
-COLUMNS = 104
-NOISE = re.compile(
-    r"^(I0000|E0000|W0000|WARNING: All log|To enable the following|/.*Warning|  self\.data_adapter)"
-)
 STYLES = (
-    (re.compile(r"^\+(?!\+)"), "green"),
-    (re.compile(r"^-(?!-)"), "red"),
-    (re.compile(r"^(@@|---|\+\+\+)"), "cyan"),
-    (re.compile(r"^(train\.py: |  change first)"), "bold yellow"),
-    (re.compile(r"^whowaits: "), "dim"),
+    (r"\+(?!\+)", "green"),
+    (r"-(?!-)", "red"),
+    (r"@@|---|\+\+\+", "cyan"),
+    (r"train\.py: |  change first", "bold yellow"),
+    (r"whowaits: ", "dim"),
 )
 
 
-def main() -> int:
-    """Draw a run."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--to", type=Path, default=Path("docs/images/whowaits.svg"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(SCRIPT)
-        done = subprocess.run(
-            [sys.executable, "-m", "whowaits", "--patch", "train.py"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            cwd=folder,
-        )
-    print(done.stdout)
-    if done.returncode:
-        return done.returncode
-    console = Console(record=True, width=COLUMNS, file=Path("/dev/null").open("w"))  # noqa: SIM115
+        command = f"cd {folder} && {sys.executable} -m whowaits --patch train.py 2>&1"
+        quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+        said = subprocess.check_output(command, shell=True, text=True, env=quiet)
+    print(said)
+    console = Console(record=True, width=104, file=io.StringIO())
     console.print(Text("$ whowaits --patch train.py", "bold"))
-    for line in done.stdout.splitlines():
-        if not NOISE.match(line):
-            style = next((style for form, style in STYLES if form.match(line)), "")
-            console.print(Text(line, style))
+    for line in said.splitlines():
+        style = next((style for form, style in STYLES if re.match(form, line)), "")
+        console.print(Text(line, style))
     drawn = console.export_svg(title="whowaits")
     # Without external fonts, since every viewer has one of fixed width.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     options.to.write_text(drawn + "\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
