@@ -168,8 +168,8 @@ def test_ops_are_those_of_other_data_where_an_overlay_brings_some_and_names_none
     [
         ("time_series", "interpolate", ""),
         ("time_series", {"load": "previous"}, ""),
-        ("time_series", "median", "gaps of a time series are filled by interpolate or previous"),
-        ("table", "previous", "interpolate and previous fill gaps of source: time_series"),
+        ("time_series", "median", "a time series takes interpolate, previous or cut"),
+        ("table", "previous", "interpolate, previous and cut are for source: time_series"),
         ("table", "median", ""),
         ("image_folder", "median", "the source image_folder is no table; drop it"),
     ],

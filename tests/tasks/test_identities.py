@@ -291,6 +291,37 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
         assert key.max() + 10 <= end
 
 
+def test_no_window_crosses_a_gap_of_a_series(tmp_path):
+    times = np.concatenate([np.arange(300), np.arange(310, 1010)])  # a gap in time before row 300
+    cells = [f"{row}" if row not in (100, 101, 650) else "" for row in range(1000)]
+    lines = (
+        f"{time},{cell},{row}" for row, (time, cell) in enumerate(zip(times, cells, strict=True))
+    )
+    (tmp_path / "series.csv").write_text("\n".join(["time,a,b", *lines]))
+    document = series_document(tmp_path / "series.csv", targets=["b"])
+    document["data"] |= {"time_column": "time", "missing": "cut", "numeric": ["a", "b"]}
+    params = check(document)
+    layout, stored = opened(tmp_path, params)
+    said = "the series is cut at 3 rows with an empty cell and 1 gap in time"
+    assert read_manifest(layout.manifest).stats["problems"] == [f"{said}: no window crosses them"]
+    missing = {100, 101, 300, 650}  # rows that are left out, or before which time steps are missing
+    kept = [row for row in range(1000) if cells[row]]
+    for split in ("train", "validation", "test"):
+        steps, kept = np.split(kept, [stored.shards.examples(split)])
+        starts = [
+            steps[start]
+            for start in range(0, len(steps) - 9, 3)
+            if missing.isdisjoint(range(steps[start] + 1, steps[start + 9] + 1))
+        ]
+        for name in ("naive", "windowed"):
+            pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
+            features = np.concatenate(
+                [batch["features"] for batch in pipe.dataset().as_numpy_iterator()]
+            )
+            assert pipe.examples == len(starts) == len(features)
+            np.testing.assert_array_equal(features[:, :, 1], np.add.outer(starts, range(8)))
+
+
 def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
     np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(3, 1))

@@ -79,7 +79,8 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     if not shards.schema.is_series:
         return None
     steps = {split: shards.examples(split) for split in shards.splits}
-    return choose_window(params.window, steps, shards.schema.input.columns.names)
+    names = shards.schema.input.columns.names
+    return choose_window(params.window, steps, names, cuts=shards.cuts)
 
 
 def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:

@@ -40,4 +40,4 @@ def check_table(
     elif isinstance(found, sources.Series) and window:
         splits = split_steps(len(found.values), data.split.model_dump())
         steps = {split: end - begin for split, (begin, end) in splits.items() if end > begin}
-        choose_window(window, steps, found.schema.input.columns.names)
+        choose_window(window, steps, found.schema.input.columns.names, cuts=found.cuts)

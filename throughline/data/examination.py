@@ -48,6 +48,7 @@ class Examined:
       columns: (rows, columns) float32, the schema's table input.
       classes: names of the classes; empty if labels are numbers.
       notes: how often something was noticed.
+      cuts: as in `Series`.
     """
 
     rows: pd.DataFrame
@@ -59,6 +60,7 @@ class Examined:
     readings: Sequence[ColumnReading] = ()
     dialect: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ def _(source: sources.Series, folder: Folder, settings: DataSettings) -> Examine
                     "split": name,
                 }
             )
-    return Examined(rows=pd.DataFrame(rows), schema=source.schema)
+    return Examined(rows=pd.DataFrame(rows), schema=source.schema, cuts=source.cuts)
 
 
 @examine.register

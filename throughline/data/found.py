@@ -199,10 +199,14 @@ class Arrays(Found):
 
 @dataclass(frozen=True, kw_only=True)
 class Series(Found):
-    """One long multivariate series: `values` (time steps, columns) float32, in time order."""
+    """One long multivariate series: `values` (time steps, columns) float32, in time order.
+
+    Time steps are missing before those that `cuts` lists: windows do not cross these places.
+    """
 
     values: np.ndarray
     schema: Schema
+    cuts: tuple[int, ...] = ()
 
 
 def refuse_odd_names(root: Path, names: Sequence[str]) -> None:

@@ -95,6 +95,8 @@ def ingest(
         examples = examples.drop(columns="place")
         stats = _stats(examples, classes, rejects, found, source)
         stats["left_out"] |= dropped
+        if found.cuts:
+            stats["cuts"] = list(found.cuts)
         check_left_out(settings, stats["left_out"])
         left = None
         if _has_classes(schema) and settings.label_kind != "none":

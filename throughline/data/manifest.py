@@ -63,6 +63,11 @@ class Manifest:
                 raise ValueError(f"shape {values.shape}, manifest.json says {shape}")
         return values
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The time steps of a series before which others are missing."""
+        return tuple(self.stats.get("cuts", ()))
+
     @cached_property
     def digest(self) -> str:
         """Digest of ids, contents, labels, splits, and of how the columns of a table are coded.
@@ -80,6 +85,8 @@ class Manifest:
             contents.append(json.dumps([columns.names, columns.categories]))
         if self.columns is not None:
             contents.append("\n".join(digest_rows(self.columns, columns)))
+        if self.cuts:
+            contents.append("\n".join(map(str, self.cuts)))
         return digest_blake2b(*(content.encode() for content in contents))
 
 

@@ -234,7 +234,7 @@ def _(
     step: Window | TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor
 ) -> Dataset:
     windows = (
-        stream_readers.windows(dataset, step)
+        stream_readers.windows(dataset, step, step.cuts_of(context.split))
         if isinstance(step, Window)
         else stream_readers.token_windows(dataset, step)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from throughline.plan.ops import Decode, DecodeImage, Op, Shape
@@ -87,9 +87,15 @@ def output_shape(
 
 
 def choose_window(
-    settings: WindowSettings, steps: Mapping[str, int], columns: Sequence[str]
+    settings: WindowSettings,
+    steps: Mapping[str, int],
+    columns: Sequence[str],
+    *,
+    cuts: Sequence[int] = (),
 ) -> Window:
     """Return the windows of a series of these `columns`; `steps` are the time steps of each split.
+
+    The splits follow one another. No window crosses one of the `cuts` of the whole series.
 
     Raises:
       InvalidParams: A target is no column, or a split is shorter than one window.
@@ -104,17 +110,26 @@ def choose_window(
         horizon=settings.horizon,
         stride=settings.stride,
         targets=tuple(columns.index(name) for name in settings.targets or columns),
+        cuts=tuple(_find_cuts(steps, cuts)),
     )
     for split, count in steps.items():
-        if window.count(count) == 0:
+        if window.count(split, count) == 0:
             needed = f"window.length + window.horizon = {window.length + window.horizon}"
+            between = " between two gaps of the series" if window.cuts_of(split) else ""
             raise InvalidParams(
                 [
-                    f"window: the {split} split has {count} time steps, fewer than {needed};"
-                    " shorten the window or give the split more data"
+                    f"window: the {split} split has {count} time steps, fewer than {needed}"
+                    f"{between}; shorten the window or give the split more data"
                 ]
             )
     return window
+
+
+def _find_cuts(steps: Mapping[str, int], cuts: Sequence[int]) -> Iterator[tuple[str, int]]:
+    begin = 0
+    for split, count in steps.items():
+        yield from ((split, cut - begin) for cut in cuts if begin < cut < begin + count)
+        begin += count
 
 
 def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:

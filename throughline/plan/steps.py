@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from throughline.plan.ops import Op
@@ -77,6 +78,9 @@ class Step(ABC):
 class Window(Step):
     """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets`
     (indices of columns).
+
+    No window crosses one of the `cuts`, each a split and the time step of that split before which
+    others are missing.
     """
 
     params_key: ClassVar[str] = "window"
@@ -85,13 +89,32 @@ class Window(Step):
     horizon: int
     stride: int
     targets: tuple[int, ...]
+    cuts: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return f"window[{self.length}+{self.horizon},{self.stride}]"
 
-    def count(self, steps: int) -> int:
+    @property
+    def size(self) -> int:
+        return self.length + self.horizon
+
+    def cuts_of(self, split: str) -> tuple[int, ...]:
+        return tuple(cut for name, cut in self.cuts if name == split)
+
+    def count(self, split: str, steps: int) -> int:
         """Return the number of windows in a split of this many time `steps`."""
-        return max(0, (steps - self.length - self.horizon) // self.stride + 1)
+        return sum(count for _, count in self.list_runs(split, steps))
+
+    def list_runs(self, split: str, steps: int) -> list[tuple[int, int]]:
+        """Return the number of the first window between two cuts, and how many follow each other.
+
+        Window n of a split begins at its time step n × `stride`.
+        """
+        runs = []
+        for begin, end in pairwise([0, *self.cuts_of(split), steps]):
+            first = -(-begin // self.stride)
+            runs.append((first, max(0, (end - self.size) // self.stride - first + 1)))
+        return runs
 
 
 @dataclass(frozen=True, kw_only=True)

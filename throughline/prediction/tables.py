@@ -68,7 +68,15 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     if steps < length:
         raise UnreadableSource(f"{path} has {steps} time steps, and the model needs {length}")
     stride = spec.window.stride if wanted.every_window else steps
-    starts = range(0 if wanted.every_window else steps - length, steps - length + 1, stride)
+    starts = np.arange(0 if wanted.every_window else steps - length, steps - length + 1, stride)
+    first, last = (
+        np.searchsorted(series.cuts, each, "right") for each in (starts, starts + length - 1)
+    )
+    starts = starts[first == last].tolist()
+    if not starts:
+        raise UnreadableSource(
+            f"{path}: time steps are missing among the last {length}, which the model needs"
+        )
     return Examples(
         items=(
             Example(

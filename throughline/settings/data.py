@@ -52,7 +52,7 @@ def _known_layout(layout: Any) -> str:
 
 SourceName = Annotated[str, BeforeValidator(_known_source)]
 Layout = Annotated[str, BeforeValidator(_known_layout)]
-Filling = Literal["reject", "median", "category", "interpolate", "previous"]
+Filling = Literal["reject", "median", "category", "interpolate", "previous", "cut"]
 Missing = Annotated[
     Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
 ]
@@ -223,11 +223,11 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _fills_gaps_of_series(self) -> DataSettings:
         ways = {*self.missing.values()} if isinstance(self.missing, dict) else {self.missing}
-        of_series = {"interpolate", "previous"}
+        of_series = {"interpolate", "previous", "cut"}
         if self.source == "time_series" and not ways <= of_series | {"reject"}:
-            raise ValueError("missing: gaps of a time series are filled by interpolate or previous")
+            raise ValueError("missing: a time series takes interpolate, previous or cut")
         if self.source != "time_series" and ways & of_series:
-            raise ValueError("missing: interpolate and previous fill gaps of source: time_series")
+            raise ValueError("missing: interpolate, previous and cut are for source: time_series")
         return self
 
     def missing_in(self, column: str) -> Filling:

@@ -45,8 +45,8 @@ from throughline.training.callbacks import make_early_stopping
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback
 from throughline.training.fit import Schedule, SplitEvaluation, fit
-from throughline.training.replicas import count_training_gpus
 from throughline.training.model_state import build_optimizer
+from throughline.training.replicas import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 from throughline.tuning.budgets import Limits, Need

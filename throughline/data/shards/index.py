@@ -43,10 +43,13 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
+    """All shards; time steps of a series are missing before those that `cuts` lists."""
+
     schema: Schema
     classes: tuple[str, ...]
     data_digest: str
     shards: tuple[Shard, ...]
+    cuts: tuple[int, ...] = ()
 
     def with_repaired(self, repaired: Sequence[Shard]) -> ShardIndex:
         """Return the set with repaired shards in place of the damaged ones.

@@ -186,6 +186,7 @@ def shard(
             classes=manifest.classes,
             data_digest=manifest.digest,
             shards=shards,
+            cuts=manifest.cuts,
         )
         if storage:
             names = [object_name(shard.digest) for shard in shards]

@@ -5,7 +5,8 @@ A missing value is an error that names its row: windows would jump over rejected
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.compute
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.found import Series
 from throughline.data.tables import column_kinds, tabular
-from throughline.data.tables.moments import check_times, read_moments, refuse_reversed
+from throughline.data.tables.moments import check_times, check_unnamed_times
 from throughline.data.tables.number_text import explain_notation
 from throughline.data.tables.odd_values import find_sentinels, find_units
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
@@ -37,7 +38,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
         columns = TableColumns(names=names)
         return Series(values=_to_float32(values, names, path), schema=_make_schema(columns))
     table = tabular.read_table(path, settings, trained=trained)
-    values, names, warnings = _read_columns(table)
+    values, names, warnings, gaps = _read_columns(table)
     columns = TableColumns(names=names, decimal=table.decimal, thousands=table.thousands)
     roles: dict[str, column_kinds.Kind] = dict.fromkeys(settings.time_columns, "time")
     roles |= dict.fromkeys(names, "number")
@@ -55,9 +56,11 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
             f"not numeric and left out: {', '.join(left_out)} (data.ignore says that it is meant)"
         )
         warnings = [said, *warnings]
+    stored = _to_float32(values, names, path, table, gaps)
     return Series(
-        values=_to_float32(values, names, path, table),
+        values=stored[gaps.kept] if gaps.cuts else stored,
         schema=_make_schema(columns),
+        cuts=gaps.cuts,
         readings=readings,
         dialect=table.describe_dialect(),
         warnings=[
@@ -69,17 +72,43 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
     )
 
 
+@dataclass(frozen=True)
+class _Gaps:
+    """Rows (rows,) that are `kept` of a series, and the rows before which others are missing."""
+
+    kept: np.ndarray
+    jumps: np.ndarray
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The time steps, among those that are kept, before which others are missing."""
+        steps = np.cumsum(self.kept) - self.kept
+        places = np.unique(steps[np.concatenate([np.flatnonzero(~self.kept), self.jumps])])
+        return tuple(places[(places > 0) & (places < self.kept.sum())].tolist())
+
+    def describe(self) -> list[str]:
+        rows, places = int((~self.kept).sum()), len(self.jumps)
+        found = [f"{rows:,} row{'s' * (rows > 1)} with an empty cell"] * bool(rows)
+        found += [f"{places:,} gap{'s' * (places > 1)} in time"] * bool(places)
+        return [f"the series is cut at {' and '.join(found)}: no window crosses them"] * bool(found)
+
+
 def _make_schema(columns: TableColumns) -> Schema:
     return Schema(features=(array_feature("series", (len(columns.names),), "float32", columns),))
 
 
 def _to_float32(
-    values: np.ndarray, names: tuple[str, ...], path: Path, table: TextTable | None = None
+    values: np.ndarray,
+    names: tuple[str, ...],
+    path: Path,
+    table: TextTable | None = None,
+    gaps: _Gaps | None = None,
 ) -> np.ndarray:
     """Return values (time steps, columns) as float32; refuse those that are no numbers there."""
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
         stored = values.astype(np.float32, copy=False)
-    bad = np.argwhere(~np.isfinite(stored))
+    unusable = ~np.isfinite(stored)
+    bad = np.argwhere(unusable & gaps.kept[:, None] if gaps else unusable)
     if not len(bad):
         return stored
     row, column = bad[0].tolist()
@@ -89,8 +118,8 @@ def _to_float32(
         what = column_kinds.explain_no_number(table, name, row)
     more = f", and {len(bad) - 1:,} more values are no numbers, too" if len(bad) > 1 else ""
     remedy = (
-        "set data.missing: interpolate or previous for empty cells between others, or cut the"
-        " series"
+        "set data.missing: interpolate or previous for empty cells between others, or cut: no"
+        " window crosses such a row"
     )
     if cell and np.isnan(values[row, column]):
         remedy = f"{MARK_MISSING}; then {remedy}"
@@ -136,8 +165,8 @@ def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     return values, names
 
 
-def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
-    """Return the numeric columns (time steps, columns), their names, and warnings."""
+def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[str], _Gaps]:
+    """Return the numeric columns (time steps, columns), their names, warnings and gaps."""
     settings = table.settings
     if not (settings.time_columns or settings.numeric):
         column_kinds.refuse_wide(table)
@@ -153,25 +182,31 @@ def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[s
         "data.numeric": settings.numeric,
         "data.ignore": settings.ignore,
     }
-    _, _, late, names, _ = tabular.check_all(
+    _, _, (jumps, late), names, unchecked = tabular.check_all(
         table.path,
         partial(tabular.check_columns, table, named),
         partial(check_marks, table.path, settings, table.columns),
         partial(check_times, table),
         partial(_choose_columns, table),
-        partial(_refuse_unnamed_times, table),
+        partial(_check_unnamed_times, table),
     )
     filled = [_fill_gaps(table, name) for name in names]
-    warnings = [*late, *(warning for _, warning in filled if warning)]
-    return np.column_stack([values for values, _ in filled]), tuple(names), warnings
+    warnings = [*unchecked, *(warning for _, warning in filled if warning)]
+    cutting = [name for name in names if settings.missing_in(name) == "cut"]
+    kept = np.ones(len(table), bool)
+    for name in cutting:
+        kept &= np.asarray(pc.not_equal(table.columns[name], ""), bool)
+    gaps = _Gaps(kept, jumps if cutting else jumps[:0])
+    warnings += gaps.describe() if cutting else late
+    return np.column_stack([values for values, _ in filled]), tuple(names), warnings, gaps
 
 
-def _refuse_unnamed_times(table: TextTable) -> None:
-    """Refuse a series whose times fall, if they are in a column that nobody named."""
+def _check_unnamed_times(table: TextTable) -> list[str]:
     settings = table.settings
-    if not settings.time_columns:
-        for name in table.columns.keys() - {*_list_numeric(table), *settings.ignore}:
-            refuse_reversed(table, name, read_moments(table.cells(name)))
+    if settings.time_columns:
+        return []
+    left_out = {*_list_numeric(table), *settings.ignore}
+    return check_unnamed_times(table, [name for name in table.columns if name not in left_out])
 
 
 def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:

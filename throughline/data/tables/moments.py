@@ -51,14 +51,15 @@ class TimeProblem:
     two_ways: bool = False
 
 
-def check_times(table: TextTable) -> list[str]:
-    """Refuse times that do not increase; return warnings if rows seem to be missing.
+def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
+    """Refuse times that do not increase; return the rows before which others seem to be missing,
+    and a warning of these.
 
     Several columns of times, such as date and time of day, are read as one.
     """
     names = table.settings.time_columns
     if not names or not table.columns.keys() >= {*names}:
-        return []
+        return np.empty(0, int), []
     name = " ".join(names)
     if len(names) > 1:
         table = replace(table, columns={**table.columns, name: _join_times(table, names)})
@@ -73,18 +74,19 @@ def check_times(table: TextTable) -> list[str]:
         readings = [pd.Series(moments) if written is None else written]
     else:
         readings = read_moments(cells)
-    refuse_reversed(table, name, readings)
+    _refuse_reversed(table, name, readings)
     problem = find_time_problem(readings)
     if problem is None:
         gaps = min(map(_find_gaps, readings), key=len)
         if not len(gaps):
-            return []
+            return gaps, []
         first = int(gaps[0])
         count = f"{len(gaps):,} times more" if len(gaps) > 1 else "once more"
-        return [
+        return gaps, [
             f"{name} grows {count} than {GAP} times as much as it does from most rows to the next,"
             f" first before row {first + 1} ({cells[first - 1]}, {cells[first]}): rows are missing"
             " there, or times are not regular, and windows take rows for regular steps"
+            " (data.missing: cut keeps windows from crossing such places)"
         ]
     row = problem.row + 1
     if problem.unreadable:
@@ -104,7 +106,35 @@ def check_times(table: TextTable) -> list[str]:
     raise UnreadableSource(f"{table.path}: {name} does not increase in row {row}; {advice}")
 
 
-def refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
+def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
+    """Refuse times that go back, in columns that no key names; warn of those that are unchecked."""
+    times = []
+    for name in names:
+        cells = table.cells(name)
+        readings = read_moments(cells)
+        _refuse_reversed(table, name, readings)
+        if readings[0].isna().any():
+            continue
+        times.append(name)
+        back = [np.flatnonzero(np.diff(_as_numbers(each)) < 0) for each in readings]
+        of_day = pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py()
+        if all(map(len, back)) and not of_day:
+            row = int(max(each[0] for each in back)) + 1
+            raise UnreadableSource(
+                f"{table.path}: {name} goes back in row {row + 1}, from {cells[row - 1]} to"
+                f" {cells[row]}; windows take the rows in their order",
+                f"set data.time_column: {name}; or data.ignore: [{name}] if the order is right",
+            )
+    if not times:
+        return []
+    key = times[0] if len(times) == 1 else f"[{', '.join(times)}]"
+    return [
+        f"no key names the column of times, so rows that are missing or late are not noticed: set"
+        f" data.time_column: {key}, or data.ignore: [{', '.join(times)}]"
+    ]
+
+
+def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
     """Refuse a series whose times fall from row to row: it would be learned backwards."""
     if table.rows >= _LEAST_FALLING and all(
         _find_late(each.iloc[::-1]) is None for each in readings

@@ -130,8 +130,9 @@ class PreparedData:
         """Count the examples of a split: rows, or windows of its time steps or tokens."""
         if window is None:
             return self.shards.examples(split)
-        of_text = isinstance(window, TokenWindow)
-        return window.count(self.tokens(split) if of_text else self.shards.examples(split))
+        if isinstance(window, TokenWindow):
+            return window.count(self.tokens(split))
+        return window.count(split, self.shards.examples(split))
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Return ops completed with statistics, classes, categories and the fitted tokenizer."""

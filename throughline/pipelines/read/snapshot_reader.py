@@ -39,7 +39,7 @@ from throughline.pipelines.read.sequence_batches import (
     fetch_padded,
 )
 from throughline.plan.schema import COLUMNS
-from throughline.plan.steps import Gather, TokenWindow
+from throughline.plan.steps import Gather, TokenWindow, Window
 
 # Columns, step, rows (batch,) → ready batch.
 BatchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element | tuple]
@@ -231,13 +231,21 @@ class SnapshotReader:
         if isinstance(window, TokenWindow):
             places = (rows * window.length)[:, None] + tf.range(window.length + 1, dtype=tf.int64)
             return split_tokens(tf.gather(columns["text"], places)) | {"key": rows}
-        starts = rows * window.stride
-        time_steps = tf.gather(
-            columns["features"],
-            starts[:, None] + tf.range(window.length + window.horizon, dtype=tf.int64),
-        )
+        starts = self._number_windows(window, rows) * window.stride
+        places = starts[:, None] + tf.range(window.size, dtype=tf.int64)
+        time_steps = tf.gather(columns["features"], places)
         examples = split_window(time_steps, window.length, window.targets)
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
+
+    def _number_windows(self, window: Window, rows: tf.Tensor) -> tf.Tensor:
+        """Return the numbers (batch,) of windows, given their places among those across no cut."""
+        if not window.cuts_of(self.split):
+            return rows
+        runs = window.list_runs(self.split, self.data.shards.examples(self.split))
+        firsts, counts = np.transpose(np.asarray(runs, np.int64))
+        ends = np.cumsum(counts)
+        run = tf.searchsorted(tf.constant(ends), rows, side="right")
+        return rows + tf.gather(tf.constant(firsts - ends + counts), run)
 
 
 def _gather(columns: Columns, rows: tf.Tensor) -> Element:

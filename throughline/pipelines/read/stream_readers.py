@@ -5,7 +5,7 @@ File names are absolute, because workers of a tf.data service run in other folde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,9 @@ def open_next_epoch_early(
     return tf.data.experimental.from_variant(opened, specs[0])
 
 
-def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
-    """Slide windows over the time steps of a stream of blocks, like tf.data's `window`."""
-    size = step.length + step.horizon
+def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int]) -> tf.data.Dataset:
+    """Slide windows over a split's time steps, like tf.data's `window`, but across no cut."""
+    size = step.size
 
     def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
         keys = block["key"] + tf.range(tf.shape(block["features"], tf.int64)[0])
@@ -156,7 +156,22 @@ def windows(dataset: tf.data.Dataset, step: Window) -> tf.data.Dataset:
     slices = dataset.flat_map(rows, name="rows").window(
         size, shift=step.stride, drop_remainder=True, name="window"
     )
-    return slices.flat_map(stack, name="window").map(split, name="window")
+    stacked = slices.flat_map(stack, name="window")
+    if cuts:
+        numbered = stacked.enumerate(name="window")
+        stacked = numbered.filter(_crosses_none(step, cuts), name="window").map(
+            lambda number, window: window, name="window"
+        )
+    return stacked.map(split, name="window")
+
+
+def _crosses_none(step: Window, cuts: Sequence[int]) -> Callable[..., tf.Tensor]:
+    def crosses_none(number: tf.Tensor, window: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        ends = number * step.stride + tf.constant([0, step.size - 1], tf.int64)
+        before = tf.searchsorted(tf.constant(cuts, tf.int64), ends, side="right")
+        return before[0] == before[1]
+
+    return crosses_none
 
 
 def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Dataset:
