@@ -81,12 +81,10 @@ def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, rea
     assert np.isfinite(manifest.examples["label"].to_numpy(float)).all()
 
 
-def test_the_advice_about_a_missing_split_helps(images, tmp_path):
-    rows = [{**row, "split": "test" if row["split"] == "test" else "train"} for row in images]
-    with pytest.raises(UnusableDataset, match="name some `validation`, or leave the split of some"):
-        listed(rows, tmp_path)
-    rows = [{**row, "split": row["split"] if row["split"] == "test" else None} for row in images]
-    assert listed(rows, tmp_path).stats["examples"]["validation"] > 0
+def test_missing_validation_is_taken_from_training_and_missing_training_refused(images, tmp_path):
+    for other in ("train", None):
+        rows = [{**row, "split": "test" if row["split"] == "test" else other} for row in images]
+        assert listed(rows, tmp_path).stats["examples"]["validation"] > 0
     with pytest.raises(UnusableDataset, match="names the split of every example, in a column"):
         listed([{**row, "split": "test"} for row in images], tmp_path)
 

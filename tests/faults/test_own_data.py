@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.fuzz.fuzz_parsers import DECODER, encode_images, mutate, parse_image
+from tests.fuzz.fuzz_parsers import INSPECT, encode_images, mutate, parse_image
 from tests.support.project import SMALL, make_project, run, write_params
 from tests.support.small_data import picture
 from throughline.data.encodings import decode_probe as module
@@ -58,7 +58,7 @@ FILES, SEED = 200, 20
 
 def test_ingest_accepts_no_file_that_tensorflow_cannot_decode(tmp_path):
     draw, valid = random.Random(SEED), encode_images()
-    with DECODER:
+    with INSPECT:
         accepted = [parse_image(mutate(draw.choice(valid), draw), tmp_path) for _ in range(FILES)]
     assert any(accepted) and not all(accepted)
 

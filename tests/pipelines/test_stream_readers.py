@@ -92,7 +92,7 @@ def test_windows_slide_across_blocks_and_have_the_key_of_their_first_step():
         (0, [[0, 0], [1, 10]], [[20]]),
         (2, [[2, 20], [3, 30]], [[40]]),
     ]
-    assert len(elements) == step.count(6)
+    assert len(elements) == step.count("train", 6)
 
 
 def test_a_stream_of_one_order_begins_each_class_elsewhere_in_each_epoch(data):

@@ -223,7 +223,7 @@ SETTINGS = WindowSettings(length=10, horizon=2, targets=["wind"])
 def test_a_series_is_cut_into_windows_of_the_columns_that_are_named_or_all():
     window = choose_window(SETTINGS, {"train": 40, "test": 12}, ["rain", "wind"])
     assert (window.length, window.horizon, window.targets) == (10, 2, (1,))
-    assert window.count(12) == 1
+    assert window.count("train", 12) == 1
     settings = SETTINGS.model_copy(update={"targets": []})
     assert choose_window(settings, {"train": 40}, ["rain", "wind"]).targets == (0, 1)
     with pytest.raises(InvalidParams, match="wind is not a column; known: rain"):

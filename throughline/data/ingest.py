@@ -365,12 +365,7 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
             " or labels"
         )
     if stats["examples"].get("validation", 0) == 0:
-        remedy = "raise data.split.validation or add data"
-        if own:
-            remedy = (
-                "the source names the split of every example: name some `validation`, or leave the"
-                " split of some empty, to be assigned"
-            )
         raise UnusableDataset(
-            f"none of the {train} examples fell into the validation split; {remedy}"
+            f"none of the {train} examples fell into the validation split; raise"
+            " data.split.validation or add data"
         )

@@ -137,7 +137,7 @@ def open_next_epoch_early(
     return tf.data.experimental.from_variant(opened, specs[0])
 
 
-def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int]) -> tf.data.Dataset:
+def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int] = ()) -> tf.data.Dataset:
     """Slide windows over a split's time steps, like tf.data's `window`, but across no cut."""
     size = step.size
 
