@@ -77,14 +77,7 @@ def comparison(
         again = list_again(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        layout = Layout(run.workspace.root)
-        with run.hold_results():
-            run_key = make_run_key(
-                layout.manifest,
-                run.params.data.path,
-                pipeline="comparison",
-                window=run.params.window,
-            )
+        run_key, layout = make_key(run), Layout(run.workspace.root)
         certain = prepared.changed or bool(again) or promote
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             run = run.with_parent_run(parent)
@@ -117,6 +110,12 @@ def comparison(
         report = run.save_experiment(changed=finished.changed) or layout.report
         link_to_report(report)
         return ComparisonResult(compared=compared, report=report)
+
+
+def make_key(run: Run) -> RunKey:
+    manifest, params = Layout(run.workspace.root).manifest, run.params
+    with run.hold_results():
+        return make_run_key(manifest, params.data.path, pipeline="comparison", window=params.window)
 
 
 def open_parent(

@@ -6,9 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -112,11 +111,9 @@ def up(  # noqa: PLR0913 - each is an option of the command
                 input_port=input_port,
                 dask_port=dask_port,
             )
-            endpoints = _endpoints(opened, prefect_port, mlflow_port)
-            if input_workers:
-                endpoints = replace(
-                    endpoints, worker={OWN_SERVICE: f"grpc://{clusters.input_address(opened)}"}
-                )
+            endpoints = _endpoints(
+                opened, prefect_port, mlflow_port, with_service=bool(input_workers)
+            )
             typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
             check_stores = running.enter_context(stores(opened))
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
@@ -128,15 +125,14 @@ def up(  # noqa: PLR0913 - each is an option of the command
             _write_client_environment(opened, endpoints)
             print_urls(endpoints, runs_at_once)
             _print_more_urls(opened, input_workers, dask_workers)
-
-            def check_all() -> None:
-                check_stores()
-                check_services()
-                for one in others:
-                    one.check()
-
-            run_until_interrupted(check_all)
+            checks = [check_stores, check_services, *(one.check for one in others)]
+            run_until_interrupted(lambda: _call_all(checks))
         typer.echo("stopped")
+
+
+def _call_all(checks: Sequence[Callable[[], object]]) -> None:
+    for check in checks:
+        check()
 
 
 def _print_more_urls(home: StackConfig, input_workers: int, dask_workers: int) -> None:
@@ -194,8 +190,11 @@ def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
         yield check_stores
 
 
-def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoints:
+def _endpoints(
+    home: StackConfig, prefect_port: int, mlflow_port: int, *, with_service: bool
+) -> Endpoints:
     own = home.settings
+    service = {OWN_SERVICE: f"grpc://{clusters.input_address(home)}"} if with_service else {}
     return Endpoints(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
@@ -216,6 +215,7 @@ def _endpoints(home: StackConfig, prefect_port: int, mlflow_port: int) -> Endpoi
             "MLFLOW_FLASK_SERVER_SECRET_KEY": own.mlflow_secret,
         },
         client=home.clients,
+        worker=service,
     )
 
 
