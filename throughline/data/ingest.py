@@ -45,6 +45,7 @@ from throughline.data.manifest import (
 )
 from throughline.data.rejects import check_rejects
 from throughline.data.shards.records import example_key
+from throughline.data.split_names import leave_validation_open
 from throughline.data.splits import assign_split
 from throughline.data.tables.table_columns import fill_medians
 from throughline.plan.schema import Schema, find_encoding
@@ -84,7 +85,8 @@ def ingest(
         found = replace(found, rows=found.rows.assign(place=np.arange(len(found.rows))))
         found, dropped = _settle_classes(found, settings)
         if not found.schema.is_series:
-            found = replace(found, rows=_leave_validation_open(found.rows))
+            splits = leave_validation_open(found.rows["split"].tolist())
+            found = replace(found, rows=found.rows.assign(split=[each or "" for each in splits]))
         found = _reject_duplicates(found, settings)
         classes, given = found.classes, set(found.rows["split"])
         rejects = _list_rejects(found.rejected)
@@ -168,13 +170,6 @@ def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, 
     rows, classes = join_alike(rows, classes, settings.same_labels)
     rejected = [*found.rejected, *unnamed]
     return replace(found, rows=rows, classes=classes, rejected=rejected), dropped | unlabeled
-
-
-def _leave_validation_open(rows: pd.DataFrame) -> pd.DataFrame:
-    """Leave the split of training examples open if the source names none for validation."""
-    if "validation" in set(rows["split"]):
-        return rows
-    return rows.assign(split=rows["split"].replace("train", ""))
 
 
 def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:

@@ -117,8 +117,7 @@ def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
             continue
         times.append(name)
         back = [np.flatnonzero(np.diff(_as_numbers(each)) < 0) for each in readings]
-        of_day = pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py()
-        if all(map(len, back)) and not of_day:
+        if all(map(len, back)) and not _holds_times_of_day(table, name):
             row = int(max(each[0] for each in back)) + 1
             raise UnreadableSource(
                 f"{table.path}: {name} goes back in row {row + 1}, from {cells[row - 1]} to"
@@ -271,9 +270,13 @@ def _count_late(moments: pd.Series) -> int:
     return int((np.diff(_as_numbers(moments)) <= 0).sum())
 
 
+def _holds_times_of_day(table: TextTable, name: str) -> bool:
+    return pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py()
+
+
 def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
     """Return whether a column holds times of day that put nearly all `late` rows in order."""
-    if not pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py():
+    if not _holds_times_of_day(table, name):
         return False
     joined = read_moments(_join_times(table, [*table.settings.time_columns, name]).to_pylist())
     return any(not each.isna().any() and _count_late(each) <= _STILL_LATE * late for each in joined)
