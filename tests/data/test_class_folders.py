@@ -208,7 +208,7 @@ def read(*folders, layout="auto", classes=True):
         (("car/test", "car/train", "dog/train"), [(TEST, "car"), (TRAIN, "car"), (TRAIN, "dog")]),
         (("a/b/train", "c/train", "c/val"), [(TRAIN, "a/b"), (TRAIN, "c"), (VALID, "c")]),
         (("chest/chest/train/ill", "chest/chest/test/ill"), [(TRAIN, "ill"), (TEST, "ill")]),
-        (("2750/River", "2750/Forest"), [(NONE, "2750/River"), (NONE, "2750/Forest")]),
+        (("2750/River", "2750/Forest"), [(NONE, "River"), (NONE, "Forest")]),
         (("train2017/dog", "val2017/dog"), [(TRAIN, "dog"), (VALID, "dog")]),
         (("train tracks", "test tubes"), [(NONE, "train tracks"), (NONE, "test tubes")]),
         (("x-val/a", "TRAIN/a", "testdata/a"), [(VALID, "a"), (TRAIN, "a"), (TEST, "a")]),

@@ -51,6 +51,12 @@ READ = {
     "a level up": (["../a/1.png", "../a/2.png"], ["a/1.png", "a/2.png"], ".. is of another"),
     "a single part left": (["/m/a/1.png", "/m/a/2.png"], ["1.png", "2.png"], "m/a is of another"),
     "below the root first": (["1", "2"], ["1.png", "2.png", "old/1.png"], ".png was added"),
+    "of another suffix": (["1.dcm", "2.dcm"], ["1.png", "2.png"], "other suffixes, or other case"),
+    "of another case": (
+        ["A/1.JPG", "a/2"],
+        ["a/1.jpg", "a/2.png"],
+        "other suffixes, or other case",
+    ),
     "letters of other scripts": (["猫", "собака"], ["x/猫.png", "x/собака.png"], "x was added"),
 }
 
@@ -68,15 +74,13 @@ def test_names_are_read_by_one_rule_which_is_said(names, files, rule, tmp_path):
 REFUSED = {
     "two suffixes": (["a", "b"], ["a.jpg", "a.png", "b.png"], "a may be a.jpg or a.png"),
     "two folders": (["1.png"], ["x/1.png", "y/1.png", "y/2.png"], "1.png may be x/1.png or"),
-    "some without a suffix": (["1", "2.png"], ["1.png", "2.png"], "1 of 2 files are not below"),
     "another folder for each": (
         ["val/1.png", "train/2.png"],
         ["train/1.png", "train/2.png"],
         r"1 of 2 files are not below .*, such as val/1\.png; train/2\.png is",
     ),
     "two machines": (["/a/1.png", "/b/2.png"], ["1.png", "2.png"], r"/a/1\.png was looked for"),
-    "another suffix": (["1.dcm"], ["1.png"], r"1\.dcm was looked for.*there is 1\.png"),
-    "another case": (["A", "B"], ["a.png", "b.png"], r"A was looked for.*there is a\.png"),
+    "another name": (["A", "B"], ["x.png", "b.png"], r"A was looked for.*there is b\.png"),
     "no images": (["1", "2"], ["1.txt", "2.txt"], "there are no such files"),
     "a third is missing": (["1", "2", "3"], ["1.png", "2.png"], "1 was looked for"),
     "folders": (["a", "b"], ["a/1.png", "b/1.png"], "a was looked for"),

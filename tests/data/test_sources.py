@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from throughline.data.found import ExampleFile, Rejected
-from throughline.data.sources import fashion_mnist, image_table
+from throughline.data.sources import SCANNERS, fashion_mnist, image_table, open_source
 from throughline.data.sources.text_table import KeptCells
 from throughline.data.tables.table_columns import check_names, name_columns, read_listing
 from throughline.settings import DataSettings
@@ -75,8 +75,9 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
     )
     assert by_folder.files == by_table.files and not by_folder.warnings
     assert "does not watch" in by_table.warnings[0]
-    (tmp_path / "other.tsv").touch()
-    with pytest.raises(DataNotFound, match=r"holds 2 tables \(images.csv, other.tsv\)"):
+    (tmp_path / "other.tsv").write_text("id\n1\n")
+    words = r"different columns: images.csv \(path, label\); other.tsv \(id\); .*data.leave_out"
+    with pytest.raises(UnreadableSource, match=words):
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
 
 
@@ -104,3 +105,52 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
         check_names(Path("x"), settings, named, input_name="text")
     assert "label (data.label_column and data.numeric)" in str(refusal.value)
     assert "a column that the model sees is named text, as the text itself" in str(refusal.value)
+
+
+@pytest.mark.parametrize("source", ["table", "text_table", "image_table"])
+def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_path, source):
+    """As published: one of them is another table, and one has no labels."""
+    lines = {
+        "train": "a.png,1.5,x\nb.png,2.5,y\n",
+        "valid": "a.png,1.25,y\n",
+        "test": "b.png,2,x\n",
+    }
+    for name, rows in lines.items():
+        (tmp_path / f"{name}.csv").write_text(f"text,size,label\n{rows}")
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    settings = DataSettings(source=source, path=str(tmp_path), path_column="text", ignore=["text"])
+
+    def splits(found):
+        items = {"files": found.files} if source == "image_table" else vars(found)
+        listed = items.get("files") or items.get("documents")
+        return [one.split for one in listed] if listed else found.splits
+
+    assert splits(SCANNERS[source](settings)) == ["test", "train", "train", "validation"]
+    (tmp_path / "sample_submission.csv").write_text("text,label\na.png,x\n")
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: \[sample_submission\]"):
+        SCANNERS[source](settings)
+    chosen = settings.model_copy(update={"leave_out": ["sample_submission", "valid.csv"]})
+    found = SCANNERS[source](chosen)
+    assert splits(found) == ["test", None, None]
+    assert found.left_out == {
+        "data.leave_out: sample_submission": 2,
+        "data.leave_out: valid.csv": 2,
+    }
+    (tmp_path / "test.csv").write_text("text,size\na.png,1.5\n")
+    with pytest.raises(UnreadableSource, match=r"different columns: test\.csv \(text, size\); tr"):
+        SCANNERS[source](chosen)
+
+
+def test_files_that_git_lfs_has_not_fetched_are_named(tmp_path):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    for name in ("a/1.txt", "a/2.txt", "b/3.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A text." if name == "a/1.txt" else pointer)
+    settings = DataSettings(source="text_folder", path=str(tmp_path))
+    words = r"a/2\.txt is a pointer of Git LFS, and so are 1 more files; get .*git lfs pull"
+    with pytest.raises(UnreadableSource, match=words), open_source(settings, out=tmp_path / "out"):
+        pass
+    chosen = settings.model_copy(update={"leave_out": ["a/2.txt", "b"]})
+    with open_source(chosen, out=tmp_path / "out") as (found, _):
+        assert [one.id for one in found.documents] == ["a/1.txt"]

@@ -185,6 +185,10 @@ def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
         (["a;b", "1,5;2", "3,5;4"], ";"),
         (["price, net;b", "1,5;2", "3;4"], ";"),
         (["alone", "1"], ","),
+        ([" 0.5   1  7.25", " 0.25 2\t1e-003 "], " "),
+        (['18.0  8  307.\t"a b"', '15.0  ?  350.\t"c, d"'], " "),
+        (["a b", "Room 1", "Room 2"], ","),
+        (["day t\tx", "2026-01-01 10\t1.5"], "\t"),
     ],
 )
 def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lines, delimiter):
@@ -291,9 +295,9 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
     [
         (f"By us, and others\n{TABLE}", r"Lines with 3 cells begin in line 2; .* titles\? Remove"),
         (f"a,b,c,d\ne,f\n{TABLE}", "Lines with 3 cells begin in line 3"),
-        (f"{TABLE}\nSource: us, 2024\n", r"from line 33 on \('Source: us, 2024'\), if it is a n"),
-        (f"{TABLE}note\nsecond, note\n", r"from line 32 on \('note'\)"),
-        (f"{TABLE}1,2,a,b\n{ROWS}", "line 32 has 4. Quote cells that hold the delimiter"),
+        (f"{TABLE}\nSource: us, 2024\n", r"\('Source: us, 2024'\)\. .* if it is a note"),
+        (f"{TABLE}note\nsecond, note\n", r"line 33 has 2 \('note'\)\. Get the file again if"),
+        (f"{TABLE}1,2,a,b\n{ROWS}", r"has 4 \('1,2,a,b'\)\. Remove such lines if .*or quote"),
         ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
         ("# by us\n# two\nsize,age\n1.5,2\n1.5,2,a\n1.5,2\n", "line 5 has 3"),
     ],
@@ -310,3 +314,14 @@ def test_without_a_header_a_row_may_repeat_the_first(tmp_path):
     assert len(read_text(tmp_path, content, header="none")) == 32
     with pytest.raises(UnreadableSource, match="line 32: repeats the header"):
         read_text(tmp_path, content, header="names")
+
+
+def test_blanks_divide_the_cells_of_published_tables(tmp_path):
+    path = tmp_path / "cars.data"
+    path.write_text(' 18.0   8  307.\t"a  b"\n 15.0   6  1e-003\t"c, d" \n\n')
+    table = read(path, header="none")
+    assert [cells.to_pylist() for cells in table.columns.values()] == [
+        *(["18.0", "15.0"], ["8", "6"], ["307.", "1e-003"], ["a b", "c, d"])
+    ]
+    assert table.notes == ["cells are divided by blanks (data.delimiter sets it)"]
+    assert read(path, header="none", delimiter="blanks").columns == table.columns

@@ -26,6 +26,8 @@ def test_labels_and_categories_are_the_text_of_their_cells(tmp_path):
     assert found.classes == [f"{label:03}" for label in range(8)]
     assert found.schema.input.columns.categories == (("000", "001", "002", "003"),)
     assert found.labels[-1] == "001"
+    rows = [[row / 8, f"{row % 3:.18e}"] for row in range(60)]  # as NumPy's savetxt writes
+    assert scan(write(tmp_path, "size,label", rows)).classes == ["0", "1", "2"]
 
 
 def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_column(tmp_path):
@@ -174,7 +176,8 @@ def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
     (heading, *listed) = str(refusal.value).splitlines()
     assert heading == f"{path}: 6 problems:"
     assert [line for line in listed if line.startswith("  - ")] == [
-        "  - no column pric; known: id, note, shop, size; set data.label_column",
+        "  - no column pric; known: id, note, shop, size; set data.label_column, or"
+        " data.header: none if its first line is a row",
         "  - no column shopp; did you mean shop? Set data.categorical",
         "  - no column colour; known: id, note, shop, size; set data.ignore",
         "  - column id (0, …) numbers the rows; data.numeric: [id, …] learns from it as a number",

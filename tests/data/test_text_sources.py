@@ -152,7 +152,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(UnreadableSource, match="more than one column is named text"):
         scan("text_table", tmp_path / "two.parquet")
     (tmp_path / "table.jsonl").write_text("{}")
-    with pytest.raises(UnreadableSource, match=r"set `data\.source: text_lines`"):
+    with pytest.raises(UnreadableSource, match=r"name it \.tsv .* data\.source: text_lines"):
         scan("text_table", tmp_path / "table.jsonl")
     with pytest.raises(DataNotFound, match="does not exist"):
         scan("text_table", tmp_path / "nowhere.csv")
@@ -284,11 +284,12 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
 
 
 def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
-    write_files(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
+    names = {"corpus.README.1.0.txt": b"About it", "License.txt": b"May be used"}
+    write_files(tmp_path, {"train.txt": b"one", "valid.txt": b"two", **names})
     with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, and lines of"):
         scan("text_lines", tmp_path)
     classes = scan("text_lines", tmp_path, layout="class")
-    assert [item[1] for item in found(classes)] == ["train", "valid"]
+    assert [item[1] for item in found(classes)] == ["train", "valid"], "others are about them"
     source = scan("text_lines", tmp_path, label_kind="none")
     assert [item.split for item in documents_of(source)] == ["train", "validation"]
 

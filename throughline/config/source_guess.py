@@ -11,7 +11,6 @@ from typing import Any
 
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
-from throughline.shared.wording import ONE_TABLE, name_some
 
 _LOOKED_AT = 2000  # number of files examined in a folder
 _OF_FILES = {
@@ -29,7 +28,8 @@ _OF_FOLDERS = {
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
-_TABLES = {".csv", ".tsv", ".parquet"}
+_TABLES = {".csv", ".tsv", ".psv", ".parquet"}
+_ABOUT_TABLES = {"", ".txt", ".md", ".pdf", ".names"}  # a README, a license, a description
 _OF_KEYS = {"time_column": "time_series", "text_column": "text_table", "path_column": "image_table"}
 _REMEDY = "set data.source; docs/data.md lists the kinds"
 
@@ -58,7 +58,7 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
     if not path.is_dir():
         suffix = path.suffix.lower()
         if suffix in _TABLES:
-            return next((kind for key, kind in _OF_KEYS.items() if data.get(key)), "table")
+            return _guess_table(data)
         if suffix == ".gz":
             raise InvalidParams([f"data.path: {path} is compressed; unpack it with gunzip"])
         if suffix not in _OF_FILES:
@@ -70,17 +70,19 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
     counts = Counter(_OF_FOLDERS.get(_suffix(file), "") for file in files)
     kinds = counts.keys() - {""}
     tables = [file for file in files if file.parent == path and file.suffix.lower() in _TABLES]
-    if kinds == {"image_folder"} and len(tables) == 1:
+    if kinds == {"image_folder"} and (len(tables) == 1 or (tables and data.get("path_column"))):
         return "image_table"
     if len(kinds) == 1 and not tables:
         return kinds.pop()
-    texts = [file.name for file in tables if file.suffix.lower() != ".parquet"]
-    if texts and not kinds - {"text_folder"}:  # next to tables, a .txt is a README or a license
-        names = name_some(texts, most=4)
-        raise InvalidParams([f"data.path: {path} holds {names}; {ONE_TABLE}"])
+    if tables and {_suffix(file) for file in files} <= _TABLES | _ABOUT_TABLES:
+        return _guess_table(data)
     suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common(4)
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes) or "no file"
     raise InvalidParams([f"data.source: auto is not certain of {path}, with {shown}; {_REMEDY}"])
+
+
+def _guess_table(data: Mapping[str, Any]) -> str:
+    return next((kind for key, kind in _OF_KEYS.items() if data.get(key)), "table")
 
 
 def _walk(folder: Path) -> Iterator[Path]:

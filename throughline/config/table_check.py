@@ -25,7 +25,7 @@ def check_table(
       InvalidParams: The series is too short for its windows, or lacks a column to predict.
     """
     table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
-    if table.suffix.lower() not in (".csv", ".tsv", ".parquet") or not table.is_file():
+    if table.suffix.lower() not in (".csv", ".tsv", ".psv", ".parquet") or not table.is_file():
         return
     times = [file.stat().st_mtime for file in (root / PARAMS_FILE, table)]
     known = not changed and manifest.is_file() and manifest.stat().st_mtime > max(times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,14 @@ from throughline.shared.object_store import StoredObject
 
 if TYPE_CHECKING:
     from throughline.data.sources.text_table import KeptCells
+
+
+# Names of files about the data that are not part of it.
+ABOUT = re.compile(
+    r"((.*[\W_])?read_?me[\d._-]*|licen[cs]e|copying|notice|summary|citation|changelog|index)"
+    r"(\.(txt|md|rst|html))?",
+    re.IGNORECASE,
+)
 
 
 def find_suffix(name: str) -> str:

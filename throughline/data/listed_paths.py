@@ -1,14 +1,14 @@
 """Finds the files for paths in a list that do not exist as written.
 
-Such paths lack a suffix or folder, have backslashes, or are of another machine. One rule must turn
-them all into files; otherwise the list is refused.
+Such paths lack a suffix or folder, have backslashes, differ in case or suffix, or are of another
+machine. One rule must turn them all into files; otherwise the list is refused.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +20,7 @@ from throughline.shared.errors import UnreadableSource
 
 Parts = tuple[str, ...]
 _SHOWN = 3
+_, _, _OTHER = _SPELLINGS = "", "no suffix", "other suffix or case"
 
 
 def find_listed(
@@ -37,37 +38,36 @@ def find_listed(
     where = f"{table}: column {settings.path_column}"
     wanted = [*dict.fromkeys(name for name in names if name)]
     may_lack = settings.max_reject_fraction * len(wanted)
-    there = {name: name for name in wanted if _is_file(root / name)}
-    if len(wanted) - len(there) <= may_lack:
+    there = {name for name in wanted if _is_file(root / name)}
+    lacking = [name for name in wanted if name not in there]
+    if len(lacking) <= may_lack:
         return list(names), {}
-    if there:
-        lacking = [name for name in wanted if name not in there]
-        raise UnreadableSource(
-            f"{where}: {len(lacking):,} of {len(wanted):,} files are not below {root}, such as"
-            f" {lacking[0]}; {next(iter(there))} is",
-            "bring these files there, or take their rows out of the list",
-        )
     files = [*_walk(root)]
     suffixes = cast("FileEncoding", find_encoding("image")).suffixes
-    by_name = {name: _split(name) for name in wanted if _split(name)}
-    folders = [parts[:-1] for parts in by_name.values()]
+    by_name = {name: _split(name) for name in lacking if _split(name)}
+    folders = [_split(name)[:-1] for name in wanted]
     shared = tuple(os.path.commonprefix(folders))  # noqa: RUF071 - of parts, not of letters
-    indexes = {False: _index(files, ()), True: _index(files, suffixes)}
+    like = [one for one in files if find_suffix(one[-1]) in suffixes]
+    indexes = {spelling: _index(like if spelling else files, spelling) for spelling in _SPELLINGS}
     for left_out in range(len(shared) + 1):
-        for lacks_suffix, index in indexes.items():
+        for spelling, index in indexes.items():
             matches = {
-                name: [one for one in index.get(parts[-1], ()) if _ends(one, parts[left_out:-1])]
-                for name, parts in by_name.items()
+                name: _match(parts[left_out:], index, spelling) for name, parts in by_name.items()
             }
             matches = {name: found for name, found in matches.items() if found}
-            if len(wanted) - len(matches) <= may_lack:
+            if len(lacking) - len(matches) <= may_lack:
                 lengths = {name: len(by_name[name]) - left_out for name in matches}
                 chosen = _choose(matches, lengths, where, root)
-                rule = _describe(chosen, by_name, shared[:left_out], lacks_suffix=lacks_suffix)
+                rule = _describe(chosen, by_name, shared[:left_out], spelling)
                 paths = {name: "/".join(parts) for name, parts in chosen.items()}
                 return [paths.get(name, name) for name in names], {rule: len(chosen)}
+    if there:
+        raise UnreadableSource(
+            f"{where}: {len(lacking):,} of {len(wanted):,} files are not below {root}, such as"
+            f" {lacking[0]}; {min(there)} is",
+            "bring these files there, or take their rows out of the list",
+        )
     base = wanted[0].replace("\\", "/").rpartition("/")[2]
-    like = [one for one in files if find_suffix(one[-1]) in suffixes]
     near = [one for one in like if _stem(one[-1]).casefold() == _stem(base).casefold()]
     seen = f"there is {'/'.join(min(near or like))}" if like else "there are no such files"
     raise UnreadableSource(
@@ -123,33 +123,41 @@ def _stem(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _index(files: Sequence[Parts], suffixes: Collection[str]) -> dict[str, list[Parts]]:
-    """Index files by name; with `suffixes`, only such files, by their names without suffix."""
+def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
+    """Index files by name; without suffix, and perhaps in lower case, as `spelling` says."""
     index: dict[str, list[Parts]] = defaultdict(list)
     for one in files:
-        if not suffixes:
-            index[one[-1]].append(one)
-        elif find_suffix(one[-1]) in suffixes:
-            index[_stem(one[-1])].append(one)
+        name = _stem(one[-1]) if spelling else one[-1]
+        index[name.casefold() if spelling == _OTHER else name].append(one)
     return index
 
 
-def _ends(path: Parts, folders: Parts) -> bool:
-    above = path[:-1]
-    return not folders or above[-len(folders) :] == folders
+def _match(wanted: Parts, index: Mapping[str, list[Parts]], spelling: str) -> list[Parts]:
+    """Return the files whose paths end as the `wanted` one, if spelled so."""
+    *folders, name = wanted
+    if spelling == _OTHER:
+        folders = [folder.casefold() for folder in folders]
+        name = (_stem(name) if find_suffix(name) else name).casefold()
+    above = len(folders) + 1
+    return [
+        one
+        for one in index.get(name, ())
+        if [part.casefold() if spelling == _OTHER else part for part in one[-above:-1]] == folders
+    ]
 
 
 def _describe(
     chosen: Mapping[str, Parts],
     by_name: Mapping[str, Parts],
     left_out: Parts,
-    *,
-    lacks_suffix: bool,
+    spelling: str,
 ) -> str:
     said = ["backslashes divide their folders"] if any("\\" in name for name in chosen) else []
     if left_out:
         said.append(f"{'/'.join(left_out)} is of another place and was left out")
-    if lacks_suffix:
+    if spelling == _OTHER:
+        said.append("files have other suffixes, or other case")
+    elif spelling:
         added = sorted({one[-1][len(by_name[name][-1]) :] for name, one in chosen.items()})
         said.append(f"they lack their suffix: {', '.join(added)} was added")
     depth = {name: len(one) - len(by_name[name]) + len(left_out) for name, one in chosen.items()}

@@ -7,12 +7,16 @@ while ingest reads for one that ingest has read. Such a change is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from throughline.data.split_names import find_left_out
 from throughline.shared.errors import UnreadableSource
+
+_POINTER = b"version https://git-lfs"
+_POINTER_SIZES = frozenset(map(str, range(115, 150)))  # bytes: three lines with a digest and a size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +33,30 @@ class LocalFiles:
 
     def names(self) -> Iterator[str]:
         """Yield the path of each file."""
+        for name, _ in self._describe_files():
+            yield name
+
+    def _describe_files(self) -> Iterator[tuple[str, str]]:
         for folder, lines in self.listed.items():
             for line in lines.split("\0"):
-                yield f"{folder}/{line.partition('/')[0]}"
+                name, _, described = line.partition("/")
+                yield f"{folder}/{name}", described
+
+    def refuse_pointers(self, leave_out: Sequence[str]) -> None:
+        """Refuse files that Git LFS has not fetched; a pointer stands for each of them."""
+        found = [
+            name
+            for name, described in self._describe_files()
+            if described.partition(" ")[0] in _POINTER_SIZES
+            and not find_left_out(os.path.relpath(name, self.path), leave_out)
+            and _begins_like_pointer(name)
+        ]
+        if found:
+            raise UnreadableSource(
+                f"{min(found)} is a pointer of Git LFS"
+                + (f", and so are {len(found) - 1:,} more files" if found[1:] else ""),
+                "get the files themselves with `git lfs pull`",
+            )
 
     def check_unchanged(self) -> None:
         """List the files again; raise UnreadableSource if one was added, changed or removed."""
@@ -87,6 +112,12 @@ def _describe(file: Path | os.DirEntry[str]) -> str:
     except OSError:
         return ""
     return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _begins_like_pointer(name: str) -> bool:
+    with suppress(OSError), Path(name).open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+    return False
 
 
 def _find_changed(before: str, after: str) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -125,6 +126,23 @@ def find_splits(
             f" all names, or none, hold a word such as train, validation or test{remedy}",
         )
     return dict(zip(names, leave_validation_open(splits), strict=True)), left_out
+
+
+def split_files(
+    root: Path,
+    files: Sequence[Path],
+    leave_out: Sequence[str],
+    *,
+    count: Callable[[Path], int],
+    remedy: str = "",
+) -> tuple[dict[Path, str | None], Counter[str]]:
+    """Return files with their splits as `find_splits` does, and counts of examples left out."""
+    names = [file.relative_to(root).as_posix() for file in files]
+    splits, others = find_splits(root, names, leave_out, remedy)
+    left_out = Counter[str]()
+    for name, why in others.items():
+        left_out[why] += count(root / name)
+    return {root / name: split for name, split in splits.items()}, left_out
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:

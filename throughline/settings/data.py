@@ -186,8 +186,10 @@ class DataSettings(Settings):
     """text_table, text_lines: column (JSON: key) with the text"""
     encoding: str = "utf-8"
     """texts, CSV: encoding, kept as UTF-8 from then on"""
-    delimiter: Literal["auto", ",", ";", "tab", "|"] = "auto"
-    """CSV: what divides cells; auto: what divides the header and most lines alike"""
+    delimiter: Literal["auto", ",", ";", "tab", "|", "blanks"] = "auto"
+    """CSV: what divides cells; blanks: any number of them, and tabs · auto: what divides the header
+    and most lines alike
+    """
     header: Literal["auto", "names", "none"] = "auto"
     """CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it names
     the columns · auto: it does, and numbers that do not rise are refused

@@ -7,10 +7,6 @@ import re
 from collections.abc import Sequence
 
 _PLAIN = re.compile(r"(?!(?i:null|true|false)$)[^\W\d]\w*")  # YAML reads it as this text
-ONE_TABLE = (
-    "name one of them, or join them to one file, with a column split (train, validation, test) if"
-    " they are splits"
-)
 
 
 def name_some(names: Sequence[str], *, most: int = 12) -> str:

@@ -138,9 +138,12 @@ def read_array(path: Path, name: str) -> np.ndarray:
             "set data.features and data.labels",
         ) from error
     except _UNREADABLE as error:
+        damaged = isinstance(error, zipfile.BadZipFile)
         raise UnreadableSource(
-            f"{path}: {name} cannot be read ({error}); pickled arrays are refused, save plain ones"
-            " with numpy.savez"
+            f"{path}: {name} cannot be read ({error})",
+            "get the file again, it is incomplete or damaged"
+            if damaged
+            else "pickled arrays are refused, save plain ones with numpy.savez",
         ) from error
 
 

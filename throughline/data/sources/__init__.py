@@ -76,6 +76,7 @@ def open_source(
     """
     if not is_address(settings.path):
         listed = list_files(Path(settings.path), out=out)
+        listed.refuse_pointers(settings.leave_out)
         yield scan(settings), listed
         return
     objects = open_folder(settings.path)

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol, cast
 
 from throughline.data.encodings.base import FileEncoding, Reason
 from throughline.data.found import (
+    ABOUT,
     ExampleFile,
     Files,
     Rejected,
@@ -45,11 +46,6 @@ _ACCOMPANYING = {
     *("", ".txt", ".md", ".json", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".toml", ".html"),
     *(".pdf", ".py", ".ipynb", ".log", ".db", ".ini", ".mat", ".feat", ".vocab", ".zip", ".url"),
 }
-# Files about the data that are not part of it.
-_ABOUT = re.compile(
-    r"(read_?me|licen[cs]e|copying|notice|summary|citation|changelog|index)(\.(txt|md|rst|html))?",
-    re.IGNORECASE,
-)
 _MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNORECASE)
 
 
@@ -287,7 +283,7 @@ class _Listing:
 
     def _is_one(self, folder: Path, name: str) -> bool:
         """Return whether a file is an example: by its suffix, before any `?`, or first bytes."""
-        if _ABOUT.fullmatch(name):
+        if ABOUT.fullmatch(name):
             return False
         if find_suffix(name.partition("?")[0]) in self._kind.suffixes:
             return True

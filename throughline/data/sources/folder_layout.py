@@ -94,10 +94,14 @@ class _Reading:
             self._refuse_mixed()
             if self._classes:
                 self._refuse_other_shapes()
-            return {folder: Place(label=folder) for folder in self._counts}
+            return {folder: Place(label=self._name_class(folder)) for folder in self._counts}
         places = {folder: self._read_folder(folder, levels) for folder in self._counts}
         self._check(places)
         return places
+
+    def _name_class(self, folder: str) -> str:
+        parts = folder.split("/")
+        return "/".join(parts[min(self._common, len(parts) - 1) :])
 
     def _undouble(self, path: Sequence[str]) -> tuple[str, ...]:
         """Return a path without parts that archives repeat, as in `train/train/cat`."""

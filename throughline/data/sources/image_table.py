@@ -58,7 +58,7 @@ def scan(settings: DataSettings) -> Files:
     used = {settings.path_column, *settings.label_columns}
     warnings = [*table.warnings, *listing.warnings]
     warnings += find_groups(table, [name for name in table.columns if name not in used])
-    if path == Path(settings.path) and not column:
+    if path == Path(settings.path) and path.is_file() and not column:
         warnings = [UNWATCHED, *warnings]
     return Files(
         root=root,
@@ -106,7 +106,7 @@ def _read_rows(
 
 
 def _find_table(path: Path) -> Path:
-    """Return where the table is: a file, the only one in a folder, or a folder of Parquet files."""
+    """Return where the table is: a file, the only one in a folder, or a folder of several files."""
     if not path.is_dir():
         return path
     tables = sorted(
@@ -117,11 +117,11 @@ def _find_table(path: Path) -> Path:
     files = find_table_files(path)
     if len(tables) == 1 and {*files} <= {*tables}:
         return tables[0]
-    if files and {*tables} <= {*files}:
+    if {*tables} <= {*files} if files else tables:
         return path
     names = ", ".join(table.name for table in tables) or "none"
     raise DataNotFound(
-        f"data.path: {path} holds {len(tables)} tables ({names}); expected one, of"
-        f" {', '.join(sorted(tabular.TABLES))}, next to the images that it lists, or Parquet or"
+        f"data.path: {path} holds {len(tables)} tables ({names}); expected are tables of one kind"
+        f" ({', '.join(sorted(tabular.TABLES))}) next to the images that they list, or Parquet or"
         " Arrow files alone, which hold them"
     )

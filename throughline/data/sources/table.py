@@ -5,6 +5,7 @@ Categories and classes are the text of their cells.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
+_WHOLE = re.compile(r"-?\d\.0+e\+00")
 
 
 def scan(settings: DataSettings) -> Arrays:
@@ -152,7 +154,10 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
             reasons[row] = column_kinds.explain_no_number(table, name, row, shown="label")
     for row in np.flatnonzero(np.asarray(pc.equal(table.columns[name], ""), bool)).tolist():
         reasons[row] = "label missing"
-    return table.cells(name)
+    cells = table.cells(name)
+    # NumPy's savetxt writes 1 as 1.000000000000000000e+00.
+    whole = {cell: f"{float(cell):.0f}" for cell in {*cells} if _WHOLE.fullmatch(cell)}
+    return [whole.get(cell, cell) for cell in cells]
 
 
 def _find_label_kind(table: TextTable) -> LabelKind:

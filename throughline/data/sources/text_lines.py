@@ -6,15 +6,20 @@ Files of a folder may be named as splits. Lines are read one by one; blank ones 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.texts import check_encoding
-from throughline.data.found import Document, Rejected, Texts, count_kinds, refuse_odd_names
+from throughline.data.found import (
+    ABOUT,
+    Document,
+    Rejected,
+    Texts,
+    count_kinds,
+    refuse_odd_names,
+)
 from throughline.data.sources.text_table import (
     KEY,
     check_fields,
@@ -22,11 +27,12 @@ from throughline.data.sources.text_table import (
     label_or_none,
     read_fields,
 )
-from throughline.data.split_names import find_splits, read_name
+from throughline.data.split_names import read_name, split_files
 from throughline.data.tables.delimited import count_lines
 from throughline.data.tables.table_columns import name_columns, name_required
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.wording import name_some
 
 JSON = frozenset({".jsonl", ".ndjson"})
 TXT = frozenset({".txt"})
@@ -41,14 +47,16 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
     paths = [path for path in paths if not path.name.startswith(".")]
     files = [path for path in paths if path.suffix.lower() in JSON | TXT and path.is_file()]
-    # Next to JSON lines, a .txt is a README or a license.
+    files = [path for path in files if path == root or not ABOUT.fullmatch(path.name)]
+    # Next to JSON lines, a .txt is about them.
     files = [path for path in files if path.suffix.lower() in JSON] or files
     chosen = {*files}
     if not files:
         raise DataNotFound(
             f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
-            " files; unpack compressed ones with gunzip, name files of JSON lines .jsonl, or set"
-            " `data.path`"
+            " files; unpack compressed ones with gunzip, name files of JSON lines .jsonl and those"
+            " of texts .txt, or set `data.path`"
+            + (f". It holds {name_some([path.name for path in paths], most=4)}" if paths else "")
         )
     if root.is_file() and root.suffix.lower() in TXT and settings.label_kind != "none":
         raise UnreadableSource(
@@ -79,12 +87,7 @@ def _find_splits(
         return dict.fromkeys(files), {}
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
         remedy = ", or set data.layout: class, with which names say no split"
-        names = [path.name for path in files]
-        splits, others = find_splits(root, names, settings.leave_out, remedy)
-        left_out = Counter[str]()
-        for name, why in others.items():
-            left_out[why] += count_lines(root / name)
-        return {root / name: split for name, split in splits.items()}, left_out
+        return split_files(root, files, settings.leave_out, count=count_lines, remedy=remedy)
     if named := [
         path for path in files if read_name(path.stem).split and not read_name(path.stem).rest
     ]:
@@ -122,13 +125,13 @@ def _documents(
                 if example_id.endswith(":00000001") and not problem:
                     check_fields([*fields], name_required(settings, KEY), where=f"{path}, line 1")
                 seen.update(fields if not seen.issuperset(kept) else ())
-                item = (
+                yield (
                     Rejected(id=example_id, reason=problem)
                     if problem
-                    else read_fields(fields, example_id, settings, use_splits=use_splits)
+                    else read_fields(
+                        fields, example_id, settings, use_splits=use_splits, split=split
+                    )
                 )
-                is_open = isinstance(item, Document) and item.split is None
-                yield replace(item, split=split) if is_open else item
     if seen:
         check_fields(sorted(seen), name_columns(settings, KEY), where=f"{root}, all lines")
 

@@ -22,11 +22,11 @@ from throughline.data.tables.delimited import RowLine
 from throughline.data.tables.number_text import is_number
 from throughline.data.tables.table_columns import check_names, name_columns
 from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
-from throughline.data.tables.table_start import read_start
+from throughline.data.tables.table_start import read_start, refuse_column
 from throughline.data.tables.tabular import TextTable
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
-from throughline.shared.errors import UnreadableSource, did_you_mean
+from throughline.shared.errors import UnreadableSource
 
 _ROWS = 256
 KEY = "text_column"  # key of params.yaml that names the column of texts
@@ -78,20 +78,29 @@ class KeptCells:
 
 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
-    """Read the table at `data.path`; `use_splits` applies a column `split`, if there is one."""
+    """Read the table at `data.path`; `use_splits` applies splits of a column or of file names."""
     path = Path(settings.path)
     check_encoding(settings.encoding)
     if files := tabular.open_files(path, settings):
         return _scan_files(files, settings, use_splits=use_splits)
-    if path.suffix.lower() not in tabular.TABLES:
+    if path.is_file() and path.suffix.lower() not in tabular.TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
-            "for .jsonl and .txt set `data.source: text_lines`",
+            "name it .tsv if tabs divide its cells; .jsonl and .txt take data.source: text_lines",
         )
-    documents = _csv_rows(path, settings, use_splits=use_splits)
+    files, left_out = tabular.find_delimited(path, settings)
+    named = {file: split if use_splits else None for file, split in files.items()}
     if kept := keep_cells(path, settings):
-        kept = replace(kept, delimiter=read_start(path, settings, UNDECODED).delimiter)
-    return Texts(documents=documents, total=delimited.count_lines(path), kept=kept)
+        kept = replace(kept, delimiter=read_start(min(files), settings, UNDECODED).delimiter)
+    return Texts(
+        documents=chain.from_iterable(
+            _csv_rows(file, split, settings, use_splits=use_splits, alone=file == path)
+            for file, split in named.items()
+        ),
+        total=sum(map(delimited.count_lines, files)),
+        kept=kept,
+        left_out=left_out,
+    )
 
 
 def keep_cells(
@@ -103,27 +112,28 @@ def keep_cells(
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
 
 
-def check_fields(names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str) -> None:
+def check_fields(
+    names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str, auto: bool = False
+) -> None:
     """Refuse missing columns; `needed` has them by the keys of params.yaml that name them."""
     for key, columns in needed.items():
         for name in columns:
             if name not in names:
-                raise UnreadableSource(
-                    f"{where}: no column {name}; {did_you_mean(name, names)}", f"set {key}"
-                )
+                refuse_column(where, name, names, key, auto=auto)
 
 
 def _csv_rows(
-    path: Path, settings: DataSettings, *, use_splits: bool
+    path: Path, split: str | None, settings: DataSettings, *, use_splits: bool, alone: bool
 ) -> Iterator[Document | Rejected]:
     with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
         header = table.header
-        check_fields(header, name_columns(settings, KEY), where=str(path))
+        auto = settings.header == "auto"
+        check_fields(header, name_columns(settings, KEY), where=str(path), auto=auto)
         labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[RowLine] = []
         place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None
         for number, record in enumerate(table.records, start=1):
-            cells, example_id = record.cells, f"row {number:08d}"
+            cells, example_id = record.cells, f"{'row ' if alone else f'{path.name}:'}{number:08d}"
             if len(cells) != len(header):
                 reason = Reason(
                     "other fields than the header", f": {len(cells)}, not {len(header)}"
@@ -138,7 +148,7 @@ def _csv_rows(
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels |= set() if numbers else {cells[place].strip()}
             fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-            yield read_fields(fields, example_id, settings, use_splits=use_splits)
+            yield read_fields(fields, example_id, settings, use_splits=use_splits, split=split)
         _refuse_joined_rows(doubtful, path, labels)
 
 
@@ -220,10 +230,11 @@ def read_fields(
     settings: DataSettings,
     *,
     use_splits: bool = True,
+    split: str | None = None,
 ) -> Document | Rejected:
     """Return the document that fields describe, or why they describe none.
 
-    With `use_splits`, a field `split` may hold train, validation or test.
+    With `use_splits`, a field `split` may hold train, validation or test; else `split` counts.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_marks
@@ -237,8 +248,8 @@ def read_fields(
     name = label_or_none("" if name in missing(settings.label_columns[0]) else name, settings)
     if not name and settings.label_kind != "number":
         return Rejected(id=example_id, reason="label missing")
-    split = fields.get("split") if use_splits else None
-    split, problem = tabular.read_split(None if split in missing("split") else split)
+    named = fields.get("split") if use_splits else None
+    named, problem = tabular.read_split(None if named in missing("split") else named)
     if problem is not None:
         return Rejected(id=example_id, reason=problem)
     try:
@@ -253,7 +264,7 @@ def read_fields(
         if problem := _find_cell_problem(fields.get(one), settings):
             return Rejected(id=example_id, reason=f"{one} is {problem}")
     cells = [_as_cell(fields.get(one)) for one in kept]
-    return Document(id=example_id, content=text, label=name, split=split, cells=cells)
+    return Document(id=example_id, content=text, label=name, split=named or split, cells=cells)
 
 
 def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:

@@ -18,7 +18,7 @@ from throughline.data.found import Series
 from throughline.data.tables import column_kinds, tabular
 from throughline.data.tables.moments import check_times, check_unnamed_times
 from throughline.data.tables.number_text import explain_notation
-from throughline.data.tables.odd_values import find_sentinels, find_units
+from throughline.data.tables.odd_values import find_sentinels, find_total, find_units
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
 from throughline.data.tables.tabular import TextTable
 from throughline.plan.schema import Schema, TableColumns
@@ -182,12 +182,13 @@ def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[s
         "data.numeric": settings.numeric,
         "data.ignore": settings.ignore,
     }
-    _, _, (jumps, late), names, unchecked = tabular.check_all(
+    _, _, (jumps, late), names, _, unchecked = tabular.check_all(
         table.path,
         partial(tabular.check_columns, table, named),
         partial(check_marks, table.path, settings, table.columns),
         partial(check_times, table),
         partial(_choose_columns, table),
+        partial(_refuse_total, table),
         partial(_check_unnamed_times, table),
     )
     filled = [_fill_gaps(table, name) for name in names]
@@ -207,6 +208,11 @@ def _check_unnamed_times(table: TextTable) -> list[str]:
         return []
     left_out = {*_list_numeric(table), *settings.ignore}
     return check_unnamed_times(table, [name for name in table.columns if name not in left_out])
+
+
+def _refuse_total(table: TextTable) -> None:
+    if find_total(table, map(table.numbers, _list_numeric(table))):
+        raise UnreadableSource(f"{table.path}: row {len(table)} sums up those above", "remove it")
 
 
 def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:

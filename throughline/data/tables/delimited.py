@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from throughline.data.tables.table_files import refuse_doubled
-from throughline.data.tables.table_start import read_start, refuse_numbers, wrong_encoding
+from throughline.data.tables.table_start import (
+    BLANKS,
+    join_blanks,
+    read_start,
+    refuse_numbers,
+    wrong_encoding,
+)
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 _SHOWN, _MOST_NOTES = 3, 9
+_MOST_SHOWN = 40  # characters of a line
 _BLOCK = 1 << 20  # bytes
 
 
@@ -70,7 +77,7 @@ def open_delimited(
             next(file)
         lines: list[str] = []
         reader = csv.reader(
-            _remember(file, lines),
+            _remember(file, lines, blanks=start.delimiter == BLANKS),
             delimiter=start.delimiter,
             strict=True,
             quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
@@ -118,11 +125,11 @@ def _rows(
             blank.append(replace(record, cells=[""]))
 
 
-def _remember(file: TextIO, lines: list[str]) -> Iterator[str]:
-    """Yield the lines of a file, and add each to `lines`."""
+def _remember(file: TextIO, lines: list[str], *, blanks: bool) -> Iterator[str]:
+    """Yield the lines of a file, and add each to `lines`; `blanks` divide their cells."""
     for line in file:
         lines.append(line)
-        yield line
+        yield join_blanks(line) if blanks else line
 
 
 def _records(
@@ -203,6 +210,7 @@ class FieldCount:
         if self._trailing == rows:
             return "every line ends with a delimiter, which is left out"
         shown = ", ".join(f"line {one.line} has {len(one.cells)}" for one in self._wrong)
+        shown += f" ({self._wrong[0].text[0].strip()[:_MOST_SHOWN]!r})"
         raise UnreadableSource(
             f"{self._path}: {count:,} of {rows:,} rows have other fields than the header's"
             f" {expected}: {shown}. {self._explain(count)}",
@@ -212,10 +220,9 @@ class FieldCount:
     def _explain(self, count: int) -> str:
         first, last_right = self._wrong[0], self._last_right
         if first.line > last_right > 0 and count <= _MOST_NOTES:
-            text = first.text[0].strip()[:40]
             return (
-                f"Remove what is below the table, from line {first.line} on ({text!r}), if it is a"
-                " note; else quote cells that hold the delimiter"
+                f"Get the file again if it ends within line {first.line}; remove what is below the"
+                " table if it is a note; else quote cells that hold the delimiter"
             )
         usual, found = self._counts.most_common(1)[0]
         start = self._starts.get(usual, 0)
@@ -227,7 +234,7 @@ class FieldCount:
                 + "; if they name rows, name that column, too"
                 * names
             )
-        return "Quote cells that hold the delimiter"
+        return "Remove such lines if they are no rows, or quote cells that hold the delimiter"
 
 
 class RowLine(NamedTuple):

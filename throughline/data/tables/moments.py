@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.tables.column_kinds import guess_kind
+from throughline.data.tables.odd_values import TOTAL
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.errors import UnreadableSource
 
@@ -91,10 +92,9 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
     row = problem.row + 1
     if problem.unreadable:
         cell = cells[problem.row]
-        midnight = "midnight as 00:00 of the next day" if re.search(r"\b24[:.]00", cell) else ""
         raise UnreadableSource(
             f"{table.path}: {name} in row {row} is {cell!r}, neither a number nor a date",
-            f"write {midnight or 'times as 2026-01-31 13:00'}",
+            _suggest_time(cell),
         )
     if problem.two_ways:
         raise UnreadableSource(
@@ -104,6 +104,13 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
         )
     advice = _explain_late(table, name, readings)
     raise UnreadableSource(f"{table.path}: {name} does not increase in row {row}; {advice}")
+
+
+def _suggest_time(cell: str) -> str:
+    if TOTAL.fullmatch(cell):
+        return "remove this row if it sums up others"
+    midnight = "midnight as 00:00 of the next day" if re.search(r"\b24[:.]00", cell) else ""
+    return f"write {midnight or 'times as 2026-01-31 13:00'}"
 
 
 def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ _MOST_VALUES = 100  # most values of a column that may tell the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
 _SHOWN = 3
 _SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
-_TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
+TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
 _PART_TOTAL = r"(?i)^.+ (totals?|sum|average|mean|summe|gesamt|ergebnis):?$"  # as Excel writes them
 _MOST_UNITS = 3  # rows of units, kinds and the like
 _GROUP = re.compile(
@@ -133,7 +133,7 @@ def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
     if len(table) <= _SHOWN:
         return False
     last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
-    named, totals = any(map(_TOTAL.fullmatch, last)), []
+    named, totals = any(map(TOTAL.fullmatch, last)), []
     for column in columns:
         value, above = column[-1], column[:-1].astype(np.float64)
         above = above[np.isfinite(above)]
@@ -157,7 +157,7 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
         found = np.flatnonzero(pc.is_in(cells, pa.array([*named], pa.large_string()))).tolist()
         for row in {0, len(cells) - 1} - {*found} if len(cells) else ():
             word = cells[row].as_py()
-            if _TOTAL.fullmatch(word) and pc.sum(pc.equal(cells, word)).as_py() == 1:
+            if TOTAL.fullmatch(word) and pc.sum(pc.equal(cells, word)).as_py() == 1:
                 found.append(row)
         rows |= {row: f"row {row + 1} ({name}: {cells[row].as_py()})" for row in found}
     shown = [rows[row] for row in sorted(rows) if row not in rejected]

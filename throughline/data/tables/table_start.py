@@ -15,9 +15,11 @@ from typing import TextIO
 from throughline.data.encodings.texts import check_encoding
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
-from throughline.shared.errors import UnreadableSource
+from throughline.shared.errors import UnreadableSource, did_you_mean
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+BLANKS = " "  # the delimiter that stands for any number of blanks and tabs
+_BY_NAME = {"tab": "\t", "blanks": BLANKS}
 # First bytes of files that are not text, and what to do with such files.
 SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
@@ -27,6 +29,7 @@ SIGNATURES = {
     b"GIF8": "a GIF image",
     b"%PDF": "a PDF document",
     b"\x93NUMPY": "a NumPy array",
+    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with `git lfs pull`",
 }
 _PROBED_LINES = 50
 _MOST_TITLES = 9
@@ -63,7 +66,7 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
     if not of_texts:
         skipped = _skip_titles(lines, skipped)
     if settings.delimiter != "auto":
-        delimiter, notes = {"tab": "\t"}.get(settings.delimiter, settings.delimiter), []
+        delimiter, notes = _BY_NAME.get(settings.delimiter, settings.delimiter), []
     elif named:
         delimiter, notes = named[1], []
     else:
@@ -77,6 +80,14 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
     if encoding == "utf-16" and codecs.lookup(settings.encoding).name == "utf-8":
         notes.append("the file is UTF-16, as its first bytes say")
     return Start(delimiter=delimiter, encoding=encoding, skipped=skipped, notes=tuple(notes))
+
+
+def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
+    """Refuse a table without the column that `key` names; `auto`: its first line has the names."""
+    hint, remedy = did_you_mean(name, names), f"set {key}"
+    if auto and key.endswith("_column") and hint.startswith("known"):
+        remedy += ", or data.header: none if its first line is a row"
+    raise UnreadableSource(f"{where}: no column {name}; {hint}", remedy)
 
 
 def refuse_numbers(header: Sequence[str], path: Path) -> None:
@@ -161,6 +172,8 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     if not lines:
         return usual, []
     header = {each: lines[0].count(each) for each in _DELIMITERS}
+    if not any(header[each] for each in ",;|") and _is_divided_by_blanks(lines):
+        return BLANKS, ["cells are divided by blanks (data.delimiter sets it)"]
     # Take the delimiter of the header; of several, one that divides every line alike.
     present = sorted(
         (each for each in _DELIMITERS if header[each]),
@@ -180,3 +193,19 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
         )
     note = f"cells are divided by {_DELIMITERS[found]}s (data.delimiter sets it)"
     return found, [note] if found != usual else []
+
+
+def _is_divided_by_blanks(lines: Sequence[str]) -> bool:
+    """Return whether blanks divide all lines into as many cells, most of them numbers."""
+    counts = {len(_cells(join_blanks(line), BLANKS)) for line in lines}
+    first = [line.split("\t")[0].split() for line in lines[1:] or lines]
+    numbers = (sum(map(bool, map(_NUMBER.fullmatch, cells))) for cells in first)
+    return len(counts) == 1 and all(
+        len(cells) > 1 and 2 * count > len(cells)
+        for cells, count in zip(first, numbers, strict=True)
+    )
+
+
+def join_blanks(line: str) -> str:
+    """Return a line with one blank for each run of blanks and tabs, and none at its ends."""
+    return " ".join(line.split()) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,16 +17,18 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
-from throughline.data.split_names import find_splits
+from throughline.data.split_names import split_files
 from throughline.data.tables import delimited, number_text, table_files
+from throughline.data.tables.table_start import refuse_column
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
+from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.progress import progress
-from throughline.shared.wording import ONE_TABLE, name_some
+from throughline.shared.wording import name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-TABLES = {".csv", ".tsv", ".parquet"}
+DELIMITED = {".csv", ".tsv", ".psv"}
+TABLES = {*DELIMITED, ".parquet"}
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # Python strings take 50 bytes or more each
 
 
@@ -151,7 +153,7 @@ def read_table(
     `trained` are the columns of the model that it is read for, if any.
     """
     files = open_files(path, settings)
-    table = _read_files(files, settings) if files else _read_csv(path, settings)
+    table = _read_files(files, settings) if files else _read_delimited(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
 
 
@@ -191,14 +193,16 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
             " values; write them to columns of their own",
             f"or set {key}",
         )
-    if column not in table.columns:
-        known = list(table.columns)
-        named = (
-            did_you_mean(column, known)
-            if {suffix.lower() for suffix in table.path.suffixes} & TABLES
-            else f"it has {len(known)}, which are named for {', '.join(sorted(TABLES))} only."
-        )
-        raise UnreadableSource(f"{table.path}: no column {column}; {named}", f"set {key}")
+    if column in table.columns:
+        return
+    if table.path.is_dir() or {suffix.lower() for suffix in table.path.suffixes} & TABLES:
+        auto = bool(table.delimiter) and table.settings.header == "auto"
+        refuse_column(str(table.path), column, [*table.columns], key, auto=auto)
+    raise UnreadableSource(
+        f"{table.path}: no column {column}; it has {len(table.columns)}, which are named for"
+        f" {', '.join(sorted(TABLES))} only",
+        f"set {key}",
+    )
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
@@ -269,6 +273,62 @@ def _drop_empty_end(table: TextTable) -> TextTable:
     return replace(table, columns=columns, rows=last, notes=[*table.notes, note])
 
 
+def find_delimited(
+    path: Path, settings: DataSettings
+) -> tuple[dict[Path, str | None], Mapping[str, int]]:
+    """Return the delimited files at or in `path`, and how many lines are left out, by reason.
+
+    A file comes with the split that its name says. Files of a folder must have the same columns.
+    """
+    if path.is_file():
+        return {path: None}, {}
+    files = _list_delimited(path)
+    splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
+    kinds = defaultdict[tuple[str, ...], list[str]](list)
+    for file in splits:
+        with delimited.open_delimited(file, settings, errors="surrogateescape") as text:
+            kinds[(*text.header,)].append(file.name)
+    if len(kinds) > 1:
+        shown = "; ".join(
+            f"{name_some(names, most=2)} ({name_some(header, most=4)})"
+            for header, names in kinds.items()
+        )
+        raise UnreadableSource(
+            f"{path}: its tables have different columns: {shown}",
+            f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] for the ones"
+            " that are not meant",
+        )
+    has_column = any("split" in header for header in kinds)
+    return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out
+
+
+def _list_delimited(folder: Path) -> list[Path]:
+    visible = (one for one in folder.iterdir() if not one.name.startswith("."))
+    return sorted(one for one in visible if one.suffix.lower() in DELIMITED and one.is_file())
+
+
+def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
+    """Read the delimited files at or in `path` as one table; names of files can say splits."""
+    splits, left_out = find_delimited(path, settings)
+    parts = [_read_csv(file, settings) for file in splits]
+    columns = {
+        name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns
+    }
+    if any(splits.values()):
+        named = zip(splits.values(), parts, strict=True)
+        cells = [split or "" for split, part in named for _ in range(len(part))]
+        columns["split"] = pa.array(cells, pa.large_string())
+    several = [f"{len(parts):,} files are read as one table"] if len(parts) > 1 else []
+    return replace(
+        parts[0],
+        path=path,
+        columns=columns,
+        rows=sum(map(len, parts)),
+        notes=[*several, *dict.fromkeys(note for part in parts for note in part.notes)],
+        left_out=left_out,
+    )
+
+
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     with delimited.open_delimited(path, settings) as text:
         names = [name or f"Unnamed: {place}" for place, name in enumerate(text.header)]
@@ -302,15 +362,13 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
 
 
 def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
-    """Open the Parquet or Arrow files at `path`, which may name splits; None for a CSV file."""
+    """Open the Parquet or Arrow files at `path`, which may name splits; None for CSV files."""
     files = table_files.find_table_files(path) if path.exists() else []
-    if not (files or path.is_file()):
-        state = "holds no Parquet or Arrow file" if path.is_dir() else "does not exist"
-        found = sorted(one.name for one in path.glob("*") if one.suffix.lower() in TABLES)
+    if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
+        state = "holds no table" if path.is_dir() else "does not exist"
         raise DataNotFound(
-            f"{path} {state}; `data.path` must be a CSV file, a Parquet or Arrow file, or a folder"
-            " of Parquet or Arrow files"
-            + (f". It holds {name_some(found, most=4)}: {ONE_TABLE}" if found else "")
+            f"{path} {state}; `data.path` must be a CSV, Parquet or Arrow file, or a folder of such"
+            " files"
         )
     if not files:
         return None
@@ -321,13 +379,8 @@ def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | N
         )
     if files == [path]:
         return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
-    names = [one.relative_to(path).as_posix() for one in files]
-    splits, others = find_splits(path, names, settings.leave_out)
-    by_split = {path / name: split for name, split in splits.items()}
-    left_out = Counter[str]()
-    for name, why in others.items():
-        left_out[why] += table_files.count_rows(path / name)
-    found = table_files.open_table_files(path, by_split, label=settings.label_columns[0])
+    splits, left_out = split_files(path, files, settings.leave_out, count=table_files.count_rows)
+    found = table_files.open_table_files(path, splits, label=settings.label_columns[0])
     return replace(found, left_out=left_out)
 
 
