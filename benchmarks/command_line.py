@@ -1,7 +1,5 @@
 """What the command lines of benchmarks have in common, and where their results are kept."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Sequence

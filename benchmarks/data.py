@@ -3,8 +3,6 @@
 A dataset is a folder like a project's, with params.yaml and what the stages have written.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ ingest stage with nothing changed.
     python -m benchmarks.growing_data [--files 100000] [--rounds 3]
 """
 
-from __future__ import annotations
-
 import resource
 import shutil
 import statistics

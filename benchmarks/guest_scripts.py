@@ -1,7 +1,5 @@
 """Trainings as people write them, to try `whowaits` on (`python -m benchmarks.whowaits`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # With TRUTH, a script trains on real batches and on batches from memory in alternation, for as many

@@ -12,8 +12,6 @@ With --peers, other libraries' loaders deliver the same photos (224×224 uint8, 
 cores, each in its own processes. One that cannot be imported is left out, with a message.
 """
 
-from __future__ import annotations
-
 from benchmarks import data
 from benchmarks.command_line import add_photos, command_line
 from benchmarks.turns import our_loaders, peer_loaders, show, take_turns

@@ -6,8 +6,6 @@ Batches are uint8, as an accelerator would get them; configurations named `_floa
 `memcpy` copies batches of photos on one thread: nothing that reads them can be faster.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import time

@@ -10,8 +10,6 @@ instead. Imports nothing of ours: the environment is that of peers-requirements.
 # pyright: reportMissingImports=false
 # The libraries are in an environment of their own.
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

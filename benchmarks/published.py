@@ -15,8 +15,6 @@ what each of its cuts stores, beside the published rates, and the choice of a se
 disks; here it is the page cache.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

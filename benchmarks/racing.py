@@ -1,7 +1,5 @@
 """Races of prepared data, long runs to check them by, and a program that disturbs them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ places are decided, as the stage's do. The second races one configuration under 
 other time beside a program that takes a core half of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An op that sleeps: input with a known time per batch that occupies no core."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import tensorflow as tf

@@ -7,8 +7,6 @@ simulated queue); what they take beyond their sleep is timed once. With `--besid
 takes a core half of the time.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 import statistics

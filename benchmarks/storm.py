@@ -9,8 +9,6 @@ them at a random step, and resumes with 1, 2 or 4 processes, up to five times. T
 process's examples of every step. Uses the train stage unchanged.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import random

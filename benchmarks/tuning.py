@@ -10,8 +10,6 @@ its interval. A choice that breaks a budget has lost. Budgets of memory apply to
 without the kernel's cache of data files, and not to the search as a whole.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

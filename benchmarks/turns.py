@@ -3,8 +3,6 @@
 Each is a process that answers a line on its standard input with its examples per second.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -8,8 +8,6 @@ advised change is measured by epochs of the script with and without it. `--pytho
 interpreter with what the cases need (TensorFlow; PyTorch, JAX and tf_keras for some).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ median difference of a step over pairs, with an interval. CPU time of the traini
 compared, too: other programs hardly change it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -6,8 +6,6 @@ Runs the command on the script below and draws what it prints. Writes nothing if
 which happens on a machine that other programs keep busy.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """Run all configurations through all stages, then report: `python -m flows.comparison`."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Prepare the data up to the snapshot: `python -m flows.prepare_data --set data.path=my/photos`."""
 
-from __future__ import annotations
-
 from prefect import flow
 
 from flows.orchestration import cli

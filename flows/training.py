@@ -1,7 +1,5 @@
 """Run one configuration through all stages: `python -m flows.training --pipeline NAME`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

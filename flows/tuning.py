@@ -1,7 +1,5 @@
 """Search for the best configuration: `python -m flows.tuning --ram 8GiB --epochs 30`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any

@@ -6,8 +6,6 @@ other origins. They keep their state in SQLite files unless configured otherwise
 .throughline/logs/.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

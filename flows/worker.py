@@ -6,8 +6,6 @@ so access to the server does not give a way to run commands. `flows/run/access_p
 parameters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import warnings

@@ -5,8 +5,6 @@ The tables come from the settings, the op registry and the errors; the text abov
 configurations.md is written by hand and kept.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin

@@ -3,8 +3,6 @@
 Packages with their levels, modules, lines and imports of each other.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ certificate. Each start draws an authority, signs one certificate for a private 
 the authority's key. With `--bind`, which opens S3 to other machines, the others stay on loopback.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

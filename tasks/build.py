@@ -4,8 +4,6 @@ Writes runs/NAME/plan.json (every resolved choice) and runs/NAME/input.json (wha
 nothing: the race does that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -10,8 +10,6 @@ JOB_COMPLETION_INDEX, so --hosts names the hosts. A TF_CONFIG that is set alread
 train.processes to auto. Task 0 is the chief, which writes the results.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -3,8 +3,6 @@
 DVC removes a stage's outputs before it runs the stage, but dvc.lock still names them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ Not a stage: nothing depends on its result. Load the result with
 tensorflow_text` first.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Your own data needs no fetching: set `data.fetch: none` and point `data.path` at
 replaces only files that it wrote: origin.json in the folder lists them with their digests.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from throughline.config.cli import stage_cli

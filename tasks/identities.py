@@ -6,8 +6,6 @@ depends. If a default, an own op or model, anything that these import, or a libr
 changes, DVC reruns the stages concerned and no others.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path

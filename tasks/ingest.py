@@ -4,8 +4,6 @@ write the manifest, and report how the source was read.
 The work itself is in throughline/data/ingest.py.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

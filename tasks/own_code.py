@@ -2,8 +2,6 @@
 files in dvc.yaml, by which DVC sees that they change.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

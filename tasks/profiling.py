@@ -5,8 +5,6 @@ process with freshly initialized weights, because their values do not change the
 race tries what the findings gain.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -2,8 +2,6 @@
 write report/: summary.json, plots/ and index.html, a single page that needs no network.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path

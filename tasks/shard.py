@@ -2,8 +2,6 @@
 throughline/data/shards/writing.py.
 """
 
-from __future__ import annotations
-
 import time
 
 from tasks.earlier import open_earlier

@@ -2,8 +2,6 @@
 columns, by throughline/pipelines/write/snapshot.py.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -7,8 +7,6 @@ other projects with the same storage.url, and those that others have pushed and 
 fetched. If a part of the history cannot be read, nothing is removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Send to MLflow what was kept while its server was away: `python -m tasks.sync`."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import os

@@ -4,8 +4,6 @@ Checkpoints are in runs/NAME/.checkpoint until the training is complete; an inte
 the same work resumes from the last one. Results are written to files first, then to MLflow.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace

@@ -6,8 +6,6 @@ out, as by ingest. Links are followed. A file that cannot be read, or a link out
 refused before anything is uploaded.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ record or rows) and exits with code 2. If the snapshot holds repaired shards, th
 of the damaged ones.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What pytest loads for all tests: tests/support/README.md says what each is for."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, settings
 

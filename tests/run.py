@@ -5,8 +5,6 @@ once more at the end, alone, in one process: a test that fails again fails the r
 depends on what runs next to it, and is listed as flaky.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

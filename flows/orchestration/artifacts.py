@@ -1,7 +1,5 @@
 """Artifacts on a run's page in the Prefect UI, including the reason of a failure."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -1,7 +1,5 @@
 """The command line that the flows share, and their logging."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

@@ -3,8 +3,6 @@ flows.orchestration.deployments`, which `make ui` runs when it starts. With `--f
 their forms up to date with params.yaml, which `make ui` does when that file changes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 DVC decides whether a stage must run. Canceling a task ends its process tree.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

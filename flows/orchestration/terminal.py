@@ -4,8 +4,6 @@ A log file below .throughline/logs has everything that Prefect, DVC and the stag
 shows what stages print, --debug also Prefect's lines.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

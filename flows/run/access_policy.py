@@ -5,8 +5,6 @@ run any code there.
 The limits apply to the parameters as written, before anything they name is imported or opened.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

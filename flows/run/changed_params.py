@@ -1,7 +1,5 @@
 """Merges overlays and single values into params.yaml, and keeps its order and comments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress

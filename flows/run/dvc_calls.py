@@ -4,8 +4,6 @@ DVC refuses paths that another process uses (`.dvc/tmp/rwlock`), even if it is a
 writes that file in place, so a kill can leave it empty; its process ids may be in use again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

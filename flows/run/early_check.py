@@ -1,7 +1,5 @@
 """Checks a command's parameters before it imports Prefect, which takes seconds."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import suppress

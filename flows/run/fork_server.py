@@ -11,8 +11,6 @@ installed packages has changed, or if the program belongs to another Python envi
 in another folder takes only libraries from the server, and its own modules from that folder.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

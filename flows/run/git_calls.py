@@ -1,7 +1,5 @@
 """Calls of git: in a folder's own repository, without hooks, and with an author if none is set."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -5,8 +5,6 @@ A stage's supervisors inherit the file descriptor, so that a lock is free once n
 is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts processes that end with this one, however it ends: each runs under two supervisors."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A command does so before it starts a flow, so that mistakes show at once, and ha
 that is started from the UI does so itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace

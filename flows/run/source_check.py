@@ -4,8 +4,6 @@ DVC hashes all of `data.path` before ingest starts: it would wait forever for a 
 dangling link. It skips files that `.dvcignore` names; ingest rejects them with a reason.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

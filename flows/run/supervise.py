@@ -16,8 +16,6 @@ inherited file descriptors open, so a lock is free when nothing of its run is le
 subreapers (not Linux), process groups are ended, and a command that changes its session escapes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

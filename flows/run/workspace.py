@@ -3,8 +3,6 @@ which shares DVC's cache and leaves the project's files alone. One run at a time
 and what it makes becomes a DVC experiment on top of the project's current commit.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -3,8 +3,6 @@
 Does not use `git worktree prune`, which forgets the user's worktrees on disks that are away.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

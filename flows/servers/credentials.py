@@ -4,8 +4,6 @@ While they run, .throughline/ui/environment has all that clients need: flows of 
 it, and a terminal can source it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ attack by DNS rebinding a page's name leads to 127.0.0.1, so that it counts as t
 origin, but its requests still carry that name.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

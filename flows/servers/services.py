@@ -1,7 +1,5 @@
 """Server processes: started, awaited until healthy, and ended with the block that started them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -3,8 +3,6 @@
 The one that Prefect starts by itself would stay forever after a kill of the command.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -6,8 +6,6 @@ users of the machine can serve such pages. Here a browser's request must come fr
 very address that it goes to. The UI opens on runs, not on traces of language models.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

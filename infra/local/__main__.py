@@ -1,7 +1,5 @@
 """`make stack`: the whole stack as processes of this machine, with authentication."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

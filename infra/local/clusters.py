@@ -1,7 +1,5 @@
 """Servers of the stack that ask for no password, started on request: tf.data service and Dask."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Debian's Postgres as an unprivileged process: set up once, run for the length of a block."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """SeaweedFS as the S3 store of DVC's remote and MLflow's artifacts, with a bucket for each."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import sys

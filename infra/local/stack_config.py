@@ -1,7 +1,5 @@
 """The local stack's folder, ports and secrets, which are drawn once, for the owner only."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model that is fine-tuned gets inputs that mean what they meant in its first training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

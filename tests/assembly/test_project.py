@@ -1,7 +1,5 @@
 """A project opened for a training loop of one's own, and what its inputs may take of their host."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

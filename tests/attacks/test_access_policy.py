@@ -1,7 +1,5 @@
 """What somebody who may only start runs tries with their parameters; a line of a list is a case."""
 
-from __future__ import annotations
-
 import json
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """The object store, attacked at every port that it listens at; a line of a list is a case."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

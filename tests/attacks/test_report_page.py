@@ -1,7 +1,5 @@
 """A picture of an experiment that somebody else made brings no script into the page."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64decode
 

@@ -1,7 +1,5 @@
 """`make ui`, attacked by other origins, users and networks; a line of a list is a case."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.server

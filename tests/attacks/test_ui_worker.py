@@ -1,7 +1,5 @@
 """Whoever has Prefect's whole API makes the worker execute nothing but the project's flows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model, its input and its metrics fit the data, or are refused before anything runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.identities import resolve_settings

@@ -2,8 +2,6 @@
 path.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Settings inserted into params.yaml, those that ship with the project, and `source: auto`."""
 
-from __future__ import annotations
-
 import pytest
 
 from flows.run.changed_params import NamedChanges

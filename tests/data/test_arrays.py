@@ -2,8 +2,6 @@
 which form, or a sentence that lists the arrays and the keys.
 """
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 import zipfile

@@ -1,7 +1,5 @@
 """Sources in a bucket, and the folder of objects that they read."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

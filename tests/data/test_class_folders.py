@@ -1,7 +1,5 @@
 """Class folders, and how the layout of folders is read as classes and splits."""
 
-from __future__ import annotations
-
 import errno
 import os
 

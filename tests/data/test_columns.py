@@ -1,7 +1,5 @@
 """Columns hold what was written, constant in memory, and name their damage."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sample pictures of each class are drawn of whatever holds images, the same of the same ones."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Shards of the same examples are not written again, and their bytes are those of a fresh set."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

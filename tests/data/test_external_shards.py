@@ -2,8 +2,6 @@
 what cannot be read is refused or rejected in words.
 """
 
-from __future__ import annotations
-
 import doctest
 import gzip
 import subprocess

@@ -1,7 +1,5 @@
 """The data at a glance, of each kind of data and target."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.csv_tables import write

@@ -1,7 +1,5 @@
 """Ingest lists what is unusable with its reason; what is usable decodes to what a person sees."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import zlib

@@ -3,8 +3,6 @@ and inode can say it, and where the same program found it; the manifest is that 
 reads everything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

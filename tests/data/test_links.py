@@ -2,8 +2,6 @@
 name says; others are refused in words.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that a table lists, and files that change while they are read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

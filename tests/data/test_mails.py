@@ -1,7 +1,5 @@
 """The mails come out of the published archive alone and become UTF-8."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Numbers that stand for missing ones, thousands, totals, leaks and groups of rows."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

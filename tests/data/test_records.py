@@ -1,7 +1,5 @@
 """TFRecord files and their offsets, and datasets that TensorFlow Datasets prepared."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zlib

@@ -1,7 +1,5 @@
 """Sharding, and the repair of damaged shards."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

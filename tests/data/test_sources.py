@@ -1,7 +1,5 @@
 """Each source says what is there in one of three forms, and names what it cannot read."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

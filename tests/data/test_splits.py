@@ -1,7 +1,5 @@
 """Splits, shard order and shard ranges are pure functions as training relies on them."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections import Counter

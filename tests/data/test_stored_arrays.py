@@ -2,8 +2,6 @@
 read, or refused by a sentence that names them and the key.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -2,8 +2,6 @@
 of them, are what they are as files; what would be read otherwise is refused in words.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -2,8 +2,6 @@
 no title, comment or first row is taken for a header.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from decimal import Decimal
 

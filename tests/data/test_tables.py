@@ -2,8 +2,6 @@
 nothing is taken for a number, a category or a class that cannot be meant so.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

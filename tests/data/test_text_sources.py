@@ -1,7 +1,5 @@
 """Texts are read from folders, tables and lines, one by one; what cannot be read says why."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dates as people write them, in the order of time."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 

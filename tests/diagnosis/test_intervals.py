@@ -1,7 +1,5 @@
 """Sets of instants behave as sets do."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -2,8 +2,6 @@
 one that params.yaml takes, and the race tries it where it may.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

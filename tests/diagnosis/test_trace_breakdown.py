@@ -1,7 +1,5 @@
 """The trace says where time goes: a planted cost is found at its step, on whichever thread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,8 +6,6 @@ resolved; `make` says what it would do, bash whether it can be read. A command, 
 language that no rule covers fails. None runs here.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

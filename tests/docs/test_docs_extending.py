@@ -1,7 +1,5 @@
 """The examples of docs/extending.md, put into a copy of the project, do there what they say."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

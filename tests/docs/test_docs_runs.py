@@ -2,8 +2,6 @@
 a project after its first `dvc repro`.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Checkpoints after power failures, damage, and changes of what they belong to."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Damaged files of earlier stages are named; undecodable records are named or left out."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages on a Dask cluster write what threads write, whatever of it is killed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A full or read-only disk ends a stage with one paragraph and leaves what was there."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import subprocess

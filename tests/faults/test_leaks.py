@@ -1,7 +1,5 @@
 """No example is in two splits, none has a label that cannot be learned, whatever a table says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

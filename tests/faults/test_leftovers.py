@@ -1,7 +1,5 @@
 """A kill before any file operation leaves one complete output, and nothing after the next start."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

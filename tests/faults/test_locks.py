@@ -1,7 +1,5 @@
 """Locks are the kernel's: whoever is gone holds nothing, and what it left keeps nobody out."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

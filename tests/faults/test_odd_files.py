@@ -1,7 +1,5 @@
 """Odd files among good ones are rejected with their reasons, in bounded memory."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Data of one's own that faults must not touch, and images that cannot be decoded."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

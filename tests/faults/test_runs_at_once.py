@@ -1,7 +1,5 @@
 """Two runs at once both complete; what a killed run leaves keeps the next one not out."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The local stack's secrets and databases, killed and damaged at any moment."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -6,8 +6,6 @@ processes below it: a supervisor, DVC, a stage, Prefect's temporary server. A se
 `STORM_KILLS=100 STORM_SEED=7 python -m pytest tests/faults/test_storm.py` is a longer storm.
 """
 
-from __future__ import annotations
-
 import copy
 import csv
 import os

@@ -1,7 +1,5 @@
 """Whatever of flow, supervisors and command is killed, nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A run with changes works at any path, with hooks, and after git was killed at any instant."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

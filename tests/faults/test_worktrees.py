@@ -1,7 +1,5 @@
 """Which worktrees of runs stay, what they share with their project, and whose they are."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

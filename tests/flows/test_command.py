@@ -1,7 +1,5 @@
 """A command is checked as a whole before Prefect is imported; a user's mistake has no traceback."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """The password of `make ui`, and how flows of the same user find the running servers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

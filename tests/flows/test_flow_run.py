@@ -1,7 +1,5 @@
 """What flows decide around their stages, which do not run here."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace

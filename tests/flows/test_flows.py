@@ -1,7 +1,5 @@
 """Flows with a real Prefect server, DVC, git and MLflow: no orphan, no trace left."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a form or a command asks for becomes the parameters of a run, resolved once."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whose deployments are replaced; and what was set in the UI stays."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4

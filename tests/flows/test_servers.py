@@ -1,7 +1,5 @@
 """Servers that end are started again, configured ones are used as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -1,7 +1,5 @@
 """How stages are run, by themselves and by a server that has their libraries, and how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """What a flow shows on a terminal: stages as a list, a failure once, everything else in a file."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """The flow of a search prepares the data and searches in the run's workspace, or says why not."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

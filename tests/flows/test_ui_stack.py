@@ -1,7 +1,5 @@
 """The stack of `make ui` for real: runs as the UI starts them, and what a real browser shows."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -8,8 +8,6 @@ A target takes bytes; `SEEDS` has valid input for each. A case that fails is kep
 .throughline/fuzz/.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io

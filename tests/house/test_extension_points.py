@@ -1,6 +1,6 @@
 """What can be added is known in few places, and these agree."""
 
-from __future__ import annotations
+from typing import get_type_hints
 
 import pytest
 from ruamel.yaml import YAML
@@ -33,11 +33,11 @@ def test_every_source_has_its_file_its_scanner_and_its_facts():
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_the_facts_of_a_source_agree_with_the_form_of_its_examples(name):
-    form = sources.SCANNERS.get(name, class_folders.scan).__annotations__["return"]
+    form = get_type_hints(sources.SCANNERS.get(name, class_folders.scan))["return"]
     storage = find_encoding(SOURCES[name].encoding).storage
-    assert (storage == "files") == (form == "Files")
-    assert (storage == "blocks") == (form == "Series")
-    assert (storage == "documents") == (form == "Texts")
+    assert (storage == "files") == (form is sources.Files)
+    assert (storage == "blocks") == (form is sources.Series)
+    assert (storage == "documents") == (form is sources.Texts)
 
 
 @pytest.mark.parametrize("name", sorted({*REGISTRY} - {Decode.name}))

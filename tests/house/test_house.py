@@ -1,7 +1,5 @@
 """What holds for the whole repository, its promises and its planted faults."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

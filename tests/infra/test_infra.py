@@ -1,7 +1,5 @@
 """The image, the stack and the object store of a machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

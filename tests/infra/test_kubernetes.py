@@ -1,7 +1,5 @@
 """The manifests agree with the programs, compose.yaml and their README; no cluster is asked."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

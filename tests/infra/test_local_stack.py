@@ -1,7 +1,5 @@
 """The whole stack as processes, backed up, lost, and restored."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

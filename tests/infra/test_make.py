@@ -1,7 +1,5 @@
 """What `make` does before anything is installed, and which demos it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

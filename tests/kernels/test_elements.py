@@ -1,7 +1,5 @@
 """Ops on elements and batches, and crops."""
 
-from __future__ import annotations
-
 import math
 import random
 import tempfile

@@ -2,8 +2,6 @@
 and draws as it says.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

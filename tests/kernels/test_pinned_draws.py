@@ -1,7 +1,5 @@
 """Draws are pinned: crops, flips, colors and RandAugment."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Proofs that examples and draws are equal, and what an evaluation finds."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -2,8 +2,6 @@
 libraries where there is no GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

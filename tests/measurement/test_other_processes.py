@@ -1,7 +1,5 @@
 """What others take of the machine while something is measured is known, and by whom."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import replace

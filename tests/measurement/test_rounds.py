@@ -1,7 +1,5 @@
 """Rounds of a race as numbers, the verdict on a stall, and the baseline of a metric."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

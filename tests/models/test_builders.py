@@ -1,7 +1,5 @@
 """Networks that are built by name, transformers, and what is kept with a model's file."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -2,8 +2,6 @@
 planned for.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 import keras

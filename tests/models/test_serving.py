@@ -2,8 +2,6 @@
 tokens.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The planted faults of the YAML files next to this one, read and checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field

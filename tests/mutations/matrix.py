@@ -5,8 +5,6 @@ after another there, and runs all tests that are expected to catch it, in a fork
 has already imported the libraries.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Snapshots that tests share: in small chunks, whole or in part, and in an object store."""
 
-from __future__ import annotations
-
 import functools
 import secrets
 from collections.abc import Callable

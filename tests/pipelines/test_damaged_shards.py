@@ -1,7 +1,5 @@
 """Rows that are read from shards by number: damaged ones, and those that no snapshot stores."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

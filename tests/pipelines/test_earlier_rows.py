@@ -2,8 +2,6 @@
 fresh snapshot.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 any number of workers, from any step on, and no more padding than there must be.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Samplers as functions on indices, and one epoch after another."""
 
-from __future__ import annotations
-
 import doctest
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches of sequences, padded, bucketed or packed, and windows of tokens."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -2,8 +2,6 @@
 holds images in one size or each in its own.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 of the way there and back, and of a process with lanes the rows that it reads, and no others.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,6 @@
 of the way there and back.
 """
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Streams of examples, and checks of a plan against the size of its data."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Texts travel from class folders to equal tokens in every configuration, and to a model."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

@@ -2,8 +2,6 @@
 others have fitted keeps its numbers.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

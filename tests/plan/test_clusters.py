@@ -2,8 +2,6 @@
 batch, or the run is refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -2,8 +2,6 @@
 the reasons against a configuration alone.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from throughline.data.encodings.arrays import array_feature

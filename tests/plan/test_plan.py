@@ -1,7 +1,5 @@
 """Plans are right by construction: printable, pure, and quick to make for any configuration."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -2,8 +2,6 @@
 says of the stored examples, in words, and what cannot be used is named.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The predict command, and the rows that it writes."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import os

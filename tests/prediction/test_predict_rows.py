@@ -2,8 +2,6 @@
 its columns, as they were trained.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 that it goes on without those it has lost.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -2,8 +2,6 @@
 the search, however that ends.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

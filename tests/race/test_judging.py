@@ -1,7 +1,5 @@
 """From the rounds of a race to verdict, cause and fix, and what a configuration's figures are."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The headline of a comparison and its table."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

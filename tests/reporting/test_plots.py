@@ -1,7 +1,5 @@
 """Pictures show what they are given; the same values give the same file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

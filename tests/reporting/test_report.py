@@ -1,7 +1,5 @@
 """The report ranks what differs beyond the noise, compares nothing unlike, says what is missing."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a stage writes the others read, value by value; what is of another form is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

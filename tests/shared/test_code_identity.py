@@ -1,7 +1,5 @@
 """The digest of code changes with what is computed, wherever that is, and with nothing else."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine of a stage: threads or a Dask cluster do the same, item by item."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Files are complete or absent, also where several threads write the same one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Limits of memory and processes, and how errors are shown."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The client of an object store, against a real one: what it does, and says where it cannot."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle

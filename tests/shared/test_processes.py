@@ -1,7 +1,5 @@
 """What a process sets up for itself: how it ends, its memory, and which libraries it accepts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Addresses of stores and data, and the folders of a project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The answer of a search that nobody has made, which found something better, for tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.support.made_up import made_up

@@ -2,8 +2,6 @@
 where one is named.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

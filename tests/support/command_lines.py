@@ -1,7 +1,5 @@
 """Command lines, parsed by the parsers of the programs that they start."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

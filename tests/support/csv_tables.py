@@ -1,7 +1,5 @@
 """Small CSV tables for tests, written and scanned."""
 
-from __future__ import annotations
-
 from throughline.data.sources import SCANNERS
 from throughline.settings import DataSettings
 

@@ -1,7 +1,5 @@
 """The fenced blocks of the README and the pages of docs/, for tests that run them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

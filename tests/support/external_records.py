@@ -1,7 +1,5 @@
 """Records and shards as TensorFlow writes them, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

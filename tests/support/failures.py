@@ -1,7 +1,5 @@
 """`--failed-to FILE` writes the ids of the tests that fail, one per line, as they fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Slow libraries are imported within them: the process that deals out the tests needs none.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -2,8 +2,6 @@
 announces each of them to audit hooks.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sources of several kinds of data that a small model learns, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

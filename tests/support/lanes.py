@@ -4,8 +4,6 @@ The tests of a file are a group, and so are all that use one running stack, whic
 pytest-xdist runs a group in one process (`--dist loadgroup`). What takes longest begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

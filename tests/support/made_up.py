@@ -1,7 +1,5 @@
 """Result files of every kind with made-up values, for tests of how they are written and read."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import pkgutil

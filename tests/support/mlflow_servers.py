@@ -1,7 +1,5 @@
 """MLflow's server, started quickly, for tests of what is sent to one, and what it has got."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real object store for tests, and a proxy before it that counts requests and can spoil them."""
 
-from __future__ import annotations
-
 import fcntl
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Code of one's own that params.yaml names, and the identities of the stages that run it."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

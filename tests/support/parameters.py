@@ -1,7 +1,5 @@
 """A minimal params.yaml with changes, and what is wrong with it, for tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from throughline.config.params import check

@@ -1,7 +1,5 @@
 """What is predicted with a model, what its evaluation says, and its export, for the tests."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

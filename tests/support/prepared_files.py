@@ -1,7 +1,5 @@
 """Shards and columns of a few examples that a test makes up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

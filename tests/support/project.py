@@ -2,8 +2,6 @@
 data.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Quick tests start no process and import no TensorFlow: others are to be marked `integration`."""
 
-from __future__ import annotations
-
 import multiprocessing.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows of a comparison as the report makes them, for tests that need only some of their values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from throughline.results.comparison import Comparison, Row

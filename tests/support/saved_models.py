@@ -1,7 +1,5 @@
 """Models in files, as train leaves them, of trainings that need not have taken place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from throughline.assembly.fingerprint import layer_modules

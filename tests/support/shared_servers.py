@@ -2,8 +2,6 @@
 import, and of Prefect, which every flow would start. A test that is about them starts its own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ A test calls `need("chromium")`. Any other skip fails its test. Where the enviro
 these fail, too; elsewhere the run ends with what was not looked at and how to have it looked at.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

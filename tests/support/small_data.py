@@ -1,7 +1,5 @@
 """Small pictures, settings of small data, and the first stages run on them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

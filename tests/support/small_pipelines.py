@@ -1,7 +1,5 @@
 """Small pipelines over prepared data, by name of their configuration, for tests."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from ruamel.yaml import YAML

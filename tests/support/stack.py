@@ -2,8 +2,6 @@
 as a person would stop it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

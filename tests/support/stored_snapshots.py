@@ -2,8 +2,6 @@
 objects; tests/pipelines/conftest.py has the fixtures.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import signal

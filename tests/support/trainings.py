@@ -1,7 +1,5 @@
 """Small trainings, that can be stopped after any step, for the tests."""
 
-from __future__ import annotations
-
 import copy
 
 import keras

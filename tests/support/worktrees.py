@@ -1,7 +1,5 @@
 """Cheap projects, their git, and worktrees of runs with changes, for tests."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import AbstractContextManager

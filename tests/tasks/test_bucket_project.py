@@ -2,8 +2,6 @@
 DVC sees what changes there and runs what follows and nothing else.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Columns next to images and texts, and numbers to predict: from the file to a model of both."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -2,8 +2,6 @@
 pushed and pulled, each in a copy of it; what `throughline.assembly.profiling` measures and says.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """What the last run has written is found in the cache while it would be written today."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Known datasets come from the first place that has them; what fetch did not write stays."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import socket

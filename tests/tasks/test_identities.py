@@ -1,7 +1,5 @@
 """Identities of stages, parts of stages that stand alone, and a time series through all stages."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

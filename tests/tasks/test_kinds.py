@@ -2,8 +2,6 @@
 a model whose predictions of files, and as a SavedModel, are those of its evaluation.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A change of what decides results reruns what depends on it; and the stages say what helps."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands for stores put what ingest reads, name damage, remove what nothing reaches."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The command of a search: what it refuses, and its answer from an earlier search."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whose data a run is, and which model becomes a dataset's champion, in a real store."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import keras

@@ -1,7 +1,5 @@
 """What could not be sent is kept in its order, with copies of its files, until it has been sent."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Runs of MLflow with others below them, and copies of what a run with changes measures again."""
 
-from __future__ import annotations
-
 import base64
 import json
 import signal

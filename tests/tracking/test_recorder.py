@@ -1,7 +1,5 @@
 """A tracking server that goes away in mid run: nothing is lost, and everything is sent later."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Where runs are sent, without passwords or proxies; and an answer is no absence."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

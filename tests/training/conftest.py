@@ -1,7 +1,5 @@
 """Code of one's own for trainings."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

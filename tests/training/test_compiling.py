@@ -2,8 +2,6 @@
 asked for is what trains, whatever the configuration.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Fine-tuning: networks and weights from files, last layers that are replaced, layers that stay."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -2,8 +2,6 @@
 asynchronous execution on the CPU, whose calls return before they are done, as a GPU's do.
 """
 
-from __future__ import annotations
-
 import threading
 
 import keras

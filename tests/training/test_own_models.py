@@ -1,7 +1,5 @@
 """Models of one's own, the weights that are kept, and state besides weights."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -2,8 +2,6 @@
 nothing, and end together whatever happens to one of them.
 """
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

@@ -1,7 +1,5 @@
 """What is refused before several processes train, and what each of them does by itself."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from contextlib import nullcontext

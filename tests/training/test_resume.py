@@ -2,8 +2,6 @@
 that never stopped.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The train step, and the row of figures that each epoch gives."""
 
-from __future__ import annotations
-
 import re
 
 import keras

@@ -1,7 +1,5 @@
 """What is chosen, when the incumbent stays, and the sentence about it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 over real ones on small data.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The space of candidates, and the proof of the winner."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.project import SMALL

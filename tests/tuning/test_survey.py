@@ -1,7 +1,5 @@
 """What a search looks at first: the machine's limits, memory, and the space of plans."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a dataset leaves open, and that one with a change in it delivers the same examples."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

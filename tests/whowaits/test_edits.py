@@ -1,7 +1,5 @@
 """Changes written into a script: `whowaits.changes.edits`."""
 
-from __future__ import annotations
-
 import pytest
 
 from whowaits.changes.advice import Edit

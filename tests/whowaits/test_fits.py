@@ -1,7 +1,5 @@
 """What a `fit` of Keras is given, when it ends, and what times it within a program."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import itertools

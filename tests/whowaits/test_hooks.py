@@ -1,7 +1,5 @@
 """Where TensorFlow and PyTorch give a batch, and where they train. PyTorch is a stand-in."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

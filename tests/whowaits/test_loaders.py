@@ -2,8 +2,6 @@
 examples, and the patch. With the real PyTorch, in an environment of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -2,8 +2,6 @@
 when: `whowaits.hooks.loops` and `whowaits.timing.blocks`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """What other programs take of the machine, saves that are held back, and batches that are kept."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Where a script makes what its dataset consists of, and what libraries make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import keras

@@ -2,8 +2,6 @@
 process, at rates that are given; benchmarks/whowaits.py has what real scripts gain.
 """
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

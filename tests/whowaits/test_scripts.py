@@ -4,8 +4,6 @@ Which verdict they get depends on the machine: benchmarks/whowaits.py compares i
 for scripts of every kind, PyTorch, JAX and tf_keras included.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """How a script is started, what it sees, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

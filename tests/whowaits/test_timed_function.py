@@ -2,8 +2,6 @@
 `whowaits.hooks.timed_function`.
 """
 
-from __future__ import annotations
-
 from unittest.mock import MagicMock, Mock
 
 import pytest

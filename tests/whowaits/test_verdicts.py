@@ -2,8 +2,6 @@
 change that is named first, and two reports next to each other.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Evaluates a trained model on single held-out examples, and writes what it finds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fingerprint of a training, by which an interrupted one is recognized, and user modules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How a trained model is used: what train stores within model.keras."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from throughline.assembly.inputs import make_input_spec, make_token_window, name_targets

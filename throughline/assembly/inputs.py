@@ -1,7 +1,5 @@
 """Opens the input pipelines that stages need, from parameters and prepared data."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sets up a process that trains or measures, and builds the model that fits the stored data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import keras

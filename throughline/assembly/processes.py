@@ -1,7 +1,5 @@
 """Turns a stage into several processes: checks whether they can train, starts or joins them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

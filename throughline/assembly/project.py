@@ -1,7 +1,5 @@
 """A project's data, input pipelines and model for custom training loops (docs/training.md)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One training: the pipelines of its splits, the training itself, and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The command line of stages: options, parameters, checks, and user errors as a paragraph."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import os

@@ -3,8 +3,6 @@
 A run needs them, stages depend on them, and a run from the UI may not choose them freely.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterator, Mapping

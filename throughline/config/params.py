@@ -4,8 +4,6 @@ A problem is one line that begins with its path in the file. All are found toget
 (with the nearest valid one), wrong types, unknown ops, and impossible combinations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """params.yaml as text: reads it and sets single values. Values are not checked here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path

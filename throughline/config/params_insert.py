@@ -1,7 +1,5 @@
 """Adds a configuration to params.yaml as lines of text. All other bytes stay, comments included."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

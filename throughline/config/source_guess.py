@@ -1,7 +1,5 @@
 """Guesses the kind of input for `data.source: auto`, by file names and by the keys that are set."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Reads the table of a run before the run starts, so that problems are reported at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from throughline.config.params_file import PARAMS_FILE

@@ -1,7 +1,5 @@
 """Checks the classes of a dataset: their names, those to leave out, and splits that lack some."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 It accompanies the data at a glance. The contents of examples alone decide which are drawn.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec

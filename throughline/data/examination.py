@@ -1,7 +1,5 @@
 """Examines every example of a source once, and makes it a row of the manifest or a reject."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Ingest prints it and keeps it in `data/manifest/`; report, Prefect and MLflow show it again.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Otherwise a model is judged by what it has nearly seen.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ It examines every example once, rejects unusable ones with a reason, drops dupli
 splits. Later stages rely on it: images decode, labels exist, splits are fixed and share no copies.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence

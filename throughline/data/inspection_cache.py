@@ -7,8 +7,6 @@ program with the same settings uses an entry. No output depends on the cache: if
 or written, all files are read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -3,8 +3,6 @@
 It looks for a dataset on this machine, then where it is published, then in Debian's packages.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

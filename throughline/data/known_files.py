@@ -1,7 +1,5 @@
 """Checks, without reading them, whether the files of a manifest are unchanged since ingest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache

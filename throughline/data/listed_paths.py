@@ -4,8 +4,6 @@ Such paths lack a suffix or folder, have backslashes, differ in case or suffix, 
 machine. One rule must turn them all into files; otherwise the list is refused.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ DVC takes the digest of all files when the stage has ended, so it would take a f
 while ingest reads for one that ingest has read. Such a change is refused.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -6,8 +6,6 @@ Its folder holds `examples.parquet`, `rejected.csv`, `values.npy` (arrays and se
 is written last: its presence means complete.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

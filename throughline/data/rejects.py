@@ -1,7 +1,5 @@
 """Counts rejected examples by reason, and refuses too many of them with a remedy."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

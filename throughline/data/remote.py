@@ -4,8 +4,6 @@ A firewall that drops packets answers neither connections nor name look-ups. So 
 the network has a limit of its own.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import shutil

@@ -1,7 +1,5 @@
 """Reads splits from names of folders and files: `train`, `val2017`, `TestImages`, `seg_test`."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Arithmetic that assigns examples to splits, shards and steps. Pure functions, no I/O."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The facts about a configuration that the rules examine."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The findings of the rules about a configuration, and whether the race can try their changes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The analysis of traces is built on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

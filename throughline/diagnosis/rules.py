@@ -5,8 +5,6 @@ the evidence, with numbers, or None. The change is merged into the configuration
 other sections of params.yaml (`other`, by dotted keys); the race measures its gain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A threshold on a measured metric, such as `stall_pct > 10`, as `--fail-if` takes it."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Collection, Mapping

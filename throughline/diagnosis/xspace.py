@@ -6,8 +6,6 @@ number ties a function that a map calls to its executor's spans on all threads. 
 interprets them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

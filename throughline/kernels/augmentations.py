@@ -5,8 +5,6 @@ call for an image or a batch: a loop of TensorFlow's ops over images takes sever
 (docs/log.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

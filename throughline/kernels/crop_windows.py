@@ -5,8 +5,6 @@ zero. Arithmetic that rounds is in float64, where the last bit does not matter: 
 image and for many may differ in it.
 """
 
-from __future__ import annotations
-
 import math
 from functools import singledispatch
 

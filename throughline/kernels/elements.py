@@ -1,7 +1,5 @@
 """Runs ops on elements, and selects the parts of an element that form a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

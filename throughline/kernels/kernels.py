@@ -6,8 +6,6 @@ the same code for both. Randomness is a pure function of (seed, epoch, op, examp
 not depend on order or parallelism.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial, singledispatch
 from typing import Any

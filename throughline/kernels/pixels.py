@@ -4,8 +4,6 @@ Images are uint8 (height, width, channels) in any memory; a slice of a mapped fi
 Each call uses one thread and releases the GIL, since tf.data makes calls in parallel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import cv2

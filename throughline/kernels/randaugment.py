@@ -4,8 +4,6 @@ Images are uint8 (height, width, channels). The strengths at a magnitude from 0 
 torchvision. Positions between pixels are interpolated; what comes from outside is black.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

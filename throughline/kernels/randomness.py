@@ -4,8 +4,6 @@ Every user (a permutation, a sampler, an op, a shuffle buffer) folds the seed an
 salts of its own, so that no two draw the same numbers and nothing depends on order or parallelism.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ rows and one for its columns. Boxes, filters and borders are those of `pixels.py
 instead of fixed point: values differ by at most two levels of 255.
 """
 
-from __future__ import annotations
-
 from functools import singledispatch
 
 import numpy as np

@@ -3,8 +3,6 @@
 Number 0 is padding, no token. If a tokenizer's file has a token there, all are shifted by one.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Accelerators to plan for: how long a train step takes on each, from published benchmarks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from throughline.shared.errors import UnknownModel, did_you_mean

@@ -1,7 +1,5 @@
 """The held-out examples that judge a model: their number, and a constant prediction's score."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

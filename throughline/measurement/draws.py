@@ -5,8 +5,6 @@ shuffles, caches, interleaves, samples and distributes for an epoch; only the op
 out, to save time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ postprocessing, so all configurations with the same `preprocess` must have equal
 Configurations with approximate pixels have the same examples and labels.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Finds the held-out examples that a trained model gets wrong, in one pass over a split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ prefixes of UUIDs or MIG slices. So the CUDA driver lists the devices, and NVML 
 UUIDs. This creates no context and takes no GPU memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

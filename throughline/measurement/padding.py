@@ -1,7 +1,5 @@
 """How much of the batches of sequences is padding, and how many shapes they have."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from throughline.pipelines.input_pipeline import InputPipeline

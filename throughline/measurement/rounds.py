@@ -9,8 +9,6 @@ consistent. Intervals are Student's, from leaving out one round at a time (the j
 probability (Bonferroni).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -7,8 +7,6 @@ a second input. The full model that is saved and served takes stored inputs (suc
 and includes the postprocessing ops, so serving needs no preprocessing code.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

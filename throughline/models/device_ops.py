@@ -4,8 +4,6 @@ Every op with `device = True` has its layers here. They compute in single precis
 policy: half precision keeps 8 bits of a year or a category.
 """
 
-from __future__ import annotations
-
 from functools import singledispatch
 from typing import Any
 

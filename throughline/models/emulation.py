@@ -6,8 +6,6 @@ pipeline achieves for an accelerator that is not there, and its stall is known b
 learns only the frequency of the classes, or the mean of the targets.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Fine-tuning: a network from a file, weights from a file, and frozen layers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ Both are stored in model.keras itself, as members that Keras ignores. So class n
 of columns and the tokenizer always belong to the model.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

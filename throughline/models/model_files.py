@@ -5,8 +5,6 @@ the project's classes and functions it needs; these are passed to Keras by name.
 epoch, saving and loading are tried on the fresh model.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -5,8 +5,6 @@ Raw inputs are encoded images, table rows, windows of a series, or texts. Tensor
 TensorFlow Text, so a program that loads the SavedModel must import `tensorflow_text` first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial

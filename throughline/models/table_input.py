@@ -5,8 +5,6 @@ network's, as in the wide and deep models of Cheng et al. (2016). A builder with
 `columns` receives the number of columns and returns a network with both inputs, by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ do not depend on what shares its row: attention stays within its segment, positi
 each segment, and every segment is pooled by itself.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

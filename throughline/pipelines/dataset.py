@@ -1,7 +1,5 @@
 """Builds a tf.data.Dataset from the steps of a plan, with a function per kind of step."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Input pipelines as stages and training loops use them: a plan bound to one split of the data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property

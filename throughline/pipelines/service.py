@@ -9,8 +9,6 @@ which join by the address. A process whose standard input is a pipe ends when th
 outlives a parent that is killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Sizes are known, or estimated from the first records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Literal

@@ -1,7 +1,5 @@
 """Ops that augment images. No TensorFlow: the modules of `throughline/kernels/` compute them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator

@@ -1,7 +1,5 @@
 """TF_CONFIG of a cluster's tasks, by the variables of Slurm and Kubernetes. No TensorFlow."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -10,8 +10,6 @@ A reason begins with the field it concerns. Where it is implemented depends on w
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from throughline.plan.ops import Op

@@ -3,8 +3,6 @@
 `constraints.py` has what holds for all data, and lists where each constraint belongs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path

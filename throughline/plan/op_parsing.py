@@ -1,7 +1,5 @@
 """Parses the ops of params.yaml and reports problems with their place. No TensorFlow."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

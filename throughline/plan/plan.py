@@ -5,8 +5,6 @@ combinations are refused with a reason before anything runs (`constraints.py`). 
 the tf.data.Dataset of a plan, with a function per kind of step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile

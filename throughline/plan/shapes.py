@@ -1,7 +1,5 @@
 """How data are decoded and cut into windows, and their shape after each op. No TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

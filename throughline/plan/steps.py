@@ -5,8 +5,6 @@ findings identify it. A new kind of step needs a class here, its place in `plan.
 in `dataset.py` that builds it; docs/extending.md has an example.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The ops on text. No TensorFlow; `kernels/tokenizers.py` computes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Workers, a process each, that train together, and their slices of batches. Pure Python."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

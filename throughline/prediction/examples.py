@@ -1,7 +1,5 @@
 """The examples that a model is to predict; unusable inputs are `Rejected`, in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """Files to predict, examined as ingest does it: files, folders, tables of paths, and arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace

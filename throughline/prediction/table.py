@@ -3,8 +3,6 @@
 Its lines hold classes with probabilities, or values by the names of the targets.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Columns are found by their names. Categories get the numbers of the training's v
 empty cells the medians of its training split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts to predict, read as ingest does it: files, lines of a file, or rows of a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ turns (`contestant.py`). A phase ends when every verdict and every place is deci
 up. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

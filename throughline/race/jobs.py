@@ -3,8 +3,6 @@
 Also holds the values that both sides exchange. Only the job that `work` imports needs TensorFlow.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

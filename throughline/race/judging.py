@@ -1,7 +1,5 @@
 """Draws the conclusions from a race for each configuration: rates, verdict, cause and fix. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Sequence

@@ -3,8 +3,6 @@
 Each runs in a process of its own and trains for a moment at a time.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

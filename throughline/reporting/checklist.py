@@ -1,7 +1,5 @@
 """The production checklist: what guides ask of an input pipeline, each point with evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from throughline.data.shards.index import Shard, ShardIndex

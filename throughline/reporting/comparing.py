@@ -3,8 +3,6 @@
 It needs no pictures and no page, so flows can use it, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of a comparison: throughput with its ceilings, and validation by epoch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

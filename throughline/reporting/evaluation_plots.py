@@ -1,7 +1,5 @@
 """Pictures of what a model gets wrong: the classes that it confuses, and its worst examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It says what is certain, names what is not, and never calls examples or quality 
 check. The terminal, the report, Prefect and MLflow show it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

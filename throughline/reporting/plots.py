@@ -1,7 +1,5 @@
 """Pictures of one configuration: a timeline of real steps. SVG for pages, PNG elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

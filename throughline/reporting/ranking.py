@@ -4,8 +4,6 @@ Rates are compared within the rounds in which both took part. A ratio's interval
 having been chosen among all: all ratios' intervals hold together in 95 of 100 races.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The table of a comparison, with the same columns on the page, in Prefect and on terminals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

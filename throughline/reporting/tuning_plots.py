@@ -1,7 +1,5 @@
 """A picture of a search: each candidate's training time, and what it needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator

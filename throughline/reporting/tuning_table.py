@@ -1,7 +1,5 @@
 """The candidates of a search as a table: on a terminal, in Markdown, and as records."""
 
-from __future__ import annotations
-
 import sys
 
 from rich.box import SIMPLE_HEAD

@@ -1,7 +1,5 @@
 """The result of build: a configuration's plan, and the proof that its examples are right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of report: a row for each configuration, and which one is best."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

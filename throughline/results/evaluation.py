@@ -1,7 +1,5 @@
 """The result of train about single held-out examples: confused classes, and the worst examples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

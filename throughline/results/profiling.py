@@ -1,7 +1,5 @@
 """The result of profile: a summary of traced steps, and the changes that rules propose."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """The result of a race: every turn, and each configuration's rates, verdict, cause and fix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The cost of the snapshot, apart from what other stages depend on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

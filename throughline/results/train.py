@@ -1,7 +1,5 @@
 """The result of train: how fast and how well it trained, what it used, and its MLflow run."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping, Sequence

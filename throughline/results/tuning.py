@@ -1,7 +1,5 @@
 """The result of a search: every candidate with its figures, the choice, and a sentence about it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The base class of the sections of params.yaml, and types of fields that are a word or a count."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """One input-pipeline configuration: an entry of `pipelines` in params.yaml."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator

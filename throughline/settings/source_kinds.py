@@ -4,8 +4,6 @@ A kind is a line here and, unless it is a folder of files, a function among the 
 `throughline/data/sources/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Model, training and measuring: sections `model`, `train` and `measure` of params.yaml."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator

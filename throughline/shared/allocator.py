@@ -6,8 +6,6 @@ blocks with huge pages, up to half of an input pipeline's throughput. `MALLOC_MM
 `MALLOC_TRIM_THRESHOLD_` in the environment do the same and take precedence.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

@@ -1,7 +1,5 @@
 """Hide the messages that TensorFlow prints at startup and that no setting silences."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -5,8 +5,6 @@ relative ones, but not a module that only a string names (`importlib.import_modu
 Installed packages are identified by their versions, elsewhere.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """What a Dask worker does for a stage: checks its program and files, then calls its function."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

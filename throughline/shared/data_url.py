@@ -1,7 +1,5 @@
 """`data.path` as the URL of a bucket, or of objects in it."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 from throughline.shared.errors import DataNotFound, ObjectStoreFailed

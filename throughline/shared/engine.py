@@ -2,8 +2,6 @@
 the workers of a Dask cluster. Outputs are the same bytes, so the engine is part of no key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

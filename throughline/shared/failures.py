@@ -4,8 +4,6 @@ User errors, disk errors and lack of memory are printed as one paragraph, bugs w
 A stage that a flow runs hands its failure to the flow instead.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ They are kernel locks: a process that has ended, even by kill -9, holds nothing.
 descriptor can be passed on to other processes; the lock is free when the last of them has ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

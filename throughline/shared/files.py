@@ -5,8 +5,6 @@ leaves either the old output or the new one. A resumable folder keeps finished m
 kill, as long as the work is the same. The next start removes what a kill left behind.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import errno

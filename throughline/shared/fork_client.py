@@ -7,8 +7,6 @@ the server imported it, the program imports its libraries itself. This module us
 library alone, because it runs before all other imports.
 """
 
-from __future__ import annotations
-
 import array
 import json
 import os

@@ -3,8 +3,6 @@
 The libraries' million objects all stay; searching them would take a fifth of a start.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

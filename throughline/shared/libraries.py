@@ -4,8 +4,6 @@ A version has the same effect as a line of code: another decoder gives other pix
 uv.lock, so the installed versions must match it.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Memory and cores that this process can still use, within its control groups (cgroups)."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

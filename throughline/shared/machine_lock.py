@@ -3,8 +3,6 @@
 It is a kernel lock: a process that has ended, even by kill -9, holds nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import pwd

@@ -5,8 +5,6 @@ It tells whether this program made something: for a stage's identity, by which D
 continues. Comments, docstrings and formatting do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

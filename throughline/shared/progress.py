@@ -4,8 +4,6 @@ Progress is a bar on a terminal, and a line every few seconds in a log. A flow's
 results, facts and problems, which begin with their marks; details are in its log.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

@@ -5,8 +5,6 @@ to the next process, which sees by the lock next to it that nobody uses it. If s
 share the project, each clears its own folders, and those of others after a day.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

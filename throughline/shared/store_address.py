@@ -3,8 +3,6 @@
 A server that is down is no such reason. Imports no MLflow.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

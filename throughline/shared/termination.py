@@ -1,7 +1,5 @@
 """How a process ends: orderly after SIGTERM, in one line after Ctrl-C, or with its parent."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Words that many messages share."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Calls that the server could not take are kept in .throughline/unsent/, with their files.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

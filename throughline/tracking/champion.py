@@ -4,8 +4,6 @@ Quality is the final metric on held-out examples. Differences below three standa
 chance, as in the report's warning about accuracy.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

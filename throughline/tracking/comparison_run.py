@@ -3,8 +3,6 @@
 It is opened before its configurations run, and closed with their report, view and champion.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -4,8 +4,6 @@ If a configuration was trained for another comparison, or another run with chang
 run is shown and added to here; the original stays as it is.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

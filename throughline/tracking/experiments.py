@@ -7,8 +7,6 @@ the earlier sketch that are small enough, so two sketches tell how much of one d
 other (docs/decisions, 4.4).
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import re

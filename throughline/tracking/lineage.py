@@ -1,7 +1,5 @@
 """Tags that link a run to its code, its experiment, its flow run and its comparison."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

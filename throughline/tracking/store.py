@@ -5,8 +5,6 @@ the worktree in which a stage runs. A password in it goes to the store only; it 
 written.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

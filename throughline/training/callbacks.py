@@ -4,8 +4,6 @@ A checkpoint keeps the callbacks' state, so that a resumed training continues ex
 uninterrupted one.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ not fit the model, is reported and set aside, and the one before it is used. Any
 as a full disk or device, ends the training and leaves all checkpoints in place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

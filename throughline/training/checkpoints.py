@@ -4,8 +4,6 @@ A checkpoint holds the position, weights, optimizer state, random layers' state,
 callbacks' state and the epoch rows; `checkpoint_store` keeps it on disk.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

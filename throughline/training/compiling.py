@@ -3,8 +3,6 @@
 A model that its builder has compiled keeps its own optimizer, loss and metrics.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ processes it holds the GIL, so a small process enforces the limit instead: `pyth
 throughline.training.deadline`.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

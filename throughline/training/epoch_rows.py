@@ -1,7 +1,5 @@
 """An epoch's row of history.csv: the names of its columns, in the log and in MLflow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ epochs. Processes that train together all run this loop; they communicate within
 (`replicas.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 This includes the optimizers of a train step that the model defines itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ process is the first to fail. All processes end with the one that started them, 
 Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

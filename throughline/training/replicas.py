@@ -5,8 +5,6 @@ replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own slic
 single process has no strategy and exchanges nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

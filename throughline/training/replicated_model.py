@@ -3,8 +3,6 @@
 Batch statistics are those of the whole batch, random draws differ, and weights stay equal.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -11,8 +11,6 @@ that is queued by then. So a thread fetches each loss right after its step is qu
 waits for the loss of the step before.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ Budgets are written as `8GiB` or `10min`, and capped by what the machine has lef
 TensorFlow.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

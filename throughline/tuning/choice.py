@@ -5,8 +5,6 @@ the user's own configurations, stays unless another one certainly beats it. Amon
 memory decides, then the least disk, then the shortest configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The result of a search: every candidate with its figures, and why it was dropped."""
 
-from __future__ import annotations
-
 import math
 
 from throughline.reporting.tuning_table import NOT_RACED

@@ -1,7 +1,5 @@
 """The measurements of a search in a file, so that an interrupted search continues."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

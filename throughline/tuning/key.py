@@ -4,8 +4,6 @@ The key covers the prepared data, all parameters except `tuned`, the budgets, th
 program. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The contestants of a search: they are journaled, and dropped if they take too much memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

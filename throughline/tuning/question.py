@@ -3,8 +3,6 @@
 Survey and proof run in processes of their own. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

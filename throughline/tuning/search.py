@@ -6,8 +6,6 @@ each phase, candidates leave that the fastest certainly beats. Measurements are 
 interrupted search continues. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

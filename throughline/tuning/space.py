@@ -5,8 +5,6 @@ same work with different calls, and differ by less. Impossible combinations are 
 whose reason is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Mean and standard deviation of data that arrives in pieces of any size. No TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

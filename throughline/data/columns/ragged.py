@@ -12,8 +12,6 @@ read as one long document. The position of a value depends on all values before 
 values are first written into a part of their own, and the parts are concatenated in order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ for other shares of the rows under the same KEY, and an object that is there nee
 again. Names follow from the index and the shards, so neither lists them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence

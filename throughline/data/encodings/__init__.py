@@ -3,8 +3,6 @@
 A new encoding is a class under `@register` in a file that is imported here.
 """
 
-from __future__ import annotations
-
 from throughline.data.encodings import (  # noqa: F401 - they register theirs
     arrays,
     images,

@@ -3,8 +3,6 @@
 Arrays that are not compressed are mapped, not read into memory; pickled content is never loaded.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence

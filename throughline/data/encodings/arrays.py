@@ -1,7 +1,5 @@
 """Values in arrays, all of one size: pixels, numbers, time steps, and columns of a list."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from throughline.plan.ops import DecodeRaw, Op

@@ -4,8 +4,6 @@ One process answers all questions, so that TensorFlow starts once, outside of th
 A file that crashes or stalls the process is unusable; the next question starts a new one.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images in files; `image_files.py` examines them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Labels: the class or the numbers to predict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Tensors and NumPy arrays say their own shape and dtype; for bare values, setting
 tensor format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor writes it.
 """
 
-from __future__ import annotations
-
 import io
 import tokenize
 from collections import Counter

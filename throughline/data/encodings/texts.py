@@ -1,7 +1,5 @@
 """Examines texts one by one: their encoding, content and size. Usable ones are kept as UTF-8."""
 
-from __future__ import annotations
-
 import codecs
 
 from throughline.data.encodings.base import RejectedValue

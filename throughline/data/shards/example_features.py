@@ -4,8 +4,6 @@ Only numbers that are asked for are copied. No TensorFlow. Source of the format:
 tensorflow/core/example/feature.proto and the protocol-buffer wire encoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Reads the files of examples after ingest, local or in a bucket; callers check digests."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -6,8 +6,6 @@ the offsets of records stay in data/shards/. Shards of an earlier set that were 
 examples are reused.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

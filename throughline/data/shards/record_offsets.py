@@ -4,8 +4,6 @@
 the shards' index.json. A record's own length and checksum show that it is the right one.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ understands the result. Source of the format: tensorflow/core/example/example.pr
 protocol-buffer wire encoding.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import cache

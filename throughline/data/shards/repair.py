@@ -3,8 +3,6 @@
 So every configuration sees the same examples. The new files are in the snapshot's folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A record is framed as length (uint64), masked CRC-32C of the length, data, maske
 data, little-endian. Source of the format: tensorflow/core/lib/io/record_writer.h.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import mmap

@@ -8,8 +8,6 @@ A new kind of input is a file here with a function `scan`, its name in `SCANNERS
 `throughline/settings/source_kinds.py`. Files in class folders need the line alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

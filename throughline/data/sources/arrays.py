@@ -3,8 +3,6 @@
 `data.features` and `data.labels` say which arrays are images and labels, or else their names do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

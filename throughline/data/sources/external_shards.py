@@ -5,8 +5,6 @@ shape become one array. Unusable records are rejected with a reason. A shard tha
 its end is refused, since nobody knows what is missing.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import shlex

@@ -1,7 +1,5 @@
 """Fashion-MNIST as published: four gzipped IDX files, 60,000 training and 10,000 test images."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import zlib

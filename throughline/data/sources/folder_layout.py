@@ -3,8 +3,6 @@
 `data.layout` says it, or with `auto` the names of folders, if they can be read in one way only.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

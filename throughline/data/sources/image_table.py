@@ -5,8 +5,6 @@ watches, or the table alone. Model hubs store images in the table itself: Parque
 with a column of bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

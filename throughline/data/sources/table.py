@@ -3,8 +3,6 @@
 Categories and classes are the text of their cells.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

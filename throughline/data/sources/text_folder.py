@@ -1,7 +1,5 @@
 """Texts in class folders: a document per file, whose class is its folder's path."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar

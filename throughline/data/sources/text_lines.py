@@ -3,8 +3,6 @@
 Files of a folder may be named as splits. Lines are read one by one; blank ones are skipped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

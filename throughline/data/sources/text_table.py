@@ -3,8 +3,6 @@
 Also makes documents from fields of JSON objects, and a table from the cells that documents keep.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 classes, tensors, scalars and texts. Others, and formats other than TFRecord, are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

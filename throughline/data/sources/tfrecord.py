@@ -5,8 +5,6 @@ folders (`train-00000-of-00064`, `validation/part-3`), or else from the content.
 or integers, which a `labels.txt` next to the shards may name.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

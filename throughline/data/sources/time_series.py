@@ -3,8 +3,6 @@
 A missing value is an error that names its row: windows would jump over rejected rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Columns that cannot be meant are refused, with the parameter that keeps them: da
 text as categories, row numbers as a feature, and columns that are times: 1/22/20, 1/23/20.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Every cell is text. A record that does not fit the header is an error that names
 readers shift cells, join rows at a stray quote, or give a column several types.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections import Counter

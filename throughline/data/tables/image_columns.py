@@ -1,7 +1,5 @@
 """Columns of encoded images: bytes, or `{bytes, path}` as Hugging Face's `datasets` writes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pyarrow as pa

@@ -4,8 +4,6 @@
 is the year. Other rows rule out readings; if several are left, they must agree.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

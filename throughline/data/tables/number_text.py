@@ -1,7 +1,5 @@
 """Reads numbers from text, for whole columns, and finds their decimal mark."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds odd values of a table: marks of missing cells, totals, leaks of the label, and groups."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ number, too. Rows with an impossible value are rejected. So are rows with an emp
 `data.missing` says what that stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Classes that Hugging Face's `datasets` has numbered get their names back.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

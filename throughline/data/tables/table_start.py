@@ -1,7 +1,5 @@
 """Reads the start of delimited text: encoding, lines above the header, and delimiter."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import re

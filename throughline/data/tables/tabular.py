@@ -1,7 +1,5 @@
 """Reads tables, CSV or Parquet, as columns of text. Tables, series and lists of images use it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Computes the rows of a step from seed, epoch and position, for random access."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import tensorflow as tf

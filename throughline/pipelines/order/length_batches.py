@@ -7,8 +7,6 @@ the number of steps is constant, an epoch can be entered anywhere, and no order 
 boundaries (docs/decisions, 2.3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ rows, and the documents of each length among the slots of that length: partners 
 of steps and the padding do not.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

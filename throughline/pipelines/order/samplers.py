@@ -6,8 +6,6 @@ by any number of workers. Positions are (steps, batch) int64; epochs are (steps,
 that broadcasts.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the same steps. A Python call per batch picks them from mapped files, so workers
 service cannot run it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 

@@ -5,8 +5,6 @@ long it is (`throughline/data/columns/ragged.py`). A batch is one gather, of any
 sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

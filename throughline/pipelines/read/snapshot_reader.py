@@ -4,8 +4,6 @@ The columns are variables over the files' memory mappings. Opening them takes ne
 memory, whatever their size; the operating system caches them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

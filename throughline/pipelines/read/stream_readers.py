@@ -3,8 +3,6 @@
 File names are absolute, because workers of a tf.data service run in other folders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

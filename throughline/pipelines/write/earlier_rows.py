@@ -4,8 +4,6 @@ Each shard is still read for its digest, and copies are compared with theirs, so
 damaged is taken over.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_right
 from collections import defaultdict

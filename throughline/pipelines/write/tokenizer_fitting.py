@@ -5,8 +5,6 @@ sample. Fitting takes ten seconds per megabyte: all of a large dataset would tak
 change little.
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
