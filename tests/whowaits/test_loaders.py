@@ -24,6 +24,11 @@ for epoch in range(10_000):
         loss.backward()
         optimizer.step()
 """
+# As trainers do that count their steps: an iterator may be left before its end.
+COUNTED = LOOP.replace(
+    "    for inputs, labels in loader:",
+    "    batches = iter(loader)\n    for _ in range(30):\n        inputs, labels = next(batches)",
+)
 # An example waits, so that workers gain on any number of cores.
 SLOW = """
 import time, torch
@@ -50,10 +55,10 @@ class Open(Slow):
 FULL, DRAWN = "torch.full((64,), float(index))", "torch.rand(64)"
 
 
-def whowaits(folder, loader, *options, example=FULL):
+def whowaits(folder, loader, *options, example=FULL, loop=LOOP):
     """Run the command on a training on a loader; returns what it prints, and its exit code."""
     need("torch")
-    text = SLOW.format(example=example) + f"loader = {loader}\n" + LOOP
+    text = SLOW.format(example=example) + f"loader = {loader}\n" + loop
     (folder / "train.py").write_text(text)
     done = subprocess.run(
         [TORCH, "-m", "whowaits", *options, "train.py"],
@@ -101,7 +106,9 @@ def test_a_file_that_workers_would_share_is_named(tmp_path):
     )
 
 
-def test_the_patch_is_proven_by_a_copy(tmp_path):
-    done = whowaits(tmp_path, "DataLoader(Slow(), batch_size=32, num_workers=0)", "--patch")
+@pytest.mark.parametrize("loop", [LOOP, COUNTED], ids=["for", "counted"])
+def test_the_patch_is_proven_by_a_copy(tmp_path, loop):
+    loader = "DataLoader(Slow(), batch_size=32, num_workers=0)"
+    done = whowaits(tmp_path, loader, "--patch", loop=loop)
     assert done.returncode == 0, done.stderr
     assert "+loader = DataLoader(Slow(), batch_size=32, num_workers=2)" in done.stdout

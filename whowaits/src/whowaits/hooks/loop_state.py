@@ -86,7 +86,7 @@ class Loop:
             # A script that counts its steps also counts those on batches from memory.
             besides = self.taken if self.ended else self.repeated
             self.training.timing.steps_per_epoch = self.batches + besides
-        self.iterator, self.opens, self.exhausted = _refer_to(iterator), True, False
+        self.iterator, self.opens, self.exhausted = refer_to(iterator), True, False
         self.epoch += int(self.confirmed)
         self.confirmed, self.ended = False, False
         self.batches = self.taken = self.repeated = 0
@@ -97,7 +97,7 @@ class Loop:
         self.copies.clear()
 
 
-def _refer_to(iterator: Any) -> Callable[[], Any]:
+def refer_to(iterator: Any) -> Callable[[], Any]:
     """Return a reference that keeps no iterator, with its threads and processes, alive."""
     try:
         return weakref.ref(iterator)

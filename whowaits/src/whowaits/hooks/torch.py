@@ -19,7 +19,7 @@ from whowaits.timing.verdict import say_disturbed
 from whowaits.training import Training
 
 from .fits import ON_SEVERAL_HOSTS, FitWatch, in_step_with_others
-from .loop_state import Source
+from .loop_state import Source, refer_to
 from .loops import LoopWatch
 from .sources import explain_loader
 
@@ -170,24 +170,26 @@ class _Hooks:
         if not where:
             return take()
         line = getattr(iterator, "whowaits_line", where)
+        # A trainer that counts its steps leaves iterators before their end; none is kept alive.
+        current = refer_to(iterator)
+        loader = getattr(iterator, "whowaits_loader", lambda: None)
         source = Source(
             key=where,
             name=lambda: f"the loop at {line}",
-            facts=lambda: _facts(torch, iterator, self._accelerators(torch)),
+            facts=lambda: _facts(torch, current(), self._accelerators(torch)),
             copy=lambda batch: copy_batch(torch, batch),
             settle=lambda: self._settle(torch),
-            steps=lambda: operator.length_hint(iterator) or None,
-            tries=lambda training: self._try_changes(torch, iterator, training),
+            steps=lambda: operator.length_hint(current()) or None,
+            tries=lambda training: self._try_changes(torch, loader(), training),
         )
         opening = self._opening.pop(id(iterator), None)
         return self._loops.pull(source, iterator, take, opening_s=opening)
 
-    def _try_changes(self, torch: Any, iterator: Any, training: Training) -> Any:
-        """Yield batches of copies of an iterator's loader until every change of it is tried."""
+    def _try_changes(self, torch: Any, loader: Any, training: Training) -> Any:
+        """Yield batches of copies of a loader until every change of it is tried."""
         from whowaits.changes.loader_serve import ServedLoader
         from whowaits.changes.loader_trials import CannotBeTried
 
-        loader = getattr(iterator, "whowaits_loader", lambda: None)()
         if loader is None:
             return
         session, others = self._loops.session, OtherPrograms()
