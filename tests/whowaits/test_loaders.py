@@ -24,10 +24,18 @@ for epoch in range(10_000):
         loss.backward()
         optimizer.step()
 """
-# As trainers do that count their steps: an iterator may be left before its end.
-COUNTED = LOOP.replace(
-    "    for inputs, labels in loader:",
-    "    batches = iter(loader)\n    for _ in range(30):\n        inputs, labels = next(batches)",
+# As accelerate and trainers do: one batch is fetched ahead, and an iterator left before its end.
+AHEAD = """
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch
+"""
+COUNTED = AHEAD + LOOP.replace(
+    "for inputs, labels in loader", "for _, (inputs, labels) in zip(range(30), ahead(loader))"
 )
 # An example waits, so that workers gain on any number of cores.
 SLOW = """
