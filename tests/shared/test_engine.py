@@ -133,7 +133,7 @@ def stage(tmp_path, **changes) -> Stage:
     return Stage(**{**known, "program": "", **changes})
 
 
-def test_a_worker_that_sees_other_files_refuses(tmp_path):
+def test_a_worker_that_sees_other_files_refuses(in_a_worker, tmp_path):
     for changes in ({"token": tmp_path / "elsewhere"}, {"text": "another"}):
         with pytest.raises(EngineFailed, match="does not see the files in"):
             run_task(stage(tmp_path, **changes), SQUARE, TWO)
