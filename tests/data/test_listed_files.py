@@ -69,6 +69,12 @@ def test_names_are_read_by_one_rule_which_is_said(names, files, rule, tmp_path):
     assert found.notes == ({said: len(names)} if rule else {})
 
 
+def test_names_that_are_paths_stay_and_the_others_follow_one_rule(tmp_path):
+    found = scan(tmp_path, ["1", "2.png", "3"], ["1.png", "2.png", "3.png"])
+    assert [file.id for file in found.files] == ["1.png", "2.png", "3.png"]
+    assert [*found.notes.values()] == [2]
+
+
 REFUSED = {
     "two suffixes": (["a", "b"], ["a.jpg", "a.png", "b.png"], "a may be a.jpg or a.png"),
     "two folders": (["1.png"], ["x/1.png", "y/1.png", "y/2.png"], "1.png may be x/1.png or"),

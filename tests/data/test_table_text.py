@@ -293,9 +293,18 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
     [
         (f"By us, and others\n{TABLE}", r"Lines with 3 cells begin in line 2; .* titles\? Remove"),
         (f"a,b,c,d\ne,f\n{TABLE}", "Lines with 3 cells begin in line 3"),
-        (f"{TABLE}\nSource: us, 2024\n", r"\('Source: us, 2024'\)\. .* if it is a note"),
-        (f"{TABLE}note\nsecond, note\n", r"line 33 has 2 \('note'\)\. Get the file again if"),
-        (f"{TABLE}1,2,a,b\n{ROWS}", r"has 4 \('1,2,a,b'\)\. Remove such lines if .*or quote"),
+        (
+            f"{TABLE}\nSource: us, 2024\n",
+            r"line 33 has 2 \('Source: us, 2024'\)\. .* line 33; .* if it is a note",
+        ),
+        (
+            f"{TABLE}note\nsecond, note\n",
+            r"line 33 has 2 \('note'\)\. Get the file .* line 32; .* note",
+        ),
+        (
+            f"{TABLE}1,2,a,b\n{ROWS}",
+            r"line 32 has 4 \('1,2,a,b'\)\. Remove such .*, or quote cells that",
+        ),
         ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
         ("# by us\n# two\nsize,age\n1.5,2\n1.5,2,a\n1.5,2\n", "line 5 has 3"),
     ],

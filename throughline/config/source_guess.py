@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
 
@@ -26,8 +27,7 @@ _OF_FOLDERS = {
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
-_TABLES = {".csv", ".tsv", ".psv", ".parquet"}
-_ABOUT_TABLES = {"", ".txt", ".md", ".pdf", ".names"}  # a README, a license, a description
+_OF_NOTES = {"", ".txt", ".md", ".pdf", ".names"}  # a README, a license, a description
 _OF_KEYS = {"time_column": "time_series", "text_column": "text_table", "path_column": "image_table"}
 _REMEDY = "set data.source; docs/data.md lists the kinds"
 
@@ -55,7 +55,7 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
         raise InvalidParams([f"data.source: auto does not look into buckets; {_REMEDY}"])
     if not path.is_dir():
         suffix = path.suffix.lower()
-        if suffix in _TABLES:
+        if suffix in TABLES:
             return _guess_table(data)
         if suffix == ".gz":
             raise InvalidParams([f"data.path: {path} is compressed; unpack it with gunzip"])
@@ -67,12 +67,12 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
     files = list(islice(_walk(path), _LOOKED_AT))
     counts = Counter(_OF_FOLDERS.get(_suffix(file), "") for file in files)
     kinds = counts.keys() - {""}
-    tables = [file for file in files if file.parent == path and file.suffix.lower() in _TABLES]
+    tables = [file for file in files if file.parent == path and file.suffix.lower() in TABLES]
     if kinds == {"image_folder"} and (len(tables) == 1 or (tables and data.get("path_column"))):
         return "image_table"
     if len(kinds) == 1 and not tables:
         return kinds.pop()
-    if tables and {_suffix(file) for file in files} <= _TABLES | _ABOUT_TABLES:
+    if tables and {_suffix(file) for file in files} <= TABLES | _OF_NOTES:
         return _guess_table(data)
     suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common(4)
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes) or "no file"

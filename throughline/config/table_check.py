@@ -5,6 +5,7 @@ from pathlib import Path
 from throughline.config.params_file import PARAMS_FILE
 from throughline.plan.shapes import choose_window
 from throughline.settings import DataSettings, WindowSettings
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.layout import Layout
 
 READ_BYTES = 8 << 20  # larger tables are not read; it takes about a second
@@ -23,7 +24,7 @@ def check_table(
       InvalidParams: The series is too short for its windows, or lacks a column to predict.
     """
     table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
-    if table.suffix.lower() not in (".csv", ".tsv", ".psv", ".parquet") or not table.is_file():
+    if table.suffix.lower() not in TABLES or not table.is_file():
         return
     times = [file.stat().st_mtime for file in (root / PARAMS_FILE, table)]
     known = not changed and manifest.is_file() and manifest.stat().st_mtime > max(times)

@@ -18,7 +18,7 @@ from throughline.shared.errors import UnreadableSource
 
 Parts = tuple[str, ...]
 _SHOWN = 3
-_, _, _OTHER = _SPELLINGS = "", "no suffix", "other suffix or case"
+_EXACT, _NO_SUFFIX, _OTHER = "as written", "no suffix", "other suffix or case"
 
 
 def find_listed(
@@ -46,7 +46,8 @@ def find_listed(
     folders = [_split(name)[:-1] for name in wanted]
     shared = tuple(os.path.commonprefix(folders))  # noqa: RUF071 - of parts, not of letters
     like = [one for one in files if find_suffix(one[-1]) in suffixes]
-    indexes = {spelling: _index(like if spelling else files, spelling) for spelling in _SPELLINGS}
+    indexes = {_EXACT: _index(files, _EXACT)}
+    indexes |= {spelling: _index(like, spelling) for spelling in (_NO_SUFFIX, _OTHER)}
     for left_out in range(len(shared) + 1):
         for spelling, index in indexes.items():
             matches = {
@@ -122,26 +123,29 @@ def _stem(name: str) -> str:
 
 
 def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
-    """Index files by name; without suffix, and perhaps in lower case, as `spelling` says."""
+    """Index files by name, as `spelling` compares it."""
     index: dict[str, list[Parts]] = defaultdict(list)
     for one in files:
-        name = _stem(one[-1]) if spelling else one[-1]
-        index[name.casefold() if spelling == _OTHER else name].append(one)
+        name = one[-1] if spelling == _EXACT else _stem(one[-1])
+        index[_fold(name, spelling)].append(one)
     return index
 
 
 def _match(wanted: Parts, index: Mapping[str, list[Parts]], spelling: str) -> list[Parts]:
     """Return the files whose paths end as the `wanted` one, if spelled so."""
-    *folders, name = wanted
-    if spelling == _OTHER:
-        folders = [folder.casefold() for folder in folders]
-        name = (_stem(name) if find_suffix(name) else name).casefold()
-    above = len(folders) + 1
+    *folders, name = (_fold(part, spelling) for part in wanted)
+    if spelling == _OTHER and find_suffix(name):
+        name = _stem(name)
+    depth = len(folders) + 1
     return [
         one
         for one in index.get(name, ())
-        if [part.casefold() if spelling == _OTHER else part for part in one[-above:-1]] == folders
+        if [_fold(part, spelling) for part in one[-depth:-1]] == folders
     ]
+
+
+def _fold(name: str, spelling: str) -> str:
+    return name.casefold() if spelling == _OTHER else name
 
 
 def _describe(
@@ -155,7 +159,7 @@ def _describe(
         said.append(f"{'/'.join(left_out)} is of another place and was left out")
     if spelling == _OTHER:
         said.append("files have other suffixes, or other case")
-    elif spelling:
+    elif spelling == _NO_SUFFIX:
         added = sorted({one[-1][len(by_name[name][-1]) :] for name, one in chosen.items()})
         said.append(f"they lack their suffix: {', '.join(added)} was added")
     depth = {name: len(one) - len(by_name[name]) + len(left_out) for name, one in chosen.items()}

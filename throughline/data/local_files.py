@@ -13,7 +13,7 @@ from pathlib import Path
 from throughline.data.split_names import find_left_out
 from throughline.shared.errors import UnreadableSource
 
-_POINTER = b"version https://git-lfs"
+POINTER = b"version https://git-lfs"  # first bytes of what Git LFS puts in a file's place
 _POINTER_SIZES = frozenset(map(str, range(115, 150)))  # bytes: three lines with a digest and a size
 
 
@@ -114,7 +114,7 @@ def _describe(file: Path | os.DirEntry[str]) -> str:
 
 def _begins_like_pointer(name: str) -> bool:
     with suppress(OSError), Path(name).open("rb") as file:
-        return file.read(len(_POINTER)) == _POINTER
+        return file.read(len(POINTER)) == POINTER
     return False
 
 

@@ -18,7 +18,7 @@ from throughline.data.found import Files, Rejected
 from throughline.data.listed_paths import find_listed
 from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.tables.table_columns import code_rows
-from throughline.data.tables.tabular import TABLES, read_table
+from throughline.data.tables.tabular import read_table
 from throughline.models.inference import TrainedModel
 from throughline.plan.schema import find_encoding
 from throughline.plan.shapes import widen_schema
@@ -33,6 +33,7 @@ from throughline.prediction.examples import (
 )
 from throughline.prediction.tables import read_for
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo_fact, in_threads

@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from throughline.data.found import Rejected
 from throughline.data.tables.table_start import SIGNATURES
-from throughline.data.tables.tabular import TABLES
 from throughline.models.inference import InferenceSpec, TrainedModel
 from throughline.models.serving import make_input_signature, make_serve_fn
 from throughline.plan.schema import Schema
 from throughline.prediction import files, tables, texts
 from throughline.prediction.examples import ARRAYS, Example, Examples, Wanted, in_batches
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import ImpossiblePlan, UnreadableSource, UserError
 from throughline.shared.progress import progress
 from throughline.shared.wording import name_some

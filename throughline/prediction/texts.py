@@ -11,7 +11,6 @@ from throughline.data.encodings.texts import check_size, inspect_text
 from throughline.data.found import Document, Rejected, Texts
 from throughline.data.sources import text_folder, text_lines, text_table
 from throughline.data.tables.table_columns import code_rows
-from throughline.data.tables.tabular import TABLES
 from throughline.models.inference import TrainedModel
 from throughline.prediction.examples import (
     NO_COLUMNS,
@@ -22,6 +21,7 @@ from throughline.prediction.examples import (
 )
 from throughline.prediction.tables import note_all, read_as_trained
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import UnreadableSource
 
 _NUMBERED = re.compile(r"(?:row |(?P<file>.*):)(?P<number>\d{8,})", re.DOTALL)

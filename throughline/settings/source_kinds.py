@@ -28,6 +28,8 @@ class SourceKind:
     in_bucket: Literal["objects", "copy", ""] = "copy"
 
 
+DELIMITED = frozenset({".csv", ".tsv", ".psv"})  # suffixes of tables as text
+TABLES = DELIMITED | {".parquet"}
 SOURCES: Mapping[str, SourceKind] = {
     "fashion_mnist": SourceKind(encoding="pixels", auto_model="mlp"),  # 28×28, one channel
     "arrays": SourceKind(encoding="pixels", label_kind=True),

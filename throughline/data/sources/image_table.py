@@ -17,8 +17,10 @@ from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
 from throughline.data.tables.table_columns import Listing, check_names, name_columns, read_listing
 from throughline.data.tables.table_files import find_table_files
+from throughline.data.tables.table_paths import open_files
 from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import DataNotFound
 
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
@@ -32,7 +34,7 @@ def scan(settings: DataSettings) -> Files:
     `data.categorical` name are a second input.
     """
     path = _find_table(Path(settings.path))
-    held = tabular.open_files(path, settings)
+    held = open_files(path, settings)
     column = held and find_image_column(held, settings.path_column)
     table = tabular.read_table(path, settings)
     named = name_columns(settings, "path_column")
@@ -110,7 +112,7 @@ def _find_table(path: Path) -> Path:
     tables = sorted(
         one
         for one in path.iterdir()
-        if one.suffix.lower() in tabular.TABLES and not one.name.startswith(".")
+        if one.suffix.lower() in TABLES and not one.name.startswith(".")
     )
     files = find_table_files(path)
     if len(tables) == 1 and {*files} <= {*tables}:
@@ -120,6 +122,6 @@ def _find_table(path: Path) -> Path:
     names = ", ".join(table.name for table in tables) or "none"
     raise DataNotFound(
         f"data.path: {path} holds {len(tables)} tables ({names}); expected are tables of one kind"
-        f" ({', '.join(sorted(tabular.TABLES))}) next to the images that they list, or Parquet or"
+        f" ({', '.join(sorted(TABLES))}) next to the images that they list, or Parquet or"
         " Arrow files alone, which hold them"
     )

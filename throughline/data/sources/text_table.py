@@ -20,10 +20,12 @@ from throughline.data.tables.delimited import RowLine
 from throughline.data.tables.number_text import is_number
 from throughline.data.tables.table_columns import check_names, name_columns
 from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
-from throughline.data.tables.table_start import read_start, refuse_column
-from throughline.data.tables.tabular import TextTable
+from throughline.data.tables.table_paths import find_delimited, open_files
+from throughline.data.tables.table_start import read_start
+from throughline.data.tables.tabular import TextTable, refuse_column
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
+from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import UnreadableSource
 
 _ROWS = 256
@@ -79,14 +81,14 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     """Read the table at `data.path`; `use_splits` applies splits of a column or of file names."""
     path = Path(settings.path)
     check_encoding(settings.encoding)
-    if files := tabular.open_files(path, settings):
+    if files := open_files(path, settings):
         return _scan_files(files, settings, use_splits=use_splits)
-    if path.is_file() and path.suffix.lower() not in tabular.TABLES:
+    if path.is_file() and path.suffix.lower() not in TABLES:
         raise UnreadableSource(
             f"{path}: a table of texts is named .csv, .tsv or .parquet",
             "name it .tsv if tabs divide its cells; .jsonl and .txt take data.source: text_lines",
         )
-    files, left_out = tabular.find_delimited(path, settings)
+    files, left_out = find_delimited(path, settings)
     named = {file: split if use_splits else None for file, split in files.items()}
     if kept := keep_cells(path, settings):
         kept = replace(kept, delimiter=read_start(min(files), settings, UNDECODED).delimiter)

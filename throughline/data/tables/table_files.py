@@ -17,13 +17,14 @@ import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from throughline.settings.source_kinds import DELIMITED
 from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
 SPLIT = "split"
 _SHOWN = 4
-_DATA = frozenset({".csv", ".tsv", ".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"})
+_DATA = DELIMITED | {".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"}
 _PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _ALIKE = {
     pa.large_string(): pa.string(),

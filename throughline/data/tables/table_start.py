@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TextIO
 
 from throughline.data.encodings.texts import check_encoding
+from throughline.data.local_files import POINTER
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES
-from throughline.shared.errors import UnreadableSource, did_you_mean
+from throughline.shared.errors import UnreadableSource
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 BLANKS = " "  # the delimiter that stands for any number of blanks and tabs
@@ -27,7 +28,7 @@ SIGNATURES = {
     b"GIF8": "a GIF image",
     b"%PDF": "a PDF document",
     b"\x93NUMPY": "a NumPy array",
-    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with `git lfs pull`",
+    POINTER: "a pointer of Git LFS; get the file itself with `git lfs pull`",
 }
 _PROBED_LINES = 50
 _MOST_TITLES = 9
@@ -78,14 +79,6 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
     if encoding == "utf-16" and codecs.lookup(settings.encoding).name == "utf-8":
         notes.append("the file is UTF-16, as its first bytes say")
     return Start(delimiter=delimiter, encoding=encoding, skipped=skipped, notes=tuple(notes))
-
-
-def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
-    """Refuse a table without the column that `key` names; `auto`: its first line has the names."""
-    hint, remedy = did_you_mean(name, names), f"set {key}"
-    if auto and key.endswith("_column") and hint.startswith("known"):
-        remedy += ", or data.header: none if its first line is a row"
-    raise UnreadableSource(f"{where}: no column {name}; {hint}", remedy)
 
 
 def refuse_numbers(header: Sequence[str], path: Path) -> None:

@@ -1,6 +1,5 @@
 """Reads tables, CSV or Parquet, as columns of text. Tables, series and lists of images use it."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,18 +14,14 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
-from throughline.data.split_names import split_files
-from throughline.data.tables import delimited, number_text, table_files
-from throughline.data.tables.table_start import refuse_column
+from throughline.data.tables import delimited, number_text, table_files, table_paths
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.settings.source_kinds import TABLES
+from throughline.shared.errors import UnreadableSource, did_you_mean
 from throughline.shared.progress import progress
-from throughline.shared.wording import name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-DELIMITED = {".csv", ".tsv", ".psv"}
-TABLES = {*DELIMITED, ".parquet"}
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # Python strings take 50 bytes or more each
 
 
@@ -150,7 +145,7 @@ def read_table(
 
     `trained` are the columns of the model that it is read for, if any.
     """
-    files = open_files(path, settings)
+    files = table_paths.open_files(path, settings)
     table = _read_files(files, settings) if files else _read_delimited(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
 
@@ -201,6 +196,14 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
         f" {', '.join(sorted(TABLES))} only",
         f"set {key}",
     )
+
+
+def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
+    """Refuse a table without the column that `key` names; `auto`: its first line has the names."""
+    hint, remedy = did_you_mean(name, names), f"set {key}"
+    if auto and key.endswith("_column") and hint.startswith("known"):
+        remedy += ", or data.header: none if its first line is a row"
+    raise UnreadableSource(f"{where}: no column {name}; {hint}", remedy)
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
@@ -271,52 +274,9 @@ def _drop_empty_end(table: TextTable) -> TextTable:
     return replace(table, columns=columns, rows=last, notes=[*table.notes, note])
 
 
-def find_delimited(
-    path: Path, settings: DataSettings
-) -> tuple[dict[Path, str | None], Mapping[str, int]]:
-    """Return the delimited files at or in `path`, and how many lines are left out, by reason.
-
-    A file comes with the split that its name says. Files of a folder must have the same columns.
-    """
-    if path.is_file():
-        return {path: None}, {}
-    files = _list_delimited(path)
-    _refuse_outside(path, files, settings)
-    splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
-    kinds = defaultdict[tuple[str, ...], list[str]](list)
-    for file in splits:
-        with delimited.open_delimited(file, settings, errors="surrogateescape") as text:
-            kinds[(*text.header,)].append(file.name)
-    if len(kinds) > 1:
-        shown = "; ".join(
-            f"{name_some(names, most=2)} ({name_some(header, most=4)})"
-            for header, names in kinds.items()
-        )
-        raise UnreadableSource(
-            f"{path}: its tables have different columns: {shown}",
-            f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] for the ones"
-            " that are not meant",
-        )
-    has_column = any("split" in header for header in kinds)
-    return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out
-
-
-def _refuse_outside(path: Path, files: Iterable[Path], settings: DataSettings) -> None:
-    outside = [one for one in files if not one.resolve().is_relative_to(path.resolve())]
-    if outside and not settings.follow_links:
-        raise UnreadableSource(
-            f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
-        )
-
-
-def _list_delimited(folder: Path) -> list[Path]:
-    visible = (one for one in folder.iterdir() if not one.name.startswith("."))
-    return sorted(one for one in visible if one.suffix.lower() in DELIMITED and one.is_file())
-
-
 def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
     """Read the delimited files at or in `path` as one table; names of files can say splits."""
-    splits, left_out = find_delimited(path, settings)
+    splits, left_out = table_paths.find_delimited(path, settings)
     parts = [_read_csv(file, settings) for file in splits]
     columns = {
         name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns
@@ -366,25 +326,6 @@ def _read_csv(path: Path, settings: DataSettings) -> TextTable:
         notes=notes,
         delimiter=text.divides,
     )
-
-
-def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
-    """Open the Parquet or Arrow files at `path`, which may name splits; None for CSV files."""
-    files = table_files.find_table_files(path) if path.exists() else []
-    if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
-        state = "holds no table" if path.is_dir() else "does not exist"
-        raise DataNotFound(
-            f"{path} {state}; `data.path` must be a CSV, Parquet or Arrow file, or a folder of such"
-            " files"
-        )
-    if not files:
-        return None
-    _refuse_outside(path, files, settings)
-    if files == [path]:
-        return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
-    splits, left_out = split_files(path, files, settings.leave_out, count=table_files.count_rows)
-    found = table_files.open_table_files(path, splits, label=settings.label_columns[0])
-    return replace(found, left_out=left_out)
 
 
 def _read_files(files: table_files.TableFiles, settings: DataSettings) -> TextTable:

@@ -1,0 +1,75 @@
+"""Finds the files of a table at a path, and the splits that their names say."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from throughline.data.split_names import split_files
+from throughline.data.tables import delimited, table_files
+from throughline.settings import DataSettings
+from throughline.settings.source_kinds import DELIMITED
+from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.wording import name_some
+
+
+def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
+    """Open the Parquet or Arrow files at `path`, which may name splits; None for CSV files."""
+    files = table_files.find_table_files(path) if path.exists() else []
+    if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
+        state = "holds no table" if path.is_dir() else "does not exist"
+        raise DataNotFound(
+            f"{path} {state}; `data.path` must be a CSV, Parquet or Arrow file, or a folder of such"
+            " files"
+        )
+    if not files:
+        return None
+    _refuse_outside(path, files, settings)
+    if files == [path]:
+        return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
+    splits, left_out = split_files(path, files, settings.leave_out, count=table_files.count_rows)
+    found = table_files.open_table_files(path, splits, label=settings.label_columns[0])
+    return replace(found, left_out=left_out)
+
+
+def find_delimited(
+    path: Path, settings: DataSettings
+) -> tuple[dict[Path, str | None], Mapping[str, int]]:
+    """Return the delimited files at or in `path`, and how many lines are left out, by reason.
+
+    A file comes with the split that its name says. Files of a folder must have the same columns.
+    """
+    if path.is_file():
+        return {path: None}, {}
+    files = _list_delimited(path)
+    _refuse_outside(path, files, settings)
+    splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
+    kinds = defaultdict[tuple[str, ...], list[str]](list)
+    for file in splits:
+        with delimited.open_delimited(file, settings, errors="surrogateescape") as text:
+            kinds[(*text.header,)].append(file.name)
+    if len(kinds) > 1:
+        shown = "; ".join(
+            f"{name_some(names, most=2)} ({name_some(header, most=4)})"
+            for header, names in kinds.items()
+        )
+        raise UnreadableSource(
+            f"{path}: its tables have different columns: {shown}",
+            f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] for the ones"
+            " that are not meant",
+        )
+    has_column = any("split" in header for header in kinds)
+    return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out
+
+
+def _refuse_outside(path: Path, files: Iterable[Path], settings: DataSettings) -> None:
+    outside = [one for one in files if not one.resolve().is_relative_to(path.resolve())]
+    if outside and not settings.follow_links:
+        raise UnreadableSource(
+            f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
+        )
+
+
+def _list_delimited(folder: Path) -> list[Path]:
+    visible = (one for one in folder.iterdir() if not one.name.startswith("."))
+    return sorted(one for one in visible if one.suffix.lower() in DELIMITED and one.is_file())
