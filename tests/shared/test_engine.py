@@ -124,6 +124,8 @@ def test_an_item_that_ends_its_workers_is_named_after_three(two_workers, tmp_pat
     with pytest.raises(EngineFailed, match="engine: 1 has ended 3 workers"):
         list(in_parallel(partial(end_process, tmp_path), range(3), workers=1))
     assert (tmp_path / "ended").read_text() == "xxx"
+    # The next test is to start no process: the last worker that ended is replaced before it.
+    Client.current().wait_for_workers(2, timeout=GIVES_UP_S)
 
 
 def stage(tmp_path, **changes) -> Stage:
