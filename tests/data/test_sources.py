@@ -74,7 +74,7 @@ def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_pat
     assert by_folder.files == by_table.files and not by_folder.warnings
     assert "does not watch" in by_table.warnings[0]
     (tmp_path / "other.tsv").write_text("id\n1\n")
-    words = r"different columns: images.csv \(path, label\); other.tsv \(id\); .*data.leave_out"
+    words = r"columns, .*: images.csv \(label, path\); other.tsv \(id\); .*data.leave_out"
     with pytest.raises(UnreadableSource, match=words):
         image_table.scan(DataSettings(source="image_table", path=str(tmp_path)))
 
@@ -109,12 +109,12 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
 def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_path, source):
     """As published: one of them is another table, and one has no labels."""
     lines = {
-        "train": "a.png,1.5,x\nb.png,2.5,y\n",
-        "valid": "a.png,1.25,y\n",
-        "test": "b.png,2,x\n",
+        "train": "text,size,label\na.png,1.5,x\nb.png,2.5,y\n",
+        "valid": "label,text,size\ny,a.png,1.25\n",
+        "test": "text,size,label\nb.png,2,x\n",
     }
     for name, rows in lines.items():
-        (tmp_path / f"{name}.csv").write_text(f"text,size,label\n{rows}")
+        (tmp_path / f"{name}.csv").write_text(rows)
     for name in ("a.png", "b.png"):
         (tmp_path / name).touch()
     settings = DataSettings(source=source, path=str(tmp_path), path_column="text", ignore=["text"])
@@ -142,7 +142,7 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
         SCANNERS[source](chosen.model_copy(update={"follow_links": False}))
     (tmp_path / "test.csv").unlink()
     (tmp_path / "test.csv").write_text("text,size\na.png,1.5\n")
-    with pytest.raises(UnreadableSource, match=r"different columns: test\.csv \(text, size\); tr"):
+    with pytest.raises(UnreadableSource, match=r"all: test\.csv \(none\); train\.csv \(label\)"):
         SCANNERS[source](chosen)
 
 

@@ -44,17 +44,18 @@ def find_delimited(
     files = _list_delimited(path)
     _refuse_outside(path, files, settings)
     splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
-    kinds = defaultdict[tuple[str, ...], list[str]](list)
+    kinds = defaultdict[frozenset[str], list[str]](list)
     for file in splits:
         with delimited.open_delimited(file, settings, errors="surrogateescape") as text:
-            kinds[(*text.header,)].append(file.name)
+            kinds[frozenset(text.header)].append(file.name)
     if len(kinds) > 1:
+        common = frozenset.intersection(*kinds)
         shown = "; ".join(
-            f"{name_some(names, most=2)} ({name_some(header, most=4)})"
+            f"{name_some(names, most=2)} ({name_some(sorted(header - common), most=4) or 'none'})"
             for header, names in kinds.items()
         )
         raise UnreadableSource(
-            f"{path}: its tables have different columns: {shown}",
+            f"{path}: its tables have different columns, besides those of all: {shown}",
             f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] for the ones"
             " that are not meant",
         )
