@@ -99,9 +99,8 @@ def summarize(result: TrainResult, *, stopped: str = "") -> str:
     """Return one line: the rate of warm epochs, the metric that people judge by, an early stop."""
     rate, timed = "no epoch timed", result.throughput
     if timed:
-        alone = timed.train_examples_per_s == timed.cold_examples_per_s
-        first = " in its one epoch, which includes the start" if alone else ""
-        rate = f"{timed.train_examples_per_s:,.0f} examples/s{first}"
+        doubt = f" ({result.epochs_doubt})" if result.epochs_doubt else ""
+        rate = f"{timed.train_examples_per_s:,.0f} examples/s{doubt}"
     figures = {
         f"test {name}": result.test[name]
         for name in (result.metric, "perplexity")

@@ -17,7 +17,7 @@ def row(name: str, rate: float = 100.0, stall: float = 0.0, **more: Any) -> Row:
         "stall_pct": stall, "stall_pct_low": stall - 2, "stall_pct_high": stall + 2,
         "speedup_vs_naive": 1.0, "speedup_vs_naive_low": 0.9, "speedup_vs_naive_high": 1.1,
         "gain": None, "wait_ms_mean": 0.5, "first_batch_s": 0.1, "exchange_ms": None,
-        "break_even_epoch": None, "train_examples_per_s": rate, "has_warm_epoch": True,
+        "break_even_epoch": None, "train_examples_per_s": rate, "epochs_doubt": "",
         "fit_step_ms_p50": 1.0, "fit_step_ms_p95": 2.0, "fit_step_ms_p99": 3.0,
         "rss_mb_max": 800.0, "disk_read_mb": 1.0,
         "cpu_seconds_per_1k_examples": 0.1, "cpu_utilization_pct": 90.0,

@@ -36,7 +36,7 @@ from throughline.data.manifest import read_manifest
 from throughline.data.sources.table import scan as scan_table
 from throughline.results.build import Difference
 from throughline.results.evaluation import Evaluation
-from throughline.results.train import TrainResult, TrainThroughput
+from throughline.results.train import StepTimes, TrainResult, TrainThroughput
 from throughline.settings import DataSettings, TrainSettings
 from throughline.shared.errors import (
     InvalidCode,
@@ -212,10 +212,16 @@ def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, s
     last = {"accuracy": 0.9, "val_accuracy": 0.75}
     result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test)
     assert summarize(replace(result, throughput=None)) == f"no epoch timed, {said}"
-    for warm, where in ((9.0, ""), (4.0, " in its one epoch, which includes the start")):
-        rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4.0)
-        summary = summarize(replace(result, throughput=rates))
-        assert summary == f"{warm:.0f} examples/s{where}, {said}"
+    few = " (19 steps: mostly starts and ends of epochs)"
+    for warm, steps, doubt in (
+        (9, 20, ""),
+        (9, 19, few),
+        (4, 20, " (its one epoch, with the start)"),
+    ):
+        rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4)
+        step = StepTimes(ms_p50=1.0, ms_p95=1.0, ms_p99=1.0, count=steps)
+        summary = summarize(replace(result, throughput=rates, step=step))
+        assert summary == f"{warm} examples/s{doubt}, {said}"
 
 
 @pytest.mark.parametrize(("rows", "said"), [(3, "within its last epoch"), (2, "after 2 of 3")])

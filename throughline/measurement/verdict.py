@@ -20,7 +20,6 @@ from whowaits.timing.verdict import (
 
 APART_PCT = 10.0  # allowed difference of rates measured minutes apart
 SAME_MOMENT_PCT = 2.0  # allowed difference of rates of the same rounds
-LEAST_STEPS = 20  # of warm epochs; fewer are mostly starts and ends
 BETWEEN_S = 0.3  # per epoch, at most, for what turns do not have: a checkpoint's end, callbacks
 ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
@@ -56,7 +55,6 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
     epochs: float | None,
     *,
     epoch_s: float,
-    warm_steps: int,
     drift: float,
     disturbed: bool,
 ) -> str:
@@ -66,9 +64,8 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
       training: The rate of the race [examples/s].
       gain: Its ratio to the model alone, in the same rounds.
       fed: The rate of its input alone [examples/s].
-      epochs: The rate of its own warm epochs [examples/s].
+      epochs: The rate of its own warm epochs [examples/s]; None if it does not compare.
       epoch_s: The duration of one of these epochs.
-      warm_steps: The number of steps in them.
       drift: The factor by which the machine's pace varied during the race.
     """
     raced = f"the race trained {training.value:,.0f} examples/s"
@@ -77,7 +74,7 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
         return f"{raced}, its model alone {training.value / gain.value:,.0f}"
     if fed and training.low > apart * fed.high:
         return f"{raced}, its input alone made {fed.value:,.0f}"
-    if epochs is None or warm_steps < LEAST_STEPS:
+    if epochs is None:
         return ""
     between = min(BETWEEN_S, epoch_s / 2)
     slower = training.low > apart * epochs * epoch_s / (epoch_s - between)

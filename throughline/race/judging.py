@@ -90,7 +90,6 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
         fed,
         epochs,
         epoch_s=subject.examples / epochs if epochs else 0.0,
-        warm_steps=subject.trained.step.count if subject.trained.step else 0,
         drift=race.drift(model),
         disturbed=bool(race.disturbed_by()),
     )
@@ -230,9 +229,9 @@ def _comparable_epochs(subject: Subject) -> float | None:
     trained, settings = subject.trained, subject.settings
     _, unit = settings.checkpoint_period
     alike = trained.processes == 1 and unit == "epochs" and not settings.callbacks
-    if not alike or not subject.same_machine or trained.throughput is None:
+    if not alike or not subject.same_machine or trained.epochs_doubt:
         return None
-    return trained.throughput.warm_examples_per_s
+    return trained.throughput and trained.throughput.warm_examples_per_s
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:

@@ -207,7 +207,7 @@ def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> 
             name, examples=result.plan.examples, prepare_s=prepare_s
         ),
         train_examples_per_s=throughput and throughput.train_examples_per_s,
-        has_warm_epoch=bool(throughput and throughput.warm_examples_per_s),
+        epochs_doubt=trained.epochs_doubt,
         fit_step_ms_p50=step and step.ms_p50,
         fit_step_ms_p95=step and step.ms_p95,
         fit_step_ms_p99=step and step.ms_p99,

@@ -25,17 +25,20 @@ SHORTEST_LABELED = 0.15  # share of the axis from which on a bar contains its ra
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     """Draw each configuration's speed in the race, with its interval and ceilings.
 
-    A dot shows the epochs of its own training. An input ceiling that no training could use is an
-    arrow at the edge with its value.
+    A dot shows the epochs of its own training, if they compare with the race. An input ceiling
+    that no training could use is an arrow at the edge with its value.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
     trained = [row.steady_examples_per_s for row in rows]
     computed = [row.model_examples_per_s for row in rows]
     fed = {place: row.input_examples_per_s for place, row in enumerate(rows)}
-    epochs = {place: row.train_examples_per_s for place, row in enumerate(rows)}
-    seen = [rate for rate in epochs.values() if rate is not None]
-    highest = max(*trained, *computed, *seen, 1.0)
+    own = {
+        place: row.train_examples_per_s
+        for place, row in enumerate(rows)
+        if row.train_examples_per_s is not None and not row.epochs_doubt
+    }
+    highest = max(*trained, *computed, *own.values(), 1.0)
     # The interval of a few rounds may be infinite.
     reached = [min(row.steady_examples_per_s_high, 1.3 * highest) for row in rows]
     edge = 1.3 * highest
@@ -50,10 +53,9 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     axes.scatter(computed, places, color=MODEL, label="model alone", **ceiling)
     near = {place: rate for place, rate in fed.items() if rate is not None and rate < edge}
     axes.scatter([*near.values()], [*near], color=INPUT, label="input alone", **ceiling)
-    own = {place: rate for place, rate in epochs.items() if rate is not None}
-    axes.scatter(
-        [*own.values()], [*own], s=34, color="white", edgecolor=INK, zorder=4, label="its epochs"
-    )
+    if own:
+        dot = {"s": 34, "color": "white", "edgecolor": INK, "zorder": 4}
+        axes.scatter([*own.values()], [*own], label="its epochs", **dot)
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}"

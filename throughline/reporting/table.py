@@ -138,8 +138,7 @@ def _training(row: Row) -> Cell:
 def _epochs(row: Row) -> Cell:
     if row.train_examples_per_s is None:
         return Cell(text=ABSENT)
-    rate = f"{row.train_examples_per_s:,.0f}"
-    return Cell(text=rate, detail="" if row.has_warm_epoch else "its one epoch, with the start")
+    return Cell(text=f"{row.train_examples_per_s:,.0f}", detail=row.epochs_doubt)
 
 
 def _stall(row: Row) -> Cell:

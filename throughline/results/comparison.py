@@ -15,7 +15,8 @@ class Row:
 
     Attributes:
       steady_examples_per_s: From the race, like ceilings and speed-ups over the baseline.
-      train_examples_per_s: From the epochs of its own training, warm ones if it `has_warm_epoch`.
+      train_examples_per_s: From the warm epochs of its own training.
+      epochs_doubt: Why these do not compare with the race; "" if they do.
       fit_step_ms_p50: From the steps of its own training, like p95 and p99.
       validation_examples: Number of examples in the validation split.
       held_out: The split of the final metric.
@@ -47,7 +48,7 @@ class Row:
     exchange_ms: float | None
     break_even_epoch: int | None
     train_examples_per_s: float | None
-    has_warm_epoch: bool
+    epochs_doubt: str
     fit_step_ms_p50: float | None
     fit_step_ms_p95: float | None
     fit_step_ms_p99: float | None

@@ -17,6 +17,8 @@ from throughline.shared.files import atomic_file
 HISTORY = "history.csv"
 # A difference of held-out metrics beyond so many standard errors is significant.
 SIGNIFICANT_STDERRS = 3
+# Fewer steps are mostly starts and ends of epochs.
+LEAST_STEPS = 20
 # The share of useless models that are taken for better than a constant prediction.
 CHANCE = 0.05
 
@@ -94,6 +96,15 @@ class TrainResult(ResultFile):
     usage: Usage
     processes: int = 1
     machine: str = ""
+
+    @property
+    def epochs_doubt(self) -> str:
+        """Why the rate of its epochs does not compare with a race's; "" if it does."""
+        if self.throughput is None or self.throughput.warm_examples_per_s is None:
+            return "its one epoch, with the start"
+        steps = self.step.count if self.step else 0
+        few = f"{steps:,} steps: mostly starts and ends of epochs"
+        return few if steps < LEAST_STEPS else ""
 
     @property
     def judged(self) -> float:

@@ -93,8 +93,8 @@ def refuse_numbers(header: Sequence[str], path: Path) -> None:
     if numbers and (few or not rising):
         raise UnreadableSource(
             f"{path}: its first line holds numbers, not names: {', '.join(header[:4])} …",
-            f"set data.header: none (the columns are then column_1 … column_{len(header)}), or"
-            " names if they are",
+            f"set data.header: none if it is a row (the columns are then column_1 …"
+            f" column_{len(header)}), or names if they are names; else remove it",
         )
 
 
