@@ -76,7 +76,7 @@ def whowaits(folder, loader, *options, example=FULL, loop=LOOP):
         text=True,
         check=False,
     )
-    assert "something here failed" not in done.stderr, done.stderr
+    assert "something in whowaits failed" not in done.stderr, done.stderr
     return done
 
 

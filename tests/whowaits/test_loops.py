@@ -130,7 +130,7 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
         script.train(0.01)
     assert batches == [*range(8)]
     assert worked == pytest.approx([0.01, 0.01, 0.01, None, *[0.01] * 4])
-    assert ("no change could be tried: OSError: no process" in script.training.notes) is fails
+    assert ("trying changes failed: OSError: no process" in script.training.notes) is fails
 
 
 def test_an_epoch_of_an_iterator_that_is_begun_again_has_as_many_steps_as_the_script_counts():
@@ -344,10 +344,10 @@ def test_an_interval_is_as_wide_as_gaps_between_epochs_differ():
 def test_a_gap_that_was_seen_once_or_after_a_pause_alone_is_said_and_is_no_part_of_the_stall():
     once = judge_gaps(500, 0.02, gaps_s=[4.0])
     assert (once.verdict, once.gaps) == (COMPUTE_BOUND, 1)
-    assert "  that was seen once, so it is no part of the stall" in once.lines
+    assert "  this was seen only once, so the stall does not include it" in once.lines
     paused = judge_gaps(520, 0.02, gaps_s=[0.01], pause_s=5.0)
     assert (paused.verdict, paused.gaps) == (COMPUTE_BOUND, 0)
-    said = "  no two epochs were seen undisturbed: the gap between two is no part of this"
+    said = "  no two epochs in a row ran undisturbed: the stall includes no gap between them"
     assert said in paused.lines
 
 
@@ -359,7 +359,7 @@ def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_c
     assert found.name == INPUT_BOUND
     assert any("only the first epoch was seen" in line for line in report.lines)
     assert judge(timing, fills).name == UNDECIDED
-    assert "too little was seen but the epoch that fills the cache" in judge(timing, fills).reason
+    assert "too little was seen after the epoch that fills the cache" in judge(timing, fills).reason
     computes = measure(0.01, 10_000, input_s=0.001)
     assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
     later = measure(0.01, 100, input_s=0.04)
@@ -376,7 +376,7 @@ def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
     passive = script.training.timing.passive
     assert passive.first_epoch == first
     assert passive.steps == (90 - WARM_UP_STEPS if first else steps)
-    assert "only" not in judge(script.training.timing, Conditions()).reason
+    assert "too few" not in judge(script.training.timing, Conditions()).reason
 
 
 def test_an_interval_leaves_the_extremes_out_where_there_are_enough():

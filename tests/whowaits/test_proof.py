@@ -76,7 +76,7 @@ def test_a_faster_copy_with_the_same_batches_is_proven_and_their_order_said():
     equal = "the batches of two epochs are equal (10 each)"
     assert prove_changed(before, copy) == Proof(2.0, 2.0, 2.0, 9, equal)
     found = prove_changed(before, numbers(seed=8).map(double, 2).batch(8))
-    assert found.data == "the batches of two epochs hold the same, in another order"
+    assert found.data == "the batches of two epochs hold the same examples, in another order"
 
 
 def test_what_is_drawn_after_another_order_is_said():
@@ -84,8 +84,8 @@ def test_what_is_drawn_after_another_order_is_said():
     after = numbers().map(double).cache().shuffle(80, seed=5).map(jitter).batch(8)
     change = change_of(".cache().shuffle(80)", ORDER, number=1)
     assert prove_changed(before, after, change=change).data == (
-        "the elements after map(double) of two epochs hold the same, in another order; what is"
-        " drawn after that falls on other examples"
+        "the elements after map(double) of two epochs hold the same examples, in another order;"
+        " random draws after that fall on other examples"
     )
 
 
@@ -93,16 +93,16 @@ def test_the_first_batches_of_a_long_epoch_prove_that_all_are_equal(monkeypatch)
     ticks = itertools.count()
     monkeypatch.setattr(serve, "perf_counter", lambda: float(next(ticks)))
     found = prove_changed(numbers().map(double).batch(1), numbers().map(double, 2).batch(1))
-    assert found.data == "the first 41 batches are equal; an epoch was too long for all of them"
+    assert found.data == "the first 41 batches are equal; an epoch was too long to compare all"
 
 
 @pytest.mark.parametrize(
     ("after", "rates", "change", "reason"),
     [
-        (lambda: numbers().map(draw, 2), [2.0], [], "its batches are others"),
-        (lambda: numbers().map(double, 2), [1.2, 1.0], [], "the lower end must be 1.1 at least"),
+        (lambda: numbers().map(draw, 2), [2.0], [], "the copy's batches differ from"),
+        (lambda: numbers().map(double, 2), [1.2, 1.0], [], "the lower end must be at least 1.1"),
         (lambda: numbers().map(lambda n: n), [2.0], [".cache()", DRAWN_ONCE],
-         "the edited call makes another transformation"),
+         "the edited call does not make the transformation"),
     ],
     ids=["drawn", "no faster", "another call"],
 )  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbi
     [
         (report_with(change_of()), NoPatch("not faster"), "no patch: not faster"),
         (report_with(), None, "no change of a dataset was tried"),
-        (report_with(change_of(meaning=DRAWN_ONCE)), None, "nothing can be advised blindly"),
+        (report_with(change_of(meaning=DRAWN_ONCE)), None, "no change that was tried can be"),
         ("no report", None, ""),
     ],
     ids=["unproven", "untried", "unsafe", "no report"],

@@ -38,7 +38,7 @@ def measure(folder, code, *arguments):
         start_new_session=True,
     ) as process:  # fmt: skip
         printed, error = process.communicate(timeout=400)
-    assert printed and "something here failed" not in error, error
+    assert printed and "something in whowaits failed" not in error, error
     wait_for(lambda: not has_processes(process.pid))
     return json.loads(printed), process.returncode, error
 

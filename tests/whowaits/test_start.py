@@ -104,7 +104,7 @@ def test_every_python_from_3_9_on_that_is_here_runs_it(tmp_path):
 
 def test_an_older_python_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 8))
-    with pytest.raises(SystemExit, match=r"is Python 3\.8, and 3\.9 is the least$"):
+    with pytest.raises(SystemExit, match=r"is Python 3\.8, but 3\.9 or later is needed$"):
         runpy.run_path(str(SOURCES / "whowaits" / "start.py"), run_name="__main__")
 
 
@@ -138,7 +138,7 @@ def run_here(tmp_path, monkeypatch):
         ("raise ValueError('its own')", 1, "ValueError: its own"),
         ("import sys; sys.exit(7)", 7, ""),
         ("import sys; sys.exit('a message')", 1, "a message\n"),
-        ("import no_such_module", 1, "--python names another"),
+        ("import no_such_module", 1, "--python sets another Python"),
         ("def f(:", 1, "SyntaxError"),
         ("raise KeyboardInterrupt", 130, ""),
     ],
@@ -216,16 +216,16 @@ def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process()
     ("arguments", "reason"),
     [
         (["nowhere.py"], "there is no file nowhere.py"),
-        (["-m", __file__], "-m takes the name of a module"),
+        (["-m", __file__], "-m needs the name of a module"),
         (["/opt/bin/accelerate", "launch", __file__], "name the script itself"),
         (["-m", "torch.distributed.run", __file__], "torch.distributed.run starts a training in"),
         (["--fail-if", "stall == 3", __file__], "is not METRIC OPERATOR NUMBER"),
         (["--fail-if", "stal > 3", __file__], "is not METRIC OPERATOR NUMBER"),
         (["--fail-if", "stall > 3.3.3", __file__], "--fail-if: 3.3.3 is not a number"),
-        (["--seconds", "nan", __file__], "--seconds nan is no time to measure for"),
-        (["--training", "0", __file__], "--training 0 is no number of a training"),
-        (["--patch", "--keep", __file__], "--patch goes without --keep"),
-        (["--python", "/nowhere/python", __file__], "/nowhere/python is no interpreter"),
+        (["--seconds", "nan", __file__], "--seconds must be a finite number above 0, and is nan"),
+        (["--training", "0", __file__], "--training must be 1, the first training, or more"),
+        (["--patch", "--keep", __file__], "--patch cannot be combined with --keep"),
+        (["--python", "/nowhere/python", __file__], "/nowhere/python is not a Python"),
     ],
 )
 def test_what_cannot_be_started_is_refused(capsys, arguments, reason):

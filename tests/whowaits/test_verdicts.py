@@ -201,8 +201,8 @@ def write_report(path, **values):
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        ({"step_ms": 20.0, "verdict": "undecided"}, "the second is 2.00 times as fast"),
-        ({"step_ms": 39.0}, "their steps differ by less than two runs do (1.03 ×)"),
+        ({"step_ms": 20.0, "verdict": "undecided"}, "the second trains 2.00 times as fast"),
+        ({"step_ms": 39.0}, "no more than in two runs of the same script (1.03 ×)"),
         ({"model_ms": None}, "the model alone was not timed in both"),
         ({"examples": 64}, "their batches differ in size"),
     ],

@@ -1,4 +1,4 @@
-"""Says whether a training waits for its input, for any script, unchanged.
+"""Says whether a training waits for its input, in any unchanged script.
 
 `whowaits train.py` is the command. Within a program, such as a notebook, `with whowaits.watch():`
 times the trainings in its block, and `whowaits.Callback()` times one `fit` of Keras.
@@ -14,9 +14,9 @@ __all__ = ["Callback", "__version__", "load_ipython_extension", "watch"]
 
 
 def watch(name: str = "this block") -> Any:
-    """Return a context manager that times the trainings in its block, as they are.
+    """Return a context manager that times the trainings in its block, unchanged.
 
-    It prints a report at the end, which is also its `report`.
+    At its end it prints a report, and keeps it as `report`.
     """
     from .within import Watch
 
@@ -26,7 +26,7 @@ def watch(name: str = "this block") -> Any:
 def Callback(keras: Any = None) -> Any:  # noqa: N802 - stands for a class
     """Return a callback that times the `fit` it is given to, and prints a report.
 
-    `keras` is the module (keras or tf_keras) that trains; by default the one that is imported.
+    `keras` is the module that trains; by default the imported keras or tf_keras, else ImportError.
     """
     from .within import make_callback
 

@@ -1,4 +1,4 @@
-"""`python -m whowaits train.py`, for an environment in which it is installed."""
+"""`python -m whowaits train.py`, in an environment where whowaits is installed."""
 
 import sys
 

@@ -37,12 +37,12 @@ def take_for_own(script: str) -> None:
 
 
 def find_caller(frame: Any) -> str:
-    """Return FILE:LINE of the innermost frame of the script's own code."""
+    """Return FILE:LINE of the innermost frame of the script's own code, or ""."""
     return find_call(frame).where
 
 
 def find_call(frame: Any) -> Place:
-    """Return the innermost line of the script's own code, and what it calls."""
+    """Return the innermost line of the script's own code, and what it calls; empty if none."""
     called = ""
     while frame is not None:
         name = frame.f_code.co_filename
@@ -86,7 +86,7 @@ def calls_by_itself(frame: Any) -> bool:
 
 
 def calls_from(frame: Any, package: str) -> bool:
-    """Return whether a package's module called, before the script's own code did."""
+    """Return whether a call came from the script's own code through a module of a package."""
     while frame is not None and _is_of_others(frame.f_code.co_filename):
         if str(frame.f_globals.get("__name__")).startswith(package):
             return True

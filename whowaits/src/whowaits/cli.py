@@ -22,8 +22,8 @@ TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
 # Programs and modules that start a script in other processes.
 LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
 LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed")
-EXITS = """exit codes: 0 measured, or the script's own where it failed; 2 nothing could be measured;
-3 a condition of --fail-if is met; 4 it is not decided; 5 no patch; 130 interrupted"""
+EXITS = """exit codes: 0 measured; the script's own if it failed; 2 nothing measured, or wrong
+usage; 3 a condition of --fail-if is met; 4 one is undecided; 5 no patch; 130 interrupted"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,9 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _compare(given[1:])
     parser = argparse.ArgumentParser(prog="whowaits", description=main.__doc__, epilog=EXITS)
     parser.add_argument("--version", action="version", version=f"whowaits {__version__}")
-    parser.add_argument("--python", metavar="FILE", help="the interpreter that trains")
+    parser.add_argument("--python", metavar="FILE", help="the Python that runs the script")
     parser.add_argument(
-        "--seconds", type=float, default=40.0, help="to measure for, once it has compiled [s]"
+        "--seconds", type=float, default=40.0, help="how long to measure once compiled [s] (40)"
     )
     parser.add_argument(
         "--training",
@@ -50,16 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep", action="store_true", help="only watch, and let the script train to its end"
     )
     parser.add_argument(
-        "--no-try", dest="tries", action="store_false", help="do not try changes of the dataset"
+        "--no-try", dest="tries", action="store_false", help="do not try changes of the input"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else there")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON only")
     parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="for CI"
+        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="exit with 3 if so"
     )
     parser.add_argument(
         "--patch",
         action="store_true",
-        help="print what to change as a diff, once a changed copy has been run next to the script",
+        help="print the best change as a diff, once a changed copy of the script has proven it",
     )
     parser.add_argument(
         "-m", dest="as_module", action="store_true", help="run a module, as `python -m` does"
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(fault)
     interpreter = find_interpreter(options.python)
     if interpreter is None:
-        return _refuse(f"{options.python or 'python'} is no interpreter that can be run")
+        return _refuse(f"{options.python or 'python'} is not a Python that can be run")
     asked = {
         "script": options.script,
         "as_module": options.as_module,
@@ -95,10 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_interpreter(given: str | None = None) -> str | None:
-    """Return the user's Python, or None if that of `--python` cannot be run.
+    """Return the user's Python, or None if `given` (by `--python`) cannot be run.
 
-    Tried in turn: `--python`, the active environment of venv or conda (not its base, which is
-    always active), ./.venv, this command's own if it can train, and PATH.
+    Without it, the first of: the active environment of venv or conda (not conda's base, which is
+    always active), ./.venv, this command's own if that can train, PATH, this command's own.
     """
     if given is not None:
         return shutil.which(given)
@@ -110,7 +110,7 @@ def find_interpreter(given: str | None = None) -> str | None:
             return str(Path(found).absolute())
     if any(importlib.util.find_spec(name) for name in TRAINING_LIBRARIES):
         return sys.executable
-    own = Path(sys.prefix, folder)  # `uvx` puts it on PATH, although it has nothing to train with
+    own = Path(sys.prefix, folder)  # `uvx` puts this on PATH, although it cannot train
     others = [each for each in os.get_exec_path() if Path(each) != own]
     path = os.pathsep.join(others)
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
@@ -123,7 +123,7 @@ def _find_conda() -> str | None:
 
 
 def _own_arguments(given: list[str], options: argparse.Namespace) -> list[str]:
-    """Return the script's arguments, with a leading `--` that argparse drops."""
+    """Return the script's arguments, including a leading `--`, which argparse drops."""
     before = given[: len(given) - len(options.arguments)]
     left_out = before[-2:] == [options.script, "--"]
     return ["--", *options.arguments] if left_out else options.arguments
@@ -139,11 +139,11 @@ def _find_fault(options: argparse.Namespace) -> str:
     if fault:
         return fault
     if not 0 < options.seconds < math.inf:
-        return f"--seconds {options.seconds:g} is no time to measure for: a number above 0 is"
+        return f"--seconds must be a finite number above 0, and is {options.seconds:g}"
     if options.training < 1:
-        return f"--training {options.training} is no number of a training: 1 is the first"
+        return f"--training must be 1, the first training, or more, and is {options.training}"
     if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
-        return "--patch goes without --keep, --json, --fail-if and --no-try"
+        return "--patch cannot be combined with --keep, --json, --fail-if or --no-try"
     return ""
 
 
@@ -155,18 +155,18 @@ def _find_fault_of_script(script: str, *, as_module: bool) -> str:
     )
     if launches:
         return (
-            f"{script} starts a training in processes of its own, in which nothing is seen: name"
-            " the script itself, which then trains in one process"
+            f"{script} starts a training in other processes, which whowaits does not see: name the"
+            " script itself, which then trains in one process"
         )
     is_file = Path(script).is_file()
     if as_module and script.endswith(".py") and is_file:
-        return f"-m takes the name of a module, and {script} is a file: leave -m out"
+        return f"-m needs the name of a module, but {script} is a file: leave out -m"
     return "" if as_module or is_file else f"there is no file {script}"
 
 
 def _compare(files: list[str]) -> int:
     if len(files) != len(("before", "after")):
-        return _refuse("compare takes two files: whowaits compare A.json B.json")
+        return _refuse("compare needs two files: whowaits compare A.json B.json")
     try:
         print("\n".join(compare(*map(Path, files))))  # noqa: T201
     except NotAReport as error:

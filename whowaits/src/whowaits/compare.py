@@ -13,20 +13,20 @@ ROWS = (
     ("the model alone", "model_ms", "ms"),
     ("in `next`", "waited_pct", "%"),
     ("first batch of an epoch", "gap_ms", "ms"),
-    ("others took of the cores", "others_pct", "%"),
+    ("cores of other programs", "others_pct", "%"),
 )
 DRIFT = 1.1  # how much the model alone may differ between two runs on the same machine
 
 
 class NotAReport(ValueError):
-    """A file that is no report of this command."""
+    """A file that is not a report of this command."""
 
 
 def compare(before: Path, after: Path) -> list[str]:
     """Return the figures of two reports side by side, and what follows from their difference.
 
     Raises:
-      NotAReport: a file is missing or holds something else.
+      NotAReport: a file cannot be read, or holds something else.
     """
     first, second = _read(before), _read(after)
     lines = [f"{'':<26}{before.name:>22}{after.name:>22}"]
@@ -41,9 +41,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise NotAReport(f"{path}: {error}") from error
+        raise NotAReport(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(report, dict) or not {"verdict", "stall_pct", "step_ms"} <= report.keys():
-        raise NotAReport(f"{path} is no report; `whowaits --json train.py > {path.name}` makes one")
+        raise NotAReport(f"{path} is not a report; write one by `whowaits --json train.py > FILE`")
     return report
 
 
@@ -56,17 +56,17 @@ def _cell(report: dict[str, Any], key: str, unit: str) -> str:
 
 def _conclude(first: dict[str, Any], second: dict[str, Any]) -> str:
     if first.get("examples") != second.get("examples"):
-        return "their batches differ in size, so their steps do not compare"
+        return "their batches differ in size, so their steps cannot be compared"
     before, after = first.get("model_ms"), second.get("model_ms")
     if not before or not after:
-        return "the model alone was not timed in both, so the machine may have changed"
+        return "the model alone was not timed in both, so the machine may have changed unnoticed"
     drift = after / before
     if not 1 / DRIFT <= drift <= DRIFT:
         return (
-            f"the model alone takes {drift:.2f} times as long, so the model or the machine has"
-            " changed, and not the input alone"
+            f"the model alone takes {drift:.2f} times as long in the second, so not only the input"
+            " has changed, but the model or the machine"
         )
     factor = first["step_ms"] / second["step_ms"]
     if 1 / DRIFT <= factor <= DRIFT:
-        return f"their steps differ by less than two runs do ({factor:.2f} ×)"
-    return f"the second is {factor:.2f} times as fast, with a model that is as fast as before"
+        return f"their steps differ no more than in two runs of the same script ({factor:.2f} ×)"
+    return f"the second trains {factor:.2f} times as fast; its model alone is as fast as before"

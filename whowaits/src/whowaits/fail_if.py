@@ -15,7 +15,7 @@ COMPARISONS = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-METRICS = {  # the command line's names, and fields of the report
+METRICS = {  # names on the command line, and fields of the report
     "stall": "stall_pct",
     "waited": "waited_pct",
     "step_ms": "step_ms",
@@ -51,7 +51,7 @@ class Condition:
             raise InvalidCondition(f"--fail-if: {match[3]} is not a number") from None
 
     def exit_code(self, report: Report) -> int:
-        """Return 3 if the condition is met, 0 if it is not, 4 if that is undecided."""
+        """Return 3 if the condition is met, 0 if not, 4 if undecided or not measured."""
         value = getattr(report, METRICS[self.metric])
         if value is None:
             return NOT_DECIDED
@@ -66,7 +66,7 @@ class Condition:
         return MET if COMPARISONS[self.compared_by](value, self.limit) else NOT_MET
 
     def _exit_code_of_bound(self, report: Report) -> int:
-        """Return the exit code for a stall of which only the least value is known."""
+        """Return the exit code for a stall of which only a lower bound is known."""
         low = report.stall_low_pct
         if low is None or low < self.limit:
             return NOT_DECIDED

@@ -14,7 +14,7 @@ Action = Callable[[ModuleType], object]
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Calls an action once a module has been executed, at once if it was imported before."""
+    """Calls an action once a module is executed, or at once if it was; `report` gets errors."""
 
     def __init__(self, report: Callable[[Exception], object]) -> None:
         self._report = report
@@ -64,5 +64,5 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def _act(self, action: Action, module: ModuleType) -> None:
         try:
             action(module)
-        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+        except Exception as error:  # noqa: BLE001 - the script must not fail because of us
             self._report(error)

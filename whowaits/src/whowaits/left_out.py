@@ -1,4 +1,4 @@
-"""The script's saves that are left out, once its training has had other batches than it meant."""
+"""The saves that are left out once a training has had other batches than its script meant."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class LeftOutSaves:
         if not self._names:
             return []
         return [
-            f"{len(self._names)} saves of the script were left out, since the model had seen"
-            f" repeated batches; the first was {self._names[0]}"
+            f"saves of the script that were left out, since the model had seen repeated batches:"
+            f" {len(self._names)}; the first was {self._names[0]}"
         ]

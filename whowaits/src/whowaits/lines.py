@@ -1,4 +1,4 @@
-"""Time by line: where in a loop the main thread is, by looking at its stack now and then."""
+"""Times a loop line by line, by looking at the main thread's stack now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .callers import list_own_lines, name_from_here
 
 LOOK_EVERY_S = 0.02
-OF_ONE_LINE = 0.95  # share of the time in one line that makes the lines it calls more telling
+OF_ONE_LINE = 0.95  # share of the time in one line, from which on the lines it calls are shown
 WORTH_SHOWING_PCT = 2.0
 
 Line = tuple[str, int]
@@ -32,7 +32,7 @@ class LineTime:
 
 
 class LineTimes:
-    """How long the main thread has been at each stack of lines of the script's own code [s]."""
+    """How long the main thread has been at each stack of the script's own lines [s]."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._looked = clock, clock()
@@ -49,7 +49,7 @@ class LineTimes:
         self._stacks[list_own_lines(frame)] += self._looked - before
 
     def list_lines(self) -> list[LineTime]:
-        """Return the lines of the loop: of the outermost function that is not at one line only."""
+        """Return the lines of the loop: the outermost function with time in more than one line."""
         stacks, total = self._stacks, self.seconds
         while total:
             lines: dict[Line, float] = defaultdict(float)

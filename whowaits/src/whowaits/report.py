@@ -1,4 +1,4 @@
-"""The result as one value, from which text for people and JSON for programs are made."""
+"""The report on a training, as one value that is printed as text or JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, descr
 MEANINGS = {
     SAME: "the same examples in the same order",
     ORDER: "the same examples in another order",
-    DRAWS: "the same examples in the same order; what is drawn at random for them falls otherwise",
+    DRAWS: "the same examples in the same order, with other random draws",
 }
-WORTH_SAYING = 3  # the gap between epochs, in steps
-SLOWER_FIRST_EPOCH = 1.3  # compared with later epochs' steps
+WORTH_SAYING = 3  # in steps: the shortest gap between epochs to report
+SLOWER_FIRST_EPOCH = 1.3  # times later epochs' steps, from which on to report it
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Report:
     """A training, its verdict, and its figures, which are None if they were not measured.
 
     A stall without `stall_high_pct` is at least `stall_low_pct`. `waited_pct` is the share of time
-    spent in `next`, and `gap_ms` the wait for an epoch's first batch.
+    spent in `next`, and `gap_ms` the median wait for an epoch's first batch.
     """
 
     script: str
@@ -87,7 +87,7 @@ class Report:
             if first >= SLOWER_FIRST_EPOCH * later:
                 yield (
                     f"  the first epoch took {first:.2f} ms a step, later ones {later:.2f} ms;"
-                    " the verdict is on the later ones"
+                    " the verdict is on later ones, where enough were seen"
                 )
         yield from self._epochs()
         if self.reason:
@@ -102,25 +102,25 @@ class Report:
 
     def _epochs(self) -> Iterator[str]:
         if self.gap_ms is not None and self.gap_ms >= WORTH_SAYING * (self.step_ms or math.inf):
-            yield f"  the first batch of each epoch was waited for {self.gap_ms:.0f} ms"
+            yield f"  each epoch waits {self.gap_ms:.0f} ms for its first batch"
             if self.gaps < LEAST_GAPS:
-                yield "  that was seen once, so it is no part of the stall"
+                yield "  this was seen only once, so the stall does not include it"
             elif self.steps_per_epoch is None:
-                yield "  how many steps an epoch has is not known, nor so its share in the stall"
+                yield "  the stall does not include this, since the steps per epoch are not known"
         if self.first_epoch_only:
             yield (
-                "  only the first epoch was seen: neither the gap between two nor what later ones"
-                " find in memory is part of this"
+                "  only the first epoch was seen: this includes neither the gaps between epochs nor"
+                " what later epochs find in memory"
             )
         elif self.rounds and not self.gaps:
-            yield "  no two epochs were seen undisturbed: the gap between two is no part of this"
+            yield "  no two epochs in a row ran undisturbed: the stall includes no gap between them"
 
     def _advice(self) -> Iterator[str]:
         if not self.changes:
             return
         first = find_first(self.changes)
         if first is None:
-            yield "  of what was tried, nothing can be advised blindly:"
+            yield "  no change can be advised; tried, each by itself:"
         else:
             at = f"{first.where}: " if first.where else ""
             yield f"  change first: {at}{first.text}"

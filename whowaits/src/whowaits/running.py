@@ -62,7 +62,7 @@ def observed() -> Session | None:
 
 
 def observe(session: Session) -> FitWatch:
-    """Watch the trainings of this process for a session, instead of an earlier session."""
+    """Watch this process' trainings for this session only; return the watch of `fit`."""
     if not _observers:
         imports = ImportWatch(lambda error: fits.session.fail(error))
         fits, loops = FitWatch(session, Waits()), LoopWatch(session)
@@ -85,7 +85,7 @@ def observe(session: Session) -> FitWatch:
 
 
 def _set_seeds(imports: ImportWatch) -> None:
-    """Make two copies of a script draw the same, unless it sets seeds."""
+    """Make two copies of a script draw the same random numbers, unless it sets seeds."""
     random.seed(0)
     imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
     imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))
@@ -106,7 +106,7 @@ def run_script(session: Session, arguments: list[str]) -> int:
     try:
         _execute(session, arguments)
     except NotAModule as error:
-        hint = f"run with {sys.executable}; --python names another"
+        hint = f"run with {sys.executable}; --python sets another Python"
         print(f"whowaits: {error} ({hint})", file=sys.stderr)  # noqa: T201
         return EXIT_UNMEASURED
     except BaseException as error:  # noqa: BLE001 - whatever ends it
@@ -130,8 +130,8 @@ def _report_in_spite_of(error: Exception, session: Session) -> int:
     """Report on a script that failed, maybe because batches were taken or repeated."""
     _flush()
     found = session.print_report(
-        "ended by what the script does about other batches than it meant, since some were taken or"
-        f" repeated: {error!r}; --keep leaves them as they are"
+        "the script failed, maybe because whowaits took or repeated some of its batches, which"
+        f" --keep does not do: {error!r}"
     )
     return found if found or session.was_measured else 1
 
@@ -188,8 +188,8 @@ def _exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError):
         print(  # noqa: T201
-            f"whowaits: run with {sys.executable}; --python names another. A module of a package is"
-            " run by its name: whowaits -m package.module",
+            f"whowaits: run with {sys.executable}; --python sets another Python. Run a module of a"
+            " package by its name: whowaits -m package.module",
             file=sys.stderr,
         )
     trace = error.__traceback__

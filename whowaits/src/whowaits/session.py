@@ -1,6 +1,6 @@
 """One run of a script: its trainings, its end, and the report, whatever happens.
 
-A thread ends the script if no step comes.
+A thread ends the script if a step or the report takes too long.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .training import Training
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
-# Time from the first steps until the report; extra time for measuring, and for trials.
+# Limits after the first steps: for the verdict (or --seconds and SPARE_S); more, for trials.
 VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 70.0
-TRIED_S = 60.0  # after the time by which the verdict has to be known
+TRIED_S = 60.0  # after the verdict's limit; then no further trial begins
 AFTER_END_S = 5.0  # for the script to clean up
 STILL_S = 30.0  # without a training, before that is said
 UNSEEN_STEPS = 20  # with gradients, but without batches that are seen
@@ -47,9 +47,8 @@ class Ended(BaseException):
 class Options:
     """What was asked for: a script, or a module (`as_module`), of which one training is measured.
 
-    `training` is its number, from 1. With `keep` the script trains on and is timed as it is.
-    `source` is a file to run in its place. Over the pipes of `channel` another process says what to
-    do.
+    `training` is its number, from 1. With `keep` the script is only watched, to its end. The file
+    `source` runs in place of `script`. Through the pipes `channel`, another process asks for work.
     """
 
     script: str = ""
@@ -76,7 +75,7 @@ class Session:
         self.trainings: list[Training] = []
         self.ended: float | None = None
         self.trying = False  #: whether changes are being tried, after the verdict
-        self.marks = 0  #: gradients taken outside of `fit`
+        self.marks = 0  #: gradients taken, or steps of an optimizer, outside of `fit`
         self.line_times: LineTimes | None = None  #: of a training whose batches are not seen
         self.short_fits = 0  #: on arrays, with too few steps for a training
         self.loops: dict[Hashable, Any] = {}  #: the script's own loops, managed by `loops.py`
@@ -92,13 +91,13 @@ class Session:
 
     @property
     def here(self) -> bool:
-        """Whether this is the measured process and thread."""
+        """Whether this is the measured process and thread, and nothing was refused."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self.pid and not self.refusal
 
     @property
     def ends_the_first(self) -> bool:
-        """Whether the script ends with its first training, which may then have more steps."""
+        """Whether the script is ended after its first training, which may then get more steps."""
         ends = self.options.channel is not None or not self.options.keep
         return ends and self.options.training == 1
 
@@ -117,7 +116,7 @@ class Session:
         self.pid = -1
 
     def open(self, name: str, **facts: Any) -> Training:
-        """Begin a training; it is measured actively if it is the one asked for."""
+        """Begin a training; if it is the one asked for, time its model alone, too, if possible."""
         chosen = len(self.trainings) + 1 == self.options.training
         active = chosen and not self.options.keep
         timing = Timing(self.options.seconds, active=active, now=self.clock)
@@ -125,7 +124,7 @@ class Session:
         training = Training(name, timing, **facts)
         timing.synchronous = training.synchronous
         timing.on_first_seconds = lambda: self.say(
-            f"{name}: after {timing.elapsed_s:.0f} s it has stood in `next` for"
+            f"{name}: after {timing.elapsed_s:.0f} s it has waited in `next` for"
             f" {timing.passive.waited_pct:.0f} % of its time"
             + ("" if self.options.keep else "; now the model alone is timed")
         )
@@ -136,13 +135,13 @@ class Session:
         return training
 
     def beat(self, *, expects: float | None = STEP_S) -> None:
-        """Note progress; the next must come within `expects` seconds, or at any time if None."""
+        """Note progress; more is due in `expects` seconds, if any. After the end, raise Ended."""
         self._beat, self._expects = self.clock(), expects
         if self.ended is not None:
             raise Ended
 
     def mark(self) -> None:
-        """Note that gradients were taken; end a script whose batches are not seen, in the end."""
+        """Note that gradients were taken; end a script with unseen batches when its time is up."""
         self.marks += 1
         times = self.line_times
         ends = self.ends_the_first and not self.trainings
@@ -150,12 +149,12 @@ class Session:
             self.end()
 
     def end(self) -> None:
-        """End the script, which has been measured."""
+        """End the script: raise Ended, here and at each later `beat`."""
         self.ended = self.clock()
         raise Ended
 
     def refuse(self, reason: str) -> None:
-        """End the script before its first step; if it is to be kept, time nothing."""
+        """End the script before its first step; with `keep`, only time nothing."""
         self.refusal = reason
         if not self.options.keep:
             self.end()
@@ -186,15 +185,15 @@ class Session:
             return False
         if training.is_filling_a_cache:
             training.notes.append(
-                "no change is tried: the epoch that fills the cache is not over, and later ones"
-                " read what it keeps; --seconds gives it more time"
+                "no change is tried: the epoch that fills the cache is not over, and later epochs"
+                " read from it; a larger --seconds gives it more time"
             )
             return False
         self.say(training.report(self.options.script).lines[0] + "; trying changes")
         return True
 
     def trials_end(self, training: Training) -> float:
-        """Return when no further trial is to begin, by `time.perf_counter` [s]."""
+        """Return the `time.perf_counter` until which trials begin [s]; infinite with `channel`."""
         if self.options.channel:
             return math.inf
         left_s = self.verdict_s + TRIED_S - training.timing.elapsed_s
@@ -204,21 +203,21 @@ class Session:
         return training in self.measured and not self.options.keep
 
     def say(self, text: str) -> None:
-        """Print a line about what is going on, for people."""
+        """Print a line about what is going on, to standard error."""
         with contextlib.suppress(Exception):  # the script's own stream, whatever that is
             print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def fail(self, error: Exception) -> None:
-        """Say once that something of ours failed; the script goes on."""
+        """Say once that something in whowaits failed; the script goes on."""
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = f" ({Path(where[0].filename).name}:{where[0].lineno})" if where else ""
         text = f"{type(error).__name__}: {error}{place}"
         if text not in self._failures:
             self._failures.add(text)
-            self.say(f"something here failed, so the script is only watched: {text}")
+            self.say(f"something in whowaits failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """Report on the requested training, or the best measured one; `reason` says why no more."""
+        """Report on the training asked for, by default the best measured; `reason`: why no more."""
         script = self.options.script
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN
@@ -228,8 +227,8 @@ class Session:
             began = len(self.trainings)
             return undecided(
                 script,
-                f"training {self.options.training} has not begun, by --training; the script has"
-                f" {began} that can be seen",
+                f"--training {self.options.training}: fewer trainings that can be seen have begun:"
+                f" {began}",
                 version=__version__,
             )
         if self.options.training > 1:
@@ -263,7 +262,7 @@ class Session:
         return 0 if self.measured else EXIT_UNMEASURED
 
     def watch(self) -> None:
-        """Start the thread that checks that steps come."""
+        """Start the thread that checks that steps come in time."""
         threading.Thread(target=self._watch, name="whowaits", daemon=True).start()
 
     def _watch(self) -> None:
@@ -285,10 +284,10 @@ class Session:
                 self.leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
             most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):
-                self.leave(self.print_report(f"ended after {most:.0f} s: the time is over"))
+                self.leave(self.print_report(f"ended after {most:.0f} s, its time limit"))
 
     def watch_unseen(self, elapsed_s: float, said: str) -> str:
-        """Time a training whose batches are not seen by its lines; return the last line `said`."""
+        """Time a script with unseen batches by line; print news; return the line `said` last."""
         if self._unseen == UNSEEN:
             self.line_times = self.line_times or LineTimes(self.clock)
             self.line_times.look()
@@ -304,7 +303,7 @@ class Session:
 
     @property
     def _unseen(self) -> str:
-        """Why a training that goes on cannot be measured, or ""."""
+        """Why a running training cannot be measured, or "" if none is known to run."""
         if self.marks - self.short_fits >= UNSEEN_STEPS:
             return UNSEEN
         return SHORT_FITS if self.short_fits else ""
@@ -314,7 +313,7 @@ class Session:
         return self.options.channel is not None and training in self.measured
 
     def leave(self, code: int) -> NoReturn:
-        """End this process at once, with the processes that it started by `multiprocessing`."""
+        """End this process and its `multiprocessing` children at once; delete unfinished caches."""
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -329,7 +328,7 @@ class Session:
 
     @property
     def was_measured(self) -> bool:
-        """Whether a model was timed alone, beside its training."""
+        """Whether the measured training's model was timed alone."""
         return any(each.timing.rounds for each in self.measured)
 
     @property
@@ -339,19 +338,20 @@ class Session:
 
 
 NOTHING_SEEN = (
-    "it ended without a training that can be seen: in its main thread, `fit` of Keras, a loop over"
-    " a tf.data dataset with a GradientTape, or a loop over a PyTorch DataLoader with an optimizer"
+    "it ended without a training that can be seen. Seen are, in the main thread, `fit` of Keras, a"
+    " loop over a tf.data dataset with a GradientTape, and one over a PyTorch DataLoader with an"
+    " optimizer"
 )
 
 UNSEEN = (
     "a model is trained, but its batches come from something that is not seen: an array, a queue,"
-    " another thread, or a dataset within a `tf.function` of the script's own. A CPU waits for the"
-    " lines that make a batch; a GPU, which works on meanwhile, waits for them at most as long"
+    " another thread, or a dataset within a `tf.function` of the script's own. A CPU waits as long"
+    " as the lines that make a batch take; a GPU, which works on meanwhile, at most as long"
 )
 
 SHORT_FITS = (
     f"each `fit` was given arrays for fewer than {LEAST_STEPS} steps in all, too few to measure;"
-    " what the script does between them is not seen"
+    " what the script does between the calls is not seen"
 )
 
 

@@ -1,5 +1,5 @@
 """Runs a script or module as Python would, and watches its trainings. The command starts this file
-with the user's interpreter; it imports and sets nothing of the script's libraries.
+with the user's interpreter; it neither imports nor configures the script's libraries.
 """
 
 import sys
@@ -21,7 +21,7 @@ def load_package() -> None:
         "whowaits", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(f"{folder} is not complete")
+        raise ImportError(f"{folder} is incomplete; install whowaits again")
     package = importlib.util.module_from_spec(spec)
     sys.modules["whowaits"] = package
     spec.loader.exec_module(package)
@@ -35,12 +35,12 @@ def forget_siblings(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 9):  # noqa: UP036 - the user's, not the one of this package
+    if sys.version_info < (3, 9):  # noqa: UP036 - the user's Python, not this package's
         version = ".".join(map(str, sys.version_info[:2]))
-        sys.exit(f"whowaits: {sys.executable} is Python {version}, and 3.9 is the least")
+        sys.exit(f"whowaits: {sys.executable} is Python {version}, but 3.9 or later is needed")
     safe = getattr(sys.flags, "safe_path", False)
     if not safe:
-        del sys.path[0]  # this folder is not for the script, nor the script's for this package
+        del sys.path[0]  # the script must not import from here, nor this package from its folder
     load_package()
     run = importlib.import_module("whowaits.running").run
     asked = json.loads(sys.argv[1])

@@ -1,4 +1,4 @@
-"""A training of a script that is watched: what it is, its timing, and its report."""
+"""A watched training of a script: what it is, its timing, and its report."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Training:
     epochs: float = math.inf  #: number of epochs that the script asks for
     finished: int = 0  #: number of completed epochs
     steps: int | None = None  #: steps per epoch, if the script sets them
-    steps_per_execution: int = 1  #: how many are one step here
+    steps_per_execution: int = 1  #: steps of the script that are one step here
     notes: list[str] = field(default_factory=list)
-    dataset: Any = None  #: what `fit` was given, if it is a tf.data dataset
-    changes: list[Any] = field(default_factory=list)  # trials.Tried
+    dataset: Any = None  #: what `fit` was given, if changes of it can be tried
+    changes: list[Any] = field(default_factory=list)  # advice.Tried
     conditions: Conditions | None = None
     others: machine.OtherPrograms = field(default_factory=machine.OtherPrograms)
 
@@ -63,22 +63,22 @@ class Training:
         self.dataset, self.timing.settle = None, lambda: None
 
     def only_watch(self, because: str) -> None:
-        """Time the training as it is from now on."""
+        """From now on, time the training only as it is; `because` says why."""
         self.timing.active, self.timing.task = False, "train"
         self.passive_because = because
 
     def note_failed_trials(self, error: Exception) -> None:
-        self.notes.append(f"no change could be tried: {type(error).__name__}: {error}")
+        self.notes.append(f"trying changes failed: {type(error).__name__}: {error}")
 
     @property
     def may_gain(self) -> bool:
-        """Whether another input could make it faster."""
+        """Whether another input could make the training faster, as far as is known."""
         verdict = judge(self.timing, self.freeze_conditions())
         return verdict.stall is not None and verdict.name != COMPUTE_BOUND
 
     @property
     def is_filling_a_cache(self) -> bool:
-        """Whether it is still in the epoch that fills a cache."""
+        """Whether only the epoch that fills a cache has been measured."""
         return self.fills_cache and self.timing.in_first_epoch
 
     def report(self, script: str) -> Report:

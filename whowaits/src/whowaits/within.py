@@ -17,7 +17,7 @@ def _write(text: str) -> None:
 
 
 class Watch:
-    """Context manager that times the trainings in its block; `report` is about the last of them."""
+    """Context manager that times the trainings in its block; `report` is on the longest of them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,13 +43,13 @@ class Watch:
 
 
 def make_callback(keras: Any = None) -> Any:
-    """Return a callback of the given Keras, or of the imported one."""
+    """Return a callback of the given Keras, or of the imported one, else raise ImportError."""
     found = keras or sys.modules.get("keras") or sys.modules.get("tf_keras")
     if found is None:
-        raise ImportError("import keras or tf_keras first, or give it: whowaits.Callback(keras)")
+        raise ImportError("import keras or tf_keras first, or pass it: whowaits.Callback(keras)")
     session = Session(Options(script="fit", keep=True, seconds=1e9), _write)
     before, observer = observed(), observe(session)
-    session.close()  # only that `fit` is timed
+    session.close()  # so that only that `fit` is timed
     if before is not None:
         observe(before)
     return fits.make_reporting_callback(found, session, observer)

@@ -1,1 +1,1 @@
-"""What may be changed about a dataset, what that gains, and where the script says it."""
+"""Which changes of an input are possible, what they gain, and where the script makes them."""

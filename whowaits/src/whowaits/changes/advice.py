@@ -13,7 +13,7 @@ DRAWN_ONCE, UNSHOWN = "drawn less often", "not shown"
 LOADER = "DataLoader"  # the kind of a change that is not one of a tf.data dataset
 WORTH = 1.1  # least gain of a change that is named first
 SHARED = "the same call makes another dataset, too, such as one for validation"
-ALIKE = 0.9  # of the best gain: among those, the change that alters least comes first
+ALIKE = 0.9  # of the best gain: of changes from there on, the one that alters least is first
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Tried:
 
     @property
     def alters_another(self) -> bool:
-        """Whether in the script it would change, or cache, what another dataset delivers."""
+        """Whether it would also change, or cache, what another dataset of the script delivers."""
         return self.shared and (self.meaning != SAME or bool(self.keeps))
 
     @property
@@ -96,12 +96,12 @@ def sort_by_gain(tried: Iterable[Tried]) -> list[Tried]:
 
 
 def find_first(tried: Sequence[Tried]) -> Tried | None:
-    """Return the change to make first: a safe one, about as good as the best, that alters least."""
+    """Return the change to make first: safe, about as good as the best, altering least; or None."""
     return next(iter(rank([each for each in tried if each.may_be_first])), None)
 
 
 def rank(tried: Sequence[Tried]) -> list[Tried]:
-    """Sort the changes that may be advised once proven, the first to try first."""
+    """Return the changes that may be advised once proven, the best one first."""
     safe = [each for each in tried if each.may_be_proven]
     most = max((each.gain for each in safe), default=0.0)
 

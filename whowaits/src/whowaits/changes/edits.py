@@ -18,7 +18,7 @@ from whowaits.callers import name_from_here
 
 from .advice import Edit
 
-# Positional arguments that a call may have, besides the one that a change adds.
+# Positional arguments that a call may have without giving the one that a change adds.
 MOST_POSITIONAL = {
     "DataLoader": 5, "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
     "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
@@ -33,10 +33,10 @@ def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
     """Return a script's source with the edits; no line moves.
 
     Raises:
-      CannotBeWritten: says at which line, and why.
+      CannotBeWritten: the call cannot be edited so; the message says where and why.
     """
     name = name_from_here(str(Path(script).absolute()))
-    # Added from the dataset's end, so that within one call the last one stays last.
+    # The last of the dataset first: where both follow the same call, it stays last.
     for edit in reversed(edits):
         source = _edit(source, name, edit)
     return source
@@ -59,13 +59,13 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     file, _, line = edit.where.rpartition(":")
     if file != name:
         raise CannotBeWritten(
-            f"{edit.where or 'a line that was not seen'} calls {edit.called}, and not {name}"
+            f"{edit.called} is called at {edit.where or 'a line that was not seen'}, not in {name}"
         )
     try:
         tree = ast.parse(source)
         source.decode()
     except (SyntaxError, ValueError) as error:
-        raise CannotBeWritten(f"{name} is not Python in UTF-8: {error}") from error
+        raise CannotBeWritten(f"{name} cannot be read as Python in UTF-8: {error}") from error
     call = _find_call(tree, int(line), edit)
     adds = edit.adds
     if "tf." in adds:
@@ -85,7 +85,7 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
                 return edited
         except SyntaxError:
             continue
-    raise CannotBeWritten(f"the call of {edit.called} at {edit.where} is not written plainly")
+    raise CannotBeWritten(f"cannot edit the call of {edit.called} at {edit.where} as it is written")
 
 
 def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
@@ -105,7 +105,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         calls = [call for call in calls if not _is_given_another(tree, call, edit.given)]
     if len(calls) != 1:
         count = f"{len(calls)} calls" if calls else "no call"
-        raise CannotBeWritten(f"{count} of {edit.called} can be meant by {edit.where}")
+        raise CannotBeWritten(f"{edit.where} has {count} of {edit.called} to edit, not one")
     (call,) = calls
     keyword = _split(edit.adds)[1].partition("=")[0]
     most = 1 if keyword == "cycle_length" else MOST_POSITIONAL.get(edit.called, 1)
@@ -124,7 +124,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
 
 
 def _given(call: ast.Call, adds: str) -> ast.keyword | None:
-    """Return the keyword that a call has and that would be added, if any."""
+    """Return the keyword that would be added, if the call has it already, else None."""
     keyword = "" if adds.startswith(".") else adds.partition("=")[0]
     return next((each for each in call.keywords if each.arg == keyword), None)
 
@@ -133,12 +133,12 @@ def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
     """Write another value of a keyword in the place of a constant."""
     line, end = value.end_lineno or 0, value.end_col_offset or 0
     if value.lineno != line:
-        raise CannotBeWritten(f"a value in line {line} is not written plainly")
+        raise CannotBeWritten(f"the value that ends in line {line} spans several lines")
     return _insert(source, line, end, text, instead_of=end - value.col_offset)
 
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
-    """Return whether a call may be given a function of that name; one from a call may have any."""
+    """Return whether a call may be given the function `name`, or one that another call returns."""
     return any(isinstance(each, ast.Call) or _name(each) == name for each in _functions(call))
 
 
@@ -167,7 +167,7 @@ def _tensorflow(tree: ast.Module, name: str) -> str:
             for alias in node.names:
                 if alias.name == "tensorflow":
                     return alias.asname or alias.name
-    raise CannotBeWritten(f"{name} imports no TensorFlow by name")
+    raise CannotBeWritten(f"{name} has no `import tensorflow`, which the change needs")
 
 
 def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:

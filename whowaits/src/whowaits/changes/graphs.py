@@ -13,11 +13,11 @@ from tensorflow.python.ops import gen_experimental_dataset_ops
 
 AUTOTUNE = "tf.data.AUTOTUNE"
 AUTOMATIC = -1  # the value of AUTOTUNE in a graph
-# Files that are read together: fixed, so that the order is the same on every machine.
+# Files read together, and elements in a block: fixed, for the same order on every machine.
 AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-# Stateful ops that give the same for the same input; functions are looked into.
+# Stateful ops that give the same for the same input; functions they call are looked into.
 HARMLESS = (
     "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
     "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
@@ -32,7 +32,7 @@ Graph = Any
 
 
 def change_op(node: Node, op: str) -> None:
-    """Turn a node into another op, without the attributes that this op does not have."""
+    """Turn a node into another op that is deterministic, and drop attributes that op lacks."""
     node.op = op
     definition: Any = op_def_registry.get(op)
     known = {attribute.name for attribute in definition.attr}
@@ -45,7 +45,7 @@ def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
     """Insert a transformation between a node and its consumers; return its name."""
     source = next(node for node in graph.node if node.name == after)
     if source.op == "_Retval":
-        raise ValueError(after)
+        raise ValueError(f"{after} is not a transformation")
     name = f"changed/{len(graph.node)}"
     for node in graph.node:
         for number, other in enumerate(node.input):
@@ -149,7 +149,7 @@ def reshuffles(node: Node) -> bool:
 
 
 def leave_shuffles_out(graph: Graph, last: str) -> str:
-    """Remove shuffles from a graph; return the node that is then its end in place of `last`."""
+    """Remove shuffles from a graph; return `last`, or the node before it if it is a shuffle."""
     shuffles = {node.name: node.input[0] for node in graph.node if "Shuffle" in node.op}
 
     def source(name: str) -> str:
@@ -191,7 +191,7 @@ def parallel_edits(
     """Yield how a node can run in parallel: in words, as an addition to its call, as a graph edit.
 
     `cycle_length` is that of an interleave which was given none. `asks_for_order` says that order
-    must be asked for.
+    must be asked for, by deterministic=True.
     """
     calls = f"num_parallel_calls={AUTOTUNE}"
     if asks_for_order:

@@ -1,5 +1,5 @@
-"""Shows whether a changed copy of a DataLoader delivers the same: each pass runs in a forked
-process, so that the training's dataset, samplers and random states stay as they are.
+"""Shows whether a changed copy of a DataLoader delivers the same batches: each pass runs in a
+forked process, so that the training's dataset, samplers and random states stay as they are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .advice import DRAWS, SAME, UNSHOWN
 from .loaders import LoaderChange, copy_loader, is_iterable
 from .passes import LEAST_BATCHES, compare, digest_epoch
 
-PASS_S, SLOW_PASS_S = 3.0, 8.0  # for a pass; until it has had enough batches to compare
-SPARE_S = 8.0  # more, for processes to start and a batch to come
+PASS_S, SLOW_PASS_S = 3.0, 8.0  # for a pass with enough batches to compare, and with too few
+SPARE_S = 8.0  # in addition, for processes to start and a batch to come
 UNCHANGED = LoaderChange()
 DIFFERS = "differs"
 
@@ -35,7 +35,7 @@ class LoaderProof:
         self._own: dict[bool, Any] = {}  # passes of the unchanged loader
 
     def compare(self, change: LoaderChange) -> tuple[str, str]:
-        """Return what a change does to the batches, and what else there is to say of that."""
+        """Return what a change does to the batches, and a sentence on that, or ""."""
         kind, says = self._compare(change, by_example=False)
         if kind != DIFFERS:
             return kind, says
@@ -50,7 +50,7 @@ class LoaderProof:
             # Compared with a pass from the same state: samplers may count their passes.
             self._own[by_example] = self.digest(UNCHANGED, by_example=by_example)
         own = self._own[by_example]
-        for each, what in ((own, "the unchanged loader"), (other, "with it, the loader")):
+        for each, what in ((own, "the unchanged loader"), (other, "the changed loader")):
             if "failed" in each:
                 return UNSHOWN, f"what it delivers was not seen: {what} {each['failed']}"
         kind, says = compare(own, other, "batches")
@@ -62,11 +62,11 @@ class LoaderProof:
             return DIFFERS, f"an epoch has {two['count']} examples in place of {one['count']}"
         pairs = list(zip(one["in_order"], two["in_order"]))
         if not whole and all(a == b for a, b in pairs):
-            return UNSHOWN, f"only {len(pairs)} batches could be compared, which are equal"
-        return DIFFERS, "that it delivers the same could not be shown"
+            return UNSHOWN, f"too few batches could be compared: {len(pairs)}, all equal"
+        return DIFFERS, "it could not be shown that it delivers the same examples"
 
     def digest(self, change: LoaderChange, *, by_example: bool) -> Any:
-        """Digest a pass; if `by_example`, as if each example's draws came from its index."""
+        """Digest a pass; if `by_example`, with random draws seeded by the example's index."""
         return run_forked(
             lambda: _digest(self._torch, self._loader, change, by_example),
             limit_s=SLOW_PASS_S + SPARE_S,
@@ -102,7 +102,7 @@ def run_forked(function: Callable[[], Any], *, limit_s: float) -> Any:
     try:
         return json.loads(answer)
     except ValueError:
-        return {"failed": f"did not answer within {limit_s:.0f} s"}
+        return {"failed": f"gave no answer, or not within {limit_s:.0f} s"}
 
 
 def _answer(function: Callable[[], Any], writes: int, limit_s: float) -> None:
@@ -125,7 +125,7 @@ def _answer(function: Callable[[], Any], writes: int, limit_s: float) -> None:
 
 
 def _digest(torch: Any, loader: Any, change: LoaderChange, by_example: bool) -> dict[str, Any]:
-    torch.set_num_threads(1)  # those of the training are not in this process
+    torch.set_num_threads(1)  # a fork has none of the training's threads
     dataset = _make_drawn_by_index(torch, loader.dataset) if by_example else None
     copied = copy_loader(torch, loader, change, dataset)
     _seed(torch, 0)
@@ -156,7 +156,7 @@ def _seed(torch: Any, seed: int) -> None:
 
 @contextlib.contextmanager
 def _own_draws(torch: Any, seed: int) -> Iterator[None]:
-    """Draw from a seed of its own in the block; then go on with the draws before it."""
+    """Seed random draws in the block; afterwards restore their states from before."""
     python, numpy = sys.modules.get("random"), sys.modules.get("numpy.random")
     states = torch.get_rng_state(), python and python.getstate(), numpy and numpy.get_state()
     _seed(torch, seed)
@@ -171,7 +171,7 @@ def _own_draws(torch: Any, seed: int) -> Iterator[None]:
 
 
 def _make_drawn_by_index(torch: Any, dataset: Any) -> Any:
-    """Return a dataset whose examples are drawn from their index, in whatever process."""
+    """Return the dataset with random draws seeded by the example's index, in any process."""
 
     class DrawnByIndex(torch.utils.data.Dataset):
         def __len__(self) -> int:

@@ -13,10 +13,10 @@ from .loader_trials import LoaderTrials, Steps
 
 
 class ServedLoader(LoaderTrials):
-    """A training on request: lines that come in name methods, lines that go out are the results."""
+    """A training on request: reads lines that name `ask_` methods, and writes their results."""
 
     def serve(self, reads: int, writes: int) -> Steps:
-        """Answer requests until the other end closes; train on the batches that this yields."""
+        """Answer requests until the other end closes; meanwhile yield batches to train on."""
         with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
             for line in asked:
                 name, *arguments = json.loads(line)
@@ -34,7 +34,7 @@ class ServedLoader(LoaderTrials):
         return self._proof.digest(UNCHANGED, by_example=False)
 
     def ask_drawn(self) -> dict[str, Any]:
-        """Do the same with examples that are drawn by their index."""
+        """Digest an epoch's batches, with random draws seeded by the example's index."""
         return self._proof.digest(UNCHANGED, by_example=True)
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:

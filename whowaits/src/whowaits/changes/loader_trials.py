@@ -1,5 +1,5 @@
-"""What a PyTorch loop gains by changes of its DataLoader: the loop itself trains on batches of
-copies, in alternation with those of a copy without a change.
+"""Measures what changes of its DataLoader gain a PyTorch loop, which trains on batches of changed
+copies in alternation with those of an unchanged copy.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .loaders import (
 from .ratios import Ratios
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.6, 1.2, 4
-REST_S = 1.0  # for the workers of the copy that had its turn before
+REST_S = 1.0  # for workers of the copy whose turn has just ended
 PROBE_S = 5.0
-GAP_SHARE = 0.1  # of an epoch, from which on workers that stay are worth a trial
+GAP_SHARE = 0.1  # of an epoch, from which on persistent workers are worth a trial
 
 # A loop gets the yielded batch and sends back the seconds that it worked on it, None if the step
 # does not count, such as one with a validation.
@@ -62,7 +62,7 @@ class _Feed:
                 self._iterator, opens = iter(self.loader), True
             for batch in self._iterator:
                 took_s = perf_counter() - began
-                # Workers that stay start once, which is no gap.
+                # Persistent workers start once, which is no gap between epochs.
                 if opens and not (starts and self.loader.persistent_workers):
                     self.gaps_s.append(took_s)
                 return batch, took_s, opens
@@ -77,7 +77,7 @@ class _Feed:
                 return
 
     def pause(self) -> None:
-        """End workers that would go on beside another copy's turn, unless they stay."""
+        """End workers, unless persistent, which would go on during another copy's turn."""
         if not self.loader.persistent_workers:
             self.close()
 
@@ -106,13 +106,13 @@ class LoaderTrials:
         self.refused: list[str] = []  # changes that failed, or that would alter the examples
 
     def run(self) -> Steps:
-        """Try every change, then workers that stay for the best one, then the best one again.
+        """Try every change, then persistent workers with the best one, then the best ones again.
 
         Raises:
-          CannotBeTried: says why.
+          CannotBeTried: nothing could be timed; the message says why.
         """
         if not hasattr(os, "fork"):
-            raise CannotBeTried("this system forks no process, in which batches are compared")
+            raise CannotBeTried("this system cannot fork a process to compare batches in")
         try:
             yield from self._try_all(self._propose())
         except _Over:
@@ -163,7 +163,7 @@ class LoaderTrials:
             because = (
                 f": its dataset holds `{handle}`, which workers cannot share" if handle else ""
             )
-            raise CannotBeTried(f"of its DataLoader nothing is left to try{because}")
+            raise CannotBeTried(f"its DataLoader leaves nothing to try{because}")
         return changes
 
     def _has_long_gaps(self, gaps_s: list[float], step_ms: float) -> bool:
@@ -174,7 +174,7 @@ class LoaderTrials:
         return gap_s > GAP_SHARE * (gap_s + steps * step_ms / 1e3)
 
     def _keep_workers(self, change: LoaderChange) -> LoaderChange | None:
-        """Return a change of the number of workers with such that stay, if its gaps are long."""
+        """Return the change with persistent workers, too, if its gaps are long, else None."""
         if self._loader.persistent_workers or not change.more_workers:
             return None
         step_ms = self._timing.step_ms / self.found[0].gain
@@ -187,9 +187,7 @@ class LoaderTrials:
         return perf_counter() + 2 * block_s < self._deadline
 
     def _is_refused(self, change: LoaderChange) -> bool:
-        """Refuse a change of a stream that is not shown to deliver the same: with workers it may
-        give each example twice.
-        """
+        """Refuse a change of a stream, which workers may repeat, unless it delivers the same."""
         if not is_iterable(self._torch, self._loader):
             return False
         meaning, says = self._show(change)
@@ -210,7 +208,7 @@ class LoaderTrials:
         except (CannotBeTried, _Over):
             raise
         except Exception as error:  # noqa: BLE001 - a change that fails is not advised
-            why = str(error).strip().rpartition("\n")[2]  # of a worker's traceback
+            why = str(error).strip().rpartition("\n")[2]  # the last line of a worker's traceback
             self.refused.append(f"{change.text(self._place)} fails: {type(error).__name__}: {why}")
             return
         finally:
@@ -249,7 +247,7 @@ class LoaderTrials:
         return block
 
     def _describe_all(self, changes: list[LoaderChange], ratios: Ratios) -> dict[int, Tried]:
-        """Describe what was tried; show of what gains that it is the same."""
+        """Describe what was tried; compare the batches of changes that gain."""
         known = {at: self._describe(changes[at], at, *ratios.interval(at)) for at in ratios.tried}
         self.found[:] = sort_by_gain(known.values())
         return known

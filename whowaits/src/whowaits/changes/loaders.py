@@ -26,7 +26,7 @@ DEEPEST, MOST_LOOKED_AT = 3, 64  # levels of attributes, and items of each, to l
 
 @dataclass(frozen=True)
 class LoaderPlace:
-    """The call that sets the loader's keywords, where it is, and how it names them."""
+    """The call that sets a loader's keywords: where it is, its name, and its keywords' prefix."""
 
     where: str = ""
     called: str = "DataLoader"
@@ -46,7 +46,7 @@ class LoaderChange:
         return f"{place.called}: {', '.join(self._written(place))}"
 
     def edits(self, place: LoaderPlace) -> tuple[Edit, ...]:
-        """Return the edit of the script, if keywords are all there is to change."""
+        """Return the edits of the script; () for whole batches, or if the call was not seen."""
         if self.whole or not place.where:
             return ()
         return tuple(Edit(place.where, place.called, each) for each in self._written(place))
@@ -62,7 +62,7 @@ class LoaderChange:
 def propose_changes(
     loader: Any, *, cores: int, on_cuda: bool, gap_matters: bool
 ) -> Iterator[LoaderChange]:
-    """Yield keywords that the loader leaves open; `gap_matters` is that between two epochs."""
+    """Yield changes of keywords; `gap_matters` says that gaps between epochs are long."""
     workers = loader.num_workers
     counts = {2 * workers, cores, 2 * cores} if workers else {2, max(1, cores // 2), cores}
     for count in sorted(each for each in counts if each > workers)[:MOST_COUNTS]:
@@ -76,7 +76,7 @@ def propose_changes(
 
 
 def propose_whole_batches(torch: Any, loader: Any) -> LoaderChange | None:
-    """Return the change to whole batches where each comes from indices and PyTorch's collation."""
+    """Return the change to whole batches; None without a batch sampler or PyTorch's collation."""
     data, batches = torch.utils.data, loader.batch_sampler
     if batches is None or loader.collate_fn is not data.default_collate:
         return None
@@ -88,7 +88,7 @@ def propose_whole_batches(torch: Any, loader: Any) -> LoaderChange | None:
 
 
 def gives_whole_batches(torch: Any, loader: Any) -> bool:
-    """Return whether the dataset makes the same of several indices as of each and collation."""
+    """Return whether the dataset, given several indices, returns their collated examples."""
     data, dataset = torch.utils.data, loader.dataset
     indices = list(next(iter(loader.batch_sampler)))[:2]
     together = list(leaves(data.default_convert(dataset[indices])))
@@ -121,9 +121,7 @@ def is_iterable(torch: Any, loader: Any) -> bool:
 
 
 def find_handle(dataset: Any, depth: int = DEEPEST) -> str:
-    """Return the attribute that holds an open file, or a tensor on a GPU, which workers cannot
-    share; "" if none does.
-    """
+    """Return the attribute with an open file or GPU tensor, which workers cannot share, or ""."""
     for name, value in list(getattr(dataset, "__dict__", {}).items())[:MOST_LOOKED_AT]:
         many = value.values() if isinstance(value, dict) else value
         items = list(many)[:MOST_LOOKED_AT] if isinstance(value, (dict, list, tuple)) else [value]

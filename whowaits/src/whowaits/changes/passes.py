@@ -35,7 +35,7 @@ def digest_epoch(
 
 
 def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str, str]:
-    """Compare passes {"epochs": …, "whole": …}: SAME, ORDER or "", and a sentence that says so."""
+    """Return SAME, ORDER or "" for two passes {"epochs": …, "whole": …}, and a sentence on it."""
     epochs = list(zip(one["epochs"], other["epochs"]))
     of_all = "two epochs" if len(epochs) == 2 else "an epoch"  # noqa: PLR2004
     whole = one["whole"] and other["whole"]
@@ -45,12 +45,12 @@ def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str,
     if whole and all(
         (a["in_any_order"], a["count"]) == (b["in_any_order"], b["count"]) for a, b in epochs
     ):
-        return ORDER, f"the {what} of {of_all} hold the same, in another order"
+        return ORDER, f"the {what} of {of_all} hold the same examples, in another order"
     heads = [tuple(zip(a["in_order"], b["in_order"])) for a, b in epochs]
     equal = all(a == b for head in heads for a, b in head)
     if not whole and equal and len(heads[0]) >= LEAST_BATCHES:
         return SAME, (
-            f"the first {len(heads[0])} {what} are equal; an epoch was too long for all of them"
+            f"the first {len(heads[0])} {what} are equal; an epoch was too long to compare all"
         )
     return "", ""
 
@@ -69,7 +69,7 @@ def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
 
 
 def content_of(part: Any) -> bytes:
-    """Return the bytes of an array, or of another value as it is written."""
+    """Return the bytes of an array, or of another value's `repr`."""
     if isinstance(part, bytes):
         return part
     if not hasattr(part, "dtype"):

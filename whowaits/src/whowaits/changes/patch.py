@@ -46,7 +46,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
         return measured.returncode or EXIT_NO_PATCH
     source = Path(report.script).read_bytes()  # for a module, the report names its file
     change, copy = _choose(report, source)
-    _say(f"now it trains in alternation with a copy in which {change.where}: {change.text}")
+    _say(f"now the script and a changed copy train in turn: {change.where}: {change.text}")
     step_s = (report.step_ms or 0.0) / 1e3
     proof = prove(command, asked, copy=copy, change=change, step_s=step_s)
     _say(
@@ -67,15 +67,15 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
             refused.append(f"{change.text}: {reason}")
     if refused:
         raise NoPatch("; ".join(refused))
-    tried = "of what was tried, nothing can be advised blindly"
+    tried = "no change that was tried can be advised"
     raise NoPatch(tried if report.changes else "no change of a dataset was tried")
 
 
 def _write(change: Tried, source: bytes, script: str) -> bytes:
     if change.alters_another:
-        raise CannotBeWritten(f"{SHARED}, which would be changed with it")
+        raise CannotBeWritten(f"{SHARED}, which would change, too")
     if not change.edits:
-        raise CannotBeWritten("it is more than an edit of one call")
+        raise CannotBeWritten("it is more than an edit of one call, or the call was not seen")
     return edit_source(source, script, change.edits)
 
 

@@ -1,5 +1,5 @@
 """Where the script makes the transformations of its dataset. What a library makes within one call,
-such as `image_dataset_from_directory`, is no call of the script.
+such as `image_dataset_from_directory`, is not a call of the script.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _made: defaultdict[Place, WeakSet[Any]] = defaultdict(WeakSet)  # datasets that 
 
 
 def remember(dataset: Any, place: Place) -> None:
-    """Note on a dataset where it is made, and at the place what is made there."""
+    """Note on a dataset the place where it is made, and for the place the dataset."""
     dataset.whowaits_at = place
     _made[place].add(dataset)
 
@@ -43,13 +43,13 @@ def locate(dataset: Any, kind: str, number: int) -> Place:
 
 
 def find_made(dataset: Any, kind: str, number: int) -> Any:
-    """Return that transformation itself, or None if it was not seen."""
+    """Return the transformation that `locate` looks for, or None if there is none."""
     chain = (each for each in upstream(dataset) if not kind or kind_of_dataset(each) == kind)
     return next(itertools.islice(chain, number, None), None)
 
 
 def find(dataset: Any, kind: str, number: int) -> Any:
-    """Return a transformation, with caches and shuffles right after it."""
+    """Return a transformation, or the last of the caches and shuffles right after it."""
     *after, found = follow(dataset, kind, number)
     for each in reversed(after):
         if kind_of_dataset(each) not in ("cache", "shuffle"):

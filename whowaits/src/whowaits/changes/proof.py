@@ -56,7 +56,7 @@ def prove(
     `command` starts a script, given its options as JSON after the first two words.
 
     Raises:
-      NoPatch: the copy does not train, is not faster, or trains on other data.
+      NoPatch: one of them fails, or the copy is not faster, or trains on other data.
     """
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "changed.py"
@@ -74,8 +74,8 @@ def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: fl
     gain = statistics.median(ratios)
     if low < WORTH:
         raise NoPatch(
-            f"in {len(ratios)} pairs it trained {gain:.2f} × as fast ({low:.2f} to {high:.2f});"
-            f" the lower end must be {WORTH} at least"
+            f"in {len(ratios)} pairs the copy trained {gain:.2f} × as fast ({low:.2f} to"
+            f" {high:.2f}); the lower end must be at least {WORTH}"
         )
     return Proof(gain, low, high, len(ratios), data)
 
@@ -96,7 +96,7 @@ def _time(script: Asked, other: Asked, step_s: float) -> list[float]:
 def _fill(script: Asked, other: Asked, change: Tried) -> None:
     for each in (script, other):
         if not each.ask("fill") and change.keeps:
-            raise NoPatch("a first epoch, which fills the cache, takes too long to wait for")
+            raise NoPatch("the first epoch, which fills the cache, takes too long to wait for")
 
 
 def _compare(script: Asked, other: Asked, change: Tried) -> str:
@@ -106,17 +106,17 @@ def _compare(script: Asked, other: Asked, change: Tried) -> str:
         return same
     added = next((each.adds for each in change.edits if change.kind), "")
     if added and not other.ask("changed", change.kind, change.number, added):
-        raise NoPatch("the edited call makes another transformation than the one that was tried")
+        raise NoPatch("the edited call does not make the transformation that was tried")
     if not same and change.meaning == DRAWS:
         _, same = compare(script.ask("drawn"), other.ask("drawn"), "batches")
-        same = same and f"{same}, but for what is drawn at random"
+        same = same and f"{same}, except for random draws"
     if same:
         return same
     if change.meaning in (ORDER, THREADS) and change.kind not in ("", LOADER):
         one, two = (each.ask("elements", change.kind, change.number) for each in (script, other))
         _, same = compare(one, two, f"elements after {change.text.partition(':')[0]}")
         if same:
-            return f"{same}; what is drawn after that falls on other examples"
+            return f"{same}; random draws after that fall on other examples"
     raise _refuse(*batches)
 
 
@@ -124,8 +124,8 @@ def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
     if not (one["whole"] and other["whole"]):
         return NoPatch("an epoch is too long to compare all of its batches, and the first differ")
     return NoPatch(
-        "its batches are others, also up to order; where the script draws without a seed of its"
-        " own, or in several threads, that looks like a change, too"
+        "the copy's batches differ from the script's, and not only in order; random draws that the"
+        " script does not seed, or makes in several threads, look the same"
     )
 
 
@@ -191,4 +191,4 @@ class _Copy:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "without a word"
+        return lines[-1] if lines else "without a message"

@@ -1,12 +1,12 @@
-"""Changes that may speed up anybody's tf.data dataset, as rewrites of its graph: they can be tried
-while the script stays as it is.
+"""Changes that may speed up any tf.data dataset, as rewrites of its graph: they can be tried while
+the script stays as it is.
 
 A dataset serializes to a graph with a node per transformation. A change replaces or inserts a node:
-parallel calls, several files at once, a prefetch at the end, a cache. A cache is tried on
-`CACHED_STEPS` steps' worth of elements, repeated: it is as fast as a full one, and fills at once.
+parallel calls, several files at once, a prefetch at the end, a cache. A cache is tried with the
+elements of `CACHED_STEPS` steps, repeated: it is as fast as a full one, and fills at once.
 
-A change means for the training: nothing (`SAME`), other orders (`ORDER`), Python code called from
-several threads (`THREADS`), or values made once that were made or drawn in every epoch
+What a change does to the training: nothing (`SAME`), another order (`ORDER`), calls of Python code
+from several threads (`THREADS`), or values made only once that were made or drawn in every epoch
 (`DRAWN_ONCE`). A cache never follows what combines examples anew in each epoch: pairs of shuffled
 datasets, batches of shuffled examples, ops that draw.
 """
@@ -64,7 +64,7 @@ BY_ORDER = ("Zip", "Window", "Take", "Skip", "Shard", "Scan")
 COMPOSING = ("Batch", "GroupBy", *BY_ORDER)
 # These change the number of elements.
 COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
-# Functions of Keras whose call and result the script can change, and not what is between.
+# Functions of Keras whose call and result the script can change, but not what is in between.
 KERAS_FOLDERS = frozenset(f"{each}_dataset_from_directory" for each in ("image", "text", "audio"))
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
 MORE_COPIES = 5  # of a graph: read, edited, serialized, with a prefetch, with a cache
@@ -76,8 +76,8 @@ EVERYTHING_PCT = 99.9
 class InputChange:
     """A change in words, and the dataset with it.
 
-    `keeps` is what a cache would hold ("" for no cache); `meaning` is what the change does to the
-    training, `says` that in words.
+    `keeps` is the size of a cache in words ("" for no cache); `meaning` is what the change does to
+    the training, `says` that in words.
     """
 
     text: str
@@ -97,9 +97,9 @@ class InputChange:
 def propose_changes(
     dataset: tf.data.Dataset, *, batch: int, steps: int | None = None
 ) -> list[InputChange]:
-    """Return the changes that a dataset leaves open, each alone but with a prefetch at the end.
+    """Return the changes that a dataset leaves open, each by itself, but with a prefetch last.
 
-    `batch` is the number of examples per batch; `steps` that of batches in the input, if known.
+    `batch` is the number of examples per batch, `steps` that of batches in the input, if known.
 
     Raises:
       tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one with more than 2
@@ -114,8 +114,8 @@ def propose_changes(
     left = memory_left_bytes()
     if left is not None and (len(edits) + MORE_COPIES) * graph.ByteSize() > left:
         raise MemoryError(
-            f"the dataset holds {graph.ByteSize() / 2**20:,.0f} MiB of arrays, of which each change"
-            " would make a copy"
+            f"the dataset holds {graph.ByteSize() / 2**20:,.0f} MiB of arrays; there is no memory"
+            f" for {len(edits) + MORE_COPIES} copies, one for each change and a few more"
         )
     changes = []
     if not draft.prefetches_last():
@@ -149,7 +149,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Yield a node's parallel edits, unless a library makes it or a cache holds its results."""
+        """Yield a node's parallel edits; none for a generator, what is cached, or a library's."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
@@ -159,7 +159,7 @@ class _Draft:
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def _cycle_length(self, node: Node) -> int | None:
-        """Return the cycle length that TensorFlow chose for an interleave that was given none."""
+        """Return the cycle length that TensorFlow chose if an interleave has none, else None."""
         if kind_of(node) != "Interleave":
             return None
         made = find_made(self._dataset, "interleave", self.position(node)["number"])
@@ -173,7 +173,7 @@ class _Draft:
         return any(node is other for cache in caches for other in self._upstream(cache))
 
     def prefetches_last(self) -> bool:
-        """Return whether a prefetch makes batches ahead: nothing that works comes after it."""
+        """Return whether a prefetch makes batches ahead: only idle transformations follow it."""
         passing = (kind_of(node) for node in self.chain)
         return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
 
@@ -186,7 +186,7 @@ class _Draft:
         return InputChange(text=text, dataset=as_dataset(graph, self._spec), **facts)
 
     def meaning(self, node: Node) -> tuple[str, str]:
-        """Return what parallel calls of a node do to the training, and that in words."""
+        """Return what a parallel edit of a node does to the training, and that in words."""
         meaning, says = SAME, []
         if self.reads_files(node):
             meaning, says = ORDER, ["examples of several files are interleaved"]
@@ -194,7 +194,7 @@ class _Draft:
             meaning, says = ORDER, [*says, "random draws fall on other examples"]
         if self.runs_python(node):
             threads = "its Python code is called from several threads at once"
-            meaning, says = THREADS, [*says, f"{threads}; --patch proves what comes of that"]
+            meaning, says = THREADS, [*says, f"{threads}; --patch tests whether that is harmless"]
         return meaning, "; ".join(says)
 
     def reads_files(self, node: Node) -> bool:
@@ -211,9 +211,9 @@ class _Draft:
     def _goes_by_order(self, node: Node) -> bool:
         """Return whether another order of a node's elements would lead to other examples.
 
-        That is so if later steps take, skip or pair elements, or regroup their parts.
+        That is so if later transformations take, skip or pair elements, or regroup their parts.
         """
-        level = 0  # how many batches an element lies in
+        level = 0  # how many batches contain an element
         for kind in reversed([kind_of(other) for other in self._below(node)]):
             level += ("Batch" in kind) - (kind in ("Unbatch", "FlatMap"))
             if level not in (0, 1) or any(word in kind for word in BY_ORDER):
@@ -243,9 +243,9 @@ class _Draft:
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
-        """Return how many of a second pass's elements a first one had [%], and their size [bytes].
+        """Return how many of a second pass's elements a first one had [%], and their mean bytes.
 
-        Less than all if something draws; shuffles before the node are left out.
+        Fewer than all if something draws at random; shuffles before the node are left out.
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         source = leave_shuffles_out(graph, node.name)
@@ -257,7 +257,7 @@ class _Draft:
         return 100 * sum(both) / max(1, sum(second.values())), first.mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
-        """Yield a cache after the last transformation that is alike in all epochs, if it helps."""
+        """Yield a cache after the last transformation that gives the same each epoch, if useful."""
         for node in self.chain:
             above = list(self._upstream(node))
             kinds = [kind_of(other) for other in above]
@@ -300,13 +300,13 @@ class _Draft:
         if any("ReadVariableOp" in self._functions.ops_within(other) for other in above):
             meaning, says = (
                 DRAWN_ONCE,
-                "it reads a variable, which the training may change, and would not read it again",
+                "it reads a variable, which the training may change, and would do so only once",
             )
         elif any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
             meaning, says = (
                 DRAWN_ONCE,
-                f"what is made again in each epoch is made once: {share:.0f} % of an epoch's"
-                " elements had been in the one before, now all would",
+                f"what is made again in each epoch would be made once: {share:.0f} % of an epoch's"
+                " elements had been in the one before; with a cache, all are",
             )
         position = self.position(node)
         inside, adds = position["inside"], f".cache(){order}"
@@ -388,5 +388,5 @@ class _Draft:
 def _say_size(each_bytes: float, count: int | None) -> tuple[str, float]:
     """Return the size of so many elements, in words and in bytes (infinite if unknown)."""
     if count is None:
-        return f"{each_bytes / 2**20:,.2f} MiB per element, whose number is not known", math.inf
+        return f"{each_bytes / 2**20:,.2f} MiB for each of an unknown number of elements", math.inf
     return f"{count * each_bytes / 2**20:,.0f} MiB", count * each_bytes

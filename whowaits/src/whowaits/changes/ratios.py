@@ -43,8 +43,9 @@ class Ratios:
         return statistics.median(factors), low, high
 
     def find_doubtful(self, known: Mapping[int, Tried], plain: Sequence[int]) -> int | None:
-        """Return a change that gains most, of all or of the `plain` ones, or would be named first,
-        and may owe that to chance.
+        """Return a change that may lead by chance, or None.
+
+        It gains most, of all or of the `plain` ones, or would be named first.
         """
         named = find_first(list(known.values()))
         groups = (group for group in (plain, list(known)) if group)

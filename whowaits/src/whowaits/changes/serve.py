@@ -21,7 +21,7 @@ REST_S = 2.0
 
 
 class Served:
-    """A training on request: lines that come in name methods, lines that go out are the results."""
+    """A training on request: reads lines that name `ask_` methods, and writes their results."""
 
     def __init__(self, function: Callable[[Any], Any], training: Any, session: Any) -> None:
         self._dataset, self._steps = training.dataset, training.steps
@@ -47,7 +47,7 @@ class Served:
         return _digest_epochs(self._dataset, self._steps, by_example=True)
 
     def ask_elements(self, kind: str, number: int) -> dict[str, Any]:
-        """Do the same for the results of one transformation, and caches and shuffles after it."""
+        """Digest the elements after one transformation and its caches and shuffles."""
         return _digest_epochs(find(self._dataset, kind, number), None, by_example=False)
 
     def ask_changed(self, kind: str, number: int, added: str) -> bool:
@@ -65,7 +65,7 @@ class Served:
 
 
 def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict[str, Any]:
-    """Digest two epochs of `steps` elements, or all; `whole` says that neither was cut short."""
+    """Digest two epochs of `steps` elements, if given; `whole` says that neither was cut short."""
     deadline = perf_counter() + EPOCHS_S
     iterator = iter(dataset.repeat()) if steps else None
     passes = [

@@ -1,4 +1,4 @@
-"""What a `fit` gains by changes of its dataset: each is tried in alternation with the original."""
+"""Measures what changes of its dataset gain a `fit`, each in alternation with the original."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ratios import Ratios
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
-MEMORY_RESERVE = 2.0  # another change needs this many times the memory that one has taken
+MEMORY_RESERVE = 2.0  # another change needs so many times the most memory that one has taken
 ENDS = ("OutOfRangeError", "StopIteration")
 
 

@@ -34,14 +34,14 @@ COUNTING = (
     "tf_keras.src.engine.data_adapter",
 )
 COUNTED = ("_num_batches", "_inferred_steps", "_insufficient_data")
-ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, which train in step"
+ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, since they wait for each other"
 
 
 class FitWatch:
     def __init__(self, session: Session, waits: Waits) -> None:
         self.session, self.waits = session, waits
         self.active = False  #: whether a `fit` is running
-        self.clock: _Clock | None = None  #: that times it
+        self.clock: _Clock | None = None  #: the callback that times it
         self._made: set[int] = set()  # ids of train functions that were made while waits were timed
 
     def patch(self, keras: Any) -> None:
@@ -58,7 +58,7 @@ class FitWatch:
             if watch.active:
                 return original(model, *args, **kwargs)
             if not watch.session.here:
-                with watch.closing(model):  # its own callback may time it
+                with watch.closing(model):  # a callback that it was given may time it
                     return original(model, *args, **kwargs)
             short = False
             try:
@@ -69,14 +69,14 @@ class FitWatch:
                     watch.session.marks += 1
                 else:
                     watch._begin(keras, model, bound)
-            except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+            except Exception as error:  # noqa: BLE001 - the script must not fail because of us
                 watch.session.fail(error)
                 return original(model, *args, **kwargs)
             watch.active = True
             try:
                 untouched = short or watch.session.options.keep
                 with contextlib.nullcontext() if untouched else warnings.catch_warnings():
-                    if not untouched:  # the batches taken here are missing there
+                    if not untouched:  # Keras misses the batches taken here
                         warnings.filterwarnings("ignore", "Your input ran out of data")
                     with watch.closing(model):
                         history = original(*bound.args, **bound.kwargs)
@@ -111,7 +111,7 @@ class FitWatch:
     def patch_counting(self, module: Any) -> None:
         """Let Keras go on after an epoch from which batches were taken for another purpose.
 
-        It would take the dataset for shorter, and end later epochs, or the training, there.
+        Otherwise it would think the dataset shorter, and end later epochs, or the training, there.
         """
         for owner in vars(module).values():
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
@@ -133,10 +133,10 @@ class FitWatch:
         owner.catch_stop_iteration = catch
 
     def make_train_function(self, model: Any) -> None:
-        """Make a train function again that was made before its waits were timed."""
+        """Make a model's train function again if it was made before its waits were timed."""
         if id(model.train_function) not in self._made:
             model.train_function = None
-            # An overridden method may take no `force`, and set nothing.
+            # An overridden method may not accept `force`, and may not set the attribute.
             model.train_function = model.make_train_function() or model.train_function
             self._made.add(id(model.train_function))
 
@@ -179,7 +179,7 @@ class FitWatch:
             given[:] = [each for each in given if each not in left_out]
             names = " and ".join(sorted({type(each).__name__ for each in left_out}))
             training.notes.append(
-                f"{names} is left out of the measured training, and writes nothing"
+                f"left out of the measured training, so that nothing is written: {names}"
             )
 
 
@@ -200,7 +200,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
         if steps > 1:
             facts["synchronous"] = False  # takes the next batch while it works on one
             facts["steps_per_execution"] = steps
-            facts["notes"] = [f"steps_per_execution={steps}: a step here is so many"]
+            facts["notes"] = [f"steps_per_execution={steps}: a step here is {steps} of the model's"]
         if kind.startswith(("MultiWorkerMirrored", "CollectiveAllReduce")):
             facts["passive_because"] = ON_SEVERAL_HOSTS
         elif replicas > 1:
@@ -217,7 +217,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
         if in_step_with_others(torch):
             facts["passive_because"] = ON_SEVERAL_HOSTS
     else:
-        facts["passive_because"] = f"the backend {backend} is not known"
+        facts["passive_because"] = f"the backend {backend} of Keras is not known"
     return facts
 
 
@@ -240,7 +240,7 @@ def _steps_per_execution(model: Any) -> int:
 
 
 class _Pause:
-    """A callback that comes before the script's own, whose time is not limited."""
+    """A callback that comes before the script's own ones, whose time is not limited."""
 
     model: Any
     session: Session
@@ -254,7 +254,7 @@ class _Pause:
         return made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Prepare for the script's callbacks; end if an earlier callback stopped the training."""
+        """Prepare for the script's callbacks; end the script if one stopped this epoch early."""
         if self.clock.timed:
             self.clock.timed.close_epoch()
         self.session.beat(expects=None)
@@ -287,10 +287,10 @@ class _Clock:
         """Replace the model's train function by the timed one."""
         try:
             self.begin()
-        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+        except Exception as error:  # noqa: BLE001 - the script must not fail because of us
             self.session.fail(error)
             if self.training is not None:
-                self.training.only_watch("it could not be timed")
+                self.training.only_watch("its `fit` could not be timed")
 
     def begin(self) -> None:
         if self.training is None:
@@ -319,14 +319,14 @@ class _Clock:
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the training if its input has ended, or after its last epoch if it is not timed."""
+        """Stop the training if its input gave no batch, or after its last epoch if not timed."""
         if self.timed:
             self.timed.close_epoch()
         if self.training:
             self.training.finished += 1
             if self.training.timing.active and self.training.finished >= self.training.epochs:
                 self.session.saves.leave_out()
-        self.session.beat(expects=None)  # may take long: it may fill a buffer
+        self.session.beat(expects=None)  # the next epoch may take long to fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # Other reasons to stop, such as EarlyStopping, see repeated batches in a measured training.
         if is_starved or (self.training and self.training.timing.active):
@@ -348,10 +348,10 @@ class _Clock:
 
 
 class _ReportingClock(_Clock):
-    """The same for a single `fit`, with a report at its end."""
+    """Times a single `fit`, and prints a report at its end."""
 
     def begin(self) -> None:
-        """Time from now on, unless the command or a `watch` does."""
+        """Time this `fit`, unless the command or a `watch` does."""
         if not self.watch.active:
             self.training = self.session.open("model.fit", **_describe(self.keras, self.model))
             super().begin()

@@ -11,7 +11,7 @@ from typing import Any
 
 from whowaits.training import Training
 
-FEWEST_SHARED = 3  # steps with a batch of another dataset before that may be normal
+FEWEST_SHARED = 3  # fewer steps with a batch of another dataset are exceptions
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Source:
 
 @dataclass
 class Pulls:
-    """Batches taken since the last gradients, and the time that took [s]."""
+    """Batches taken since the last gradients, with the waits for them and the work on them [s]."""
 
     steps: int = 0
     wait_s: float = 0.0
@@ -98,7 +98,7 @@ class Loop:
 
 
 def refer_to(iterator: Any) -> Callable[[], Any]:
-    """Return a reference that keeps no iterator, with its threads and processes, alive."""
+    """Return a function that returns an iterator, and keeps it alive only if it has to."""
     try:
         return weakref.ref(iterator)
     except TypeError:

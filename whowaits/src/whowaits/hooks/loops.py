@@ -2,7 +2,7 @@
 
 A loop is a training if gradients are taken, or its optimizer steps, in at least two steps. Not
 timed are other loops (validation, a look at the data, a first call that compiles), epochs without
-gradients, such as a validation by the same line, and steps that take a batch of another dataset,
+gradients, such as a validation in the same line, and steps that take a batch of another dataset,
 unless most do. Batches up to a step of the optimizer are timed together, since some trainers take
 them before they train. To time the model alone, `next` gives batches from memory.
 """
@@ -24,8 +24,8 @@ from .loop_state import Loop, Pulls, Source
 FEWEST_TRAINED = 2  # steps with gradients that make a loop a training
 MOST_SINGLE = 8  # successive iterators that give one batch each
 SINGLE = (
-    "each iterator gave one batch, and so there are none to time the model alone on; where"
-    " next(iter(…)) makes one for each batch, keep it"
+    "each iterator gave one batch, so there are none to time the model alone on; a script with"
+    " next(iter(…)) for each batch should keep one iterator"
 )
 
 
@@ -90,7 +90,7 @@ class LoopWatch:
             batch = self._at_work(loop, take)
         except _ScriptError as theirs:
             raise theirs.error from None
-        except Exception as error:  # noqa: BLE001 - the script must not fail for our sake
+        except Exception as error:  # noqa: BLE001 - the script must not fail because of us
             self._give_up(loop, error)
             batch = None
         if batch is not None:
@@ -117,9 +117,9 @@ class LoopWatch:
                 self._count_for_others(None, self.session.clock() - began, validates=True)
 
     def _find(self, source: Source, iterator: Any) -> Loop:
-        """Return the loop of this line.
+        """Return the loop of this source, a new one at first.
 
-        If several iterators are open at once, as in zip, each has a loop of its own.
+        If several of its iterators are open at once, as in zip, each has a loop of its own.
         """
         loops = (
             self.session.loops.setdefault((source.key, number), Loop(source))
@@ -158,14 +158,14 @@ class LoopWatch:
         return loop.trials is not None
 
     def _try(self, loop: Loop, training: Training) -> tuple[Any] | None:
-        """Return the next batch of the changes that are tried; end the script after the last."""
+        """Return the next batch on which changes are tried; end the script after the last."""
         self.session.beat(expects=None)  # workers may take long to start
         batch = None
         try:
             batch = (loop.trials.send(loop.tried_s),) if loop.trials else None
         except StopIteration:
             pass
-        except Exception as error:  # noqa: BLE001 - the verdict stands without
+        except Exception as error:  # noqa: BLE001 - the verdict stands without it
             training.note_failed_trials(error)
         if batch is None:
             self.session.end()
@@ -292,7 +292,7 @@ class LoopWatch:
             loop.memory, loop.warm_up = taken.batches, 2
             timing.collected(len(taken.batches))
         if not loop.copies:
-            # All at once, while the device rests, which it would not during single copies.
+            # All at once, while the device rests: it would not during single copies.
             timing.pause_alone()
             loop.copies.extend(map(loop.source.copy, loop.memory))
             timing.settle()

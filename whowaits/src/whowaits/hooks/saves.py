@@ -1,5 +1,5 @@
-"""Leaves out the script's saves once its training has had other batches than it meant: a later run
-would continue from them, or take them for results.
+"""Leaves out the script's saves once its training has had batches that were not meant for it: a
+later run would continue from such a save, or take it for a result.
 
 Libraries' functions are in a table; the script's own file operations are found by their calling
 frame, and write to the null device.

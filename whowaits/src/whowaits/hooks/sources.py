@@ -11,29 +11,29 @@ from whowaits.changes.places import kind_of_dataset, upstream
 from whowaits.timing.batches import count_examples
 
 ARRAYS = (
-    "`fit` was given arrays, of which it gathers a copy for each batch; what helps: less to copy,"
-    " such as uint8 that the model casts, or a dataset, tf.data.Dataset.from_tensor_slices("
+    "`fit` was given arrays, from which it copies each batch; what helps: less to copy, such as"
+    " uint8 that the model casts, or a dataset, tf.data.Dataset.from_tensor_slices("
     "(x, y)).shuffle(len(x)).batch(n).prefetch(tf.data.AUTOTUNE)"
 )
 BATCH_SIZE = 32  # the default of a `fit` on arrays
 GENERATOR = (
     "`fit` was given a generator, which makes batches in one thread; what helps: a"
-    " keras.utils.PyDataset with workers=, or a dataset of tf.data whose map runs in parallel"
+    " keras.utils.PyDataset with several workers, or a tf.data dataset with a parallel map"
 )
 
 
 def tried_dataset(model: Any, arguments: dict[str, Any]) -> Any:
-    """Return what `fit` trains on if it is a tf.data dataset that it uses as it is, else None."""
+    """Return the input of `fit` if it is a tf.data dataset that `fit` uses as it is, else None."""
     x = arguments.get("x")
     return x if is_dataset(x) and not explain_untried(model, arguments) else None
 
 
 def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
-    """Say why no change of the input is tried, and what would help; "" if changes are tried."""
+    """Say why no change of the input is tried, and what helps; "" if some are, or if unknown."""
     x = arguments.get("x")
     if is_dataset(x):
         if arguments.get("class_weight"):
-            return "no change is tried with class_weight, of which `fit` makes another dataset"
+            return "no change is tried with class_weight, for which `fit` makes another dataset"
         strategy = strategy_of(model)
         if "Default" not in strategy:
             return (
@@ -44,8 +44,8 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
     if _makes_batches(x):
         workers = arguments.get("workers", getattr(x, "workers", 1))  # tf_keras: of `fit`
         return (
-            f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more of"
-            " them, and use_multiprocessing=True where its Python code computes"
+            f"`fit` was given a {type(x).__name__} with workers={workers}; what helps: more"
+            " workers, and use_multiprocessing=True where its Python code computes"
         )
     workers = getattr(x, "num_workers", None)
     if workers is not None and any(
@@ -69,7 +69,7 @@ def count_steps(arguments: dict[str, Any]) -> float:
 
 
 def _makes_batches(x: Any) -> bool:
-    """Return whether it is a PyDataset of Keras, or a Sequence, its former name."""
+    """Return whether `x` is a Keras PyDataset, or a Sequence, its former name."""
     return not {"PyDataset", "Sequence"}.isdisjoint(each.__name__ for each in type(x).__mro__)
 
 

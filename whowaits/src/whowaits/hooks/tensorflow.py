@@ -19,8 +19,8 @@ from .sources import has_cache
 
 REFUSED = ("TPUStrategy", "ParameterServerStrategy")
 LOOP = (
-    "no change is tried of a loop of the script's own; what helps its dataset: maps with"
-    " num_parallel_calls, a cache before what draws at random, .prefetch(tf.data.AUTOTUNE)"
+    "no change is tried in a loop of the script's own; what helps its dataset: maps with"
+    " num_parallel_calls, a cache before random draws, .prefetch(tf.data.AUTOTUNE)"
 )
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
@@ -74,8 +74,8 @@ class _Hooks:
             original(made, *args, **kwargs)
             if type(made) is strategy and loops.session.here:
                 loops.session.refuse(
-                    f"a {strategy.__name__} was made: its workers take batches where this command"
-                    " does not see it, so nothing is said about them"
+                    f"a {strategy.__name__} was made: its workers take batches where whowaits does"
+                    " not see it, so nothing is measured"
                 )
 
         strategy.__init__ = initialize

@@ -56,7 +56,7 @@ class TimedFunction:
         self._returned, self._opened = None, self._clock()
 
     def close_epoch(self) -> None:
-        """Record remaining steps, or what followed the last one, before the training pauses."""
+        """Record remaining steps, or the time after the last one, before the training pauses."""
         if self._unrecorded and self._returned is not None:
             self._record(self._skipped_until - self._returned, steps=self._unrecorded)
         elif self._returned is not None and self._epoch > 0 and not self._took:
@@ -74,7 +74,7 @@ class TimedFunction:
         return result
 
     def _record(self, took_s: float, *, steps: int) -> None:
-        """Record uninterrupted steps."""
+        """Record steps that together took `took_s`, without interruption."""
         wait_s = min(took_s, self._waits.take())
         epoch = max(0, self._epoch)
         step = Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps)
@@ -178,11 +178,11 @@ class TimedFunction:
             return
         try:
             self._run_trials()
-        except Exception as error:  # noqa: BLE001 - the verdict stands without
+        except Exception as error:  # noqa: BLE001 - the verdict stands without it
             training.note_failed_trials(error)
 
     def _count_batches(self) -> int | None:
-        """Return the number of batches in the input; None if the script ends epochs before."""
+        """Return the number of batches in the input; None if unknown, or if epochs end before."""
         steps = None if self._training.steps else self._timing.steps_per_epoch
         return steps and steps * self._training.steps_per_execution
 

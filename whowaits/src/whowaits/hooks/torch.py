@@ -69,7 +69,7 @@ class _Hooks:
         owner.step = step
 
     def patch_keras(self, keras: Any) -> None:
-        """Mark steps of Keras' optimizers in loops that use them."""
+        """Mark steps of Keras' optimizers in loops that use them with PyTorch."""
         if not hasattr(keras.backend, "backend") or keras.backend.backend() != "torch":
             return
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
@@ -124,7 +124,7 @@ class _Hooks:
         owner.__init__ = init
 
     def _find_place(self, loader: Any, caller: Any) -> LoaderPlace:
-        """Return the script's call that sets a loader's keywords, also if a library makes it."""
+        """Return the script's call that sets a loader's keywords, also for a library's loader."""
         call, dataset = find_call(caller), id(loader.dataset)
         if call.called in ("", type(loader).__name__):
             self._places[dataset] = LoaderPlace(call.where, call.called or "DataLoader")

@@ -9,7 +9,7 @@ KINDS = ("cuda", "mps", "xpu")  # in Keras' order of preference
 
 
 def default_accelerator(torch: Any) -> str:
-    """Return the kind of device that Keras trains on, or ""."""
+    """Return the kind of accelerator that Keras trains on, "" if it has none."""
     modules = ((kind, getattr(torch, kind, None)) for kind in KINDS)
     return next((kind for kind, each in modules if each and each.is_available()), "")
 
@@ -24,4 +24,4 @@ def synchronize(torch: Any, kind: str, *device: Any) -> None:
     """Wait until a device, by default the current one, has finished its work."""
     wait = getattr(getattr(torch, kind, None), "synchronize", None)
     if wait is not None:
-        wait(*(device if kind != "mps" else ()))  # there is only one
+        wait(*(device if kind != "mps" else ()))  # MPS has only one

@@ -12,14 +12,14 @@ from .machine import memory_left_bytes
 
 MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
 MEMORY_FRACTION = 0.1  # of the memory left
-DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # a batch that is ready takes less
+DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], of a step; a ready batch takes less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
 MAX_DEPTH = 8  # levels of nesting; an object may contain itself
 
 
 @dataclass
 class BatchesTaken:
-    """Batches in order, their iterator, and whether it ended after them."""
+    """Batches in order, their iterator, and whether it was exhausted after them."""
 
     batches: list[Any] = field(default_factory=list)
     iterator: Any = None
@@ -29,9 +29,9 @@ class BatchesTaken:
         return replace(self, iterator=iterator)
 
     def drop_remainder(self, examples: int | None) -> None:
-        """Drop the input's last batch if it is smaller than a full one: it is no step of the model.
+        """Drop the input's last batch if it has fewer than `examples`, the number in a full one.
 
-        Other batches may differ in size, as those of sequences do.
+        Other batches may differ in size, such as those of sequences.
         """
         if self.ended and self.batches:
             count = count_examples(self.batches[-1])
@@ -44,9 +44,10 @@ def keep_batches(
     copy: Callable[[Any], Any] = lambda batch: batch,
     clock: Callable[[], float] = perf_counter,
 ) -> BatchesTaken:
-    """Take batches within limits of number, memory and time; `take` returns a tuple, or None.
+    """Take batches within limits of number, memory and time.
 
-    Keeps copies, so that memory shared with workers is released.
+    `take` returns a tuple of a batch, or None at the end. What `copy` returns is kept: a copy
+    releases memory that is shared with workers.
     """
     most, taken, size, began = most_bytes(), BatchesTaken(), 0, clock()
     while len(taken.batches) < MAX_BATCHES and size < most:
@@ -67,7 +68,7 @@ def most_bytes() -> float:
 
 
 def copy_batch(torch: Any, batch: Any) -> Any:
-    """Copy a PyTorch batch, which the script may change or workers may share; pinned as it was."""
+    """Copy a PyTorch batch, since the script may change it, or workers share it; keep it pinned."""
     pinned: dict[int, Any] = {}
     for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
         if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
@@ -77,12 +78,12 @@ def copy_batch(torch: Any, batch: Any) -> Any:
 
 
 def drained_s(step_ms: float) -> float:
-    """Return the time [s] beyond which a batch was not ready."""
+    """Return the longest time [s] that taking a ready batch needs."""
     return max(DRAINED_S, DRAINED_FRACTION * step_ms / 1e3)
 
 
 def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    """Yield the arrays of a batch, nested in mappings, lists, tuples or attributes of an object."""
+    """Yield the values of a batch, nested in mappings, lists, tuples or attributes of an object."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     elif _lengths_of(batch) is None and hasattr(batch, "__dict__"):
@@ -95,7 +96,7 @@ def leaves(batch: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 
 
 def count_examples(batch: Any) -> int | None:
-    """Return the number of examples: the first dimension of the first array."""
+    """Return the number of examples: the first dimension of the first array, None if unknown."""
     for leaf in leaves(batch):
         lengths = _lengths_of(leaf)
         if lengths:

@@ -1,9 +1,9 @@
-"""The order of blocks in which a training is timed as it is, and its model alone. `fits.py` and
-`loops.py` report the steps.
+"""Decides the order in which blocks of a training, and of its model alone, are timed.
 
-First the training runs as it is. Each round then drains the input, so that no batches lie prepared,
-times the training, keeps the next batches, and times the model alone on those: a machine that
-changes its pace affects all of a round.
+`timed_function.py` and `loops.py` report the steps. First the training runs as it is, then its
+model alone. Each further round drains the input, so that no batches lie prepared, times the
+training, keeps the next batches, and times the model alone on those: a machine that changes its
+pace affects all of a round.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 from .rounds import SLOW_S, Block, Round, Step, median_interval
 
 WARM_UP_STEPS = 3  # these trace and compile graphs
-PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # unchanged, before anything is tried
-AFTER_PAUSE = 2  # times the compilation: prepared batches may last that long
+PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # of the training as it is, at first
+AFTER_PAUSE = 2  # times the compilation: batches prepared meanwhile may last that long
 TRAINING_S, ALONE_S = 1.5, 0.8
 DISCARDED_S = 1.0  # start of a training block, in which empty buffers fill
 MIN_STEPS = 3
-LEAST_STEPS = 8  # for a training to say something by itself
+LEAST_STEPS = 8  # fewer steps of a training, without rounds, decide nothing
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
-PRECISE_PCT = 2.0  # more rounds hardly improve a stall's interval below half this width
+PRECISE_PCT = 2.0  # half width of a stall's interval that more rounds hardly improve
 REST_S = 1.0  # for the input to rest before the model is timed alone
-LEAST_GAPS = 2  # from which on gaps between epochs are a part of the stall
+LEAST_GAPS = 2  # with fewer, gaps between epochs are no part of the stall
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Timing:
     """A training that is timed: what was seen, and what to do next.
 
     `task` is "train" (as it is), "drain" or "collect" (take batches without training), "alone"
-    (train on the collected ones) or "done"; it stays "train" unless `active`. `settle` waits for a
-    device that works on after a call: untimed before a block's first step, timed after its last.
+    (train on the collected ones) or "done"; only "train" or "done" unless `active`. `settle` waits
+    for a device that works on after calls: untimed before a block, timed after its last step.
     """
 
     seconds: float
@@ -177,7 +177,7 @@ class Timing:
         self.on_took()
 
     def collected(self, batches: int) -> None:
-        """Note how many batches are in memory; with none, the next epoch has to begin first."""
+        """Time the model alone on the collected batches; with none, wait for the next epoch."""
         if not batches:
             if self.over:
                 self._finish()
@@ -189,12 +189,12 @@ class Timing:
         self._next("alone")
 
     def pause_alone(self) -> None:
-        """Charge the model until here; what is done before its next batch is not its time."""
+        """End the model's time here; what is done before its next batch does not count."""
         self._settle_within(self._alone)
-        self._cores_before_s = math.nan  # that is work, too
+        self._cores_before_s = math.nan  # what is done takes CPU time, too
 
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
-        """Record steps on batches from memory."""
+        """Record steps on batches from memory; those to warm up begin the block again."""
         if warm_up:
             self._alone = Block()
             self.settle()
@@ -243,9 +243,9 @@ class Timing:
 
     @property
     def steady(self) -> list[Round]:
-        """The rounds that count: those after the first epoch, if there are enough of them.
+        """The rounds that count: those after the first epoch, or all if they are too few.
 
-        Each has its average share of the gaps between epochs, wherever in an epoch it was.
+        Each has its average share of the gaps between epochs, or none if that is not known.
         """
         return self._with_gaps(self.gap_s)
 
@@ -278,7 +278,7 @@ class Timing:
 
     @property
     def step_ms(self) -> float:
-        """Time of a step in the steady state: the rounds' median, or as it was seen."""
+        """Time of a step in the steady state: the rounds' median; without, as it was seen."""
         if not self.rounds:
             return self.passive.step_ms
         return statistics.median(each.training.step_ms for each in self.steady)

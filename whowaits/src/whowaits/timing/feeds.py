@@ -49,10 +49,10 @@ class Feed:
         wait_for(self._result)
 
     def keep(self, arguments: tuple[Any, ...]) -> None:
-        """Keep a batch before it is trained on, if none can be taken otherwise."""
+        """Keep a copy of a batch before it is trained on, if Keras takes the batches itself."""
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
-        """Take batches until one has to be waited for."""
+        """Take batches until one takes over `most_s`, or a limit is reached."""
         began = perf_counter()
         for _ in range(MAX_DRAIN):
             asked = perf_counter()
@@ -85,7 +85,7 @@ class TensorFlowFeed(Feed):
     waits_in_graph = True
 
     def memory(self, taken: BatchesTaken) -> Any:
-        """Return an endless iterator over the batches that the training's graph accepts."""
+        """Return an endless iterator over the batches, which the training's graph accepts."""
         tf = sys.modules["tensorflow"]
         dataset = tf.data.Dataset.from_tensors(taken.batches[0])
         for batch in taken.batches[1:]:
@@ -115,7 +115,7 @@ class JaxFeed(Feed):
     def train(self, arguments: tuple[Any, ...]) -> Any:
         """Run a step; wait if the device is more than MAX_AHEAD steps behind.
 
-        Otherwise it could be waited for at the epoch's end only, where nothing is timed.
+        Otherwise the wait for the device would come at the epoch's end, where it is not timed.
         """
         result = super().train(arguments)
         self._ahead.append(result[0])  # the next step consumes the state
@@ -128,7 +128,7 @@ class JaxFeed(Feed):
         return (*state, _TimedIterator(iterator, self._waits))
 
     def memory(self, taken: BatchesTaken) -> Any:
-        """Hold batches, and the model's state, which is released with them."""
+        """Return the batches, to be kept and released with a copy of the model's state."""
         return _JaxMemory(super().memory(taken))
 
     def train_alone(self, arguments: tuple[Any, ...], memory: _JaxMemory) -> None:
@@ -139,7 +139,7 @@ class JaxFeed(Feed):
 
 
 class TorchFeed(Feed):
-    """Keras takes the batches from its DataLoader before it calls the function with them."""
+    """With PyTorch, Keras takes a batch from a DataLoader, then calls the function with it."""
 
     waits_between_calls = True
 
@@ -177,7 +177,7 @@ class _JaxMemory:
 
 
 class _TimedIterator:
-    """Counts how long its batches are waited for."""
+    """Counts the time spent waiting for its batches."""
 
     def __init__(self, iterator: Any, waits: Waits) -> None:
         self._iterator, self._waits = iter(iterator), waits

@@ -1,4 +1,4 @@
-"""Cores, CPU time and free memory of this machine, and what others use, read from /proc."""
+"""Cores, CPU time, free memory and other programs' load, from /proc and control groups."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-IDLE_CORES = 0.2  # in use, but counted as none
-PAUSE_S, IDLE_PAUSES = 0.02, 3  # in a row, because parallel calls pause, too
+IDLE_CORES = 0.2  # so many in use count as none
+PAUSE_S, IDLE_PAUSES = 0.02, 3  # idle pauses in a row, because parallel calls pause, too
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 # A control group's limit, usage, and file cache, which can be dropped.
@@ -51,7 +51,7 @@ def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 
 def wait_until_idle(timeout_s: float) -> bool:
-    """Wait until this process's threads and children rest; return whether they do."""
+    """Wait until this process's threads and children rest; return whether they do in time."""
     deadline, idle = time.perf_counter() + timeout_s, 0
     while idle < IDLE_PAUSES:
         children = children_cpu_s()
@@ -87,7 +87,7 @@ class _Process:
 
 @dataclass
 class OtherPrograms:
-    """Measures what other programs take of this process's cores from now on."""
+    """Measures other programs' share of this process's cores from now on."""
 
     _busy_s: float = field(init=False)
     _times: dict[int, _Process] = field(init=False)
@@ -98,7 +98,7 @@ class OtherPrograms:
         self._started = time.perf_counter()
 
     def read(self) -> tuple[float, str]:
-        """Return the share of the cores taken so far [%], and the program that takes most."""
+        """Return other programs' share of the cores so far [%], and who took half of it or more."""
         seconds = time.perf_counter() - self._started
         now = _processes()
         took = {

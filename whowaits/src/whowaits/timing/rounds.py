@@ -1,4 +1,4 @@
-"""What blocks of steps took, and rounds of training and the model alone: values and arithmetic."""
+"""Times of blocks of steps, and of rounds: the training, then the model alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interv
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval of the median: from seven values on, without the least and the largest.
+    """Return an interval for the median: the values' range, of seven or more without both ends.
 
-    It covers the median of nine independent values with a probability of 96 %, whatever their
-    distribution; of five, without leaving out any, 94 %.
+    That of nine independent values covers the median of their distribution, whatever that is, with
+    a probability of 96 %, that of five with 94 %.
     """
     ascending = sorted(values)
     spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
@@ -23,10 +23,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Block:
-    """Steps in a row, and what they took [s]: waiting, working, and between two calls.
+    """Steps in a row, and their times [s]: waiting, working, and between two calls.
 
-    `gaps_s` is the part of the waits that came first in an epoch, `cores_s` the CPU time of all
-    threads meanwhile, NaN if unknown.
+    `gaps_s` is the part of the waits that was for an epoch's first batch, `cores_s` the CPU time of
+    this process and its children meanwhile, NaN if unknown.
     """
 
     steps: int = 0
@@ -53,7 +53,7 @@ class Block:
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
     def with_gaps(self, gap_s: float, steps_per_epoch: float) -> Block:
-        """Replace the gaps that happened to occur by the share of gaps that so many steps have."""
+        """Return the block with its average share of gaps of `gap_s`, not those that occurred."""
         regular = self.steps - self.gaps
         if regular <= 0:
             return self
@@ -62,7 +62,7 @@ class Block:
         return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
 
     def without_gaps(self) -> Block:
-        """Replace the waits for an epoch's first batch by those for other batches."""
+        """Return the block with an average wait for an epoch's first batch, too."""
         return self.with_gaps(0.0, math.inf)
 
     def add(self, step: Step) -> None:
@@ -78,7 +78,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step took [s], and its epoch; several `steps` include what was between as work."""
+    """A step's times [s] and epoch; if it is several `steps`, time between them counts as work."""
 
     wait_s: float
     work_s: float
@@ -93,7 +93,7 @@ class Step:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is a block by itself, not counting the wait for an epoch's first batch."""
+        """Whether a step is a block by itself, not counting the wait for an epoch's first batch."""
         return self.total_s - (self.wait_s if self.opens_epoch else 0.0) >= SLOW_S
 
 
@@ -101,8 +101,8 @@ class Step:
 class Round:
     """Training, then the model alone on the batches that came next.
 
-    `rested` says that the input did nothing meanwhile, and `synchronous` that calls return when the
-    device is done.
+    `rested` says that the input did nothing while the model ran alone, and `synchronous` that calls
+    return when the device is done.
     """
 
     training: Block
@@ -126,7 +126,7 @@ class Round:
 
     @property
     def unexplained_pct(self) -> float:
-        """Part of the stall [%] that waits and the input's CPU time cannot explain; may be NaN."""
+        """Part of the stall [%] that waits and the input's CPU time do not explain; may be NaN."""
         training, alone = self.training, self.alone
         input_s = training.cores_s / training.steps - alone.cores_s / alone.steps
         caused_ms = 1e3 * (training.wait_s / training.steps + max(input_s, 0.0))

@@ -1,4 +1,4 @@
-"""Decides whether a training waits for its input, or says what is missing to decide it.
+"""Decides whether a training waits for its input, or says what is missing to decide.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
 lower one is 15 %, since two runs of the same step differ by up to 10 % there.
@@ -20,14 +20,14 @@ UNDECIDED = "undecided"
 COMPUTE_BOUND_BELOW_PCT = {"accelerator": 5.0, "shared cores": 15.0}
 INPUT_BOUND_FROM_PCT = 20.0
 MARGIN_PCT = 5.0  # points by which an interval may cross a threshold
-FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer rounds, an interval is wider by this on each side
-CONTRADICTION_PCT = 10.0  # by which the model alone may be slower than the training
-DISTURBED_PCT = 20.0  # share of the cores taken by others
+FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer rounds, points added to each side
+CONTRADICTION_PCT = 10.0  # points by which two figures of a training may contradict each other
+DISTURBED_PCT = 20.0  # share of the cores from which on other programs disturb
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions under which a training was timed, such as what others took of the cores.
+    """Conditions under which a training was timed, such as other programs' share of the cores.
 
     `synchronous`: calls return when the device is done.
     """
@@ -37,11 +37,11 @@ class Conditions:
     others_pct: float = 0.0
     others: str = ""
     passive_because: str = ""  #: why the model was not timed alone
-    fills_cache: bool = False  #: in the first epoch
+    fills_cache: bool = False  #: whether the first epoch fills a cache
 
     @property
     def distance_pct(self) -> float:
-        """Points that a stall must be away from a threshold, as others' use of the cores varies."""
+        """Points that a stall must be away from a threshold, since other programs' share varies."""
         return self.others_pct / 2 if self.others_pct >= DISTURBED_PCT else 0.0
 
 
@@ -76,7 +76,7 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
     decided = verdict.name not in (UNDECIDED, COMPUTE_BOUND)
     blocks = [each.training for each in timing.steady] or [timing.passive]
     if decided and conditions.fills_cache and any(block.first_epoch for block in blocks):
-        reason = "too little was seen but the epoch that fills the cache, which later ones read"
+        reason = "too little was seen after the epoch that fills the cache, which later ones read"
         return Verdict(UNDECIDED, verdict.stall, reason)
     return verdict
 
@@ -85,7 +85,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     if timing.passive.steps + len(timing.rounds) < LEAST_STEPS and not timing.rounds:
         return Verdict(
             UNDECIDED,
-            reason=f"only {timing.seen} steps were seen, of which the first compile",
+            reason=f"too few steps were seen, {timing.seen}, of which the first compile",
         )
     if not timing.rounds:
         return _judge_passively(timing, conditions)
@@ -99,7 +99,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
         return Verdict(
             UNDECIDED,
             reason=f"the measurement failed: the model alone took {model:.2f} ms a step, longer"
-            f" than the training with it, {timing.step_ms:.2f} ms"
+            f" than the training as a whole, {timing.step_ms:.2f} ms"
             + (f"; {_disturbance(conditions)}" if conditions.distance_pct else ""),
         )
     if len(stalls) < FEW_ROUNDS:
@@ -143,15 +143,15 @@ def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
     return Verdict(
         UNDECIDED,
         stall,
-        f"the stall is {stall.pct:.0f} % of a step, of which waits for the input and its work on"
-        f" the cores explain {caused:.0f} % at most: the machine changed its pace; run it again",
+        f"the stall is {stall.pct:.0f} % of a step, but waits for the input and its work on the"
+        f" cores explain at most {caused:.0f} %: the machine changed its pace; run it again",
     )
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
-    """Judge by waits alone: the input's least cost, or its most if the device works meanwhile."""
+    """Judge by waits alone: the least the input costs, or the most if a device works meanwhile."""
     if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
-        return Verdict(UNDECIDED, reason="where it takes its batches was not seen")
+        return Verdict(UNDECIDED, reason="it was not seen where its batches come from")
     waited = timing.passive.waited_pct
     why = f"; {conditions.passive_because}" if conditions.passive_because else ""
     if conditions.synchronous and not conditions.on_accelerator:
@@ -163,7 +163,7 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
         return Verdict(
             UNDECIDED,
             stall,
-            f"it stands still for its input {waited:.0f} % of the time; how much the input slows"
+            f"the training waits for its input {waited:.0f} % of the time; how much the input slows"
             f" the model on the cores that they share was not seen{why}",
         )
     stall = Stall(waited, 0.0, waited)
@@ -172,8 +172,8 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
     return Verdict(
         UNDECIDED,
         stall,
-        f"the program waits for its input {waited:.0f} % of the time, in which the device may have"
-        f" worked on{why}",
+        f"the program waits for its input {waited:.0f} % of the time, but the device may have"
+        f" worked on meanwhile{why}",
     )
 
 
@@ -186,7 +186,7 @@ def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
             continue
         if conditions.distance_pct:
             reason = (
-                f"{_disturbance(conditions)}; a stall would have to be"
+                f"{_disturbance(conditions)}; to decide, the stall would have to be"
                 f" {conditions.distance_pct:.0f} points away from {threshold:.0f} %"
             )
         else:
@@ -207,7 +207,7 @@ def describe_others(pct: float, who: str) -> str:
 
 
 def say_disturbed(others: OtherPrograms) -> Iterator[str]:
-    """Say what other programs took while changes were tried, if that is much."""
+    """Say what other programs took of the cores while changes were tried, if that is much."""
     pct, who = others.read()
     if pct >= DISTURBED_PCT:
         yield f"{describe_others(pct, who)} while changes were tried: run it again"

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Waits:
-    """Counts the seconds in which batches were waited for."""
+    """Counts the seconds spent waiting for batches."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
