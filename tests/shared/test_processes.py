@@ -54,7 +54,7 @@ def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
     command, library, tmp_path
 ):
     """By Ctrl-C in the midst of a library, which a module in its place presses."""
-    pressed = "import os, signal\n\nos.kill(os.getpid(), signal.SIGINT)\n"
+    pressed = "import signal\n\nsignal.raise_signal(signal.SIGINT)\n"
     (tmp_path / f"{library}.py").write_text(pressed)
     options = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "text": True}
     start = [sys.executable, "-m", command]

@@ -11,7 +11,7 @@ from signal import Signals
 KILLED = 9
 
 SIGNALED = """
-import os, runpy, sys
+import os, runpy, signal, sys
 
 number, left, name, *command = sys.argv[1:]
 left = int(left)
@@ -22,7 +22,7 @@ def count(event, arguments):
     if event == "os.rename" and name in os.fsdecode(arguments[1]):
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), int(number))
+            signal.raise_signal(int(number))  # to this thread, so it is handled here
 
 
 sys.addaudithook(count)
