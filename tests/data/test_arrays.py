@@ -156,12 +156,12 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
 @pytest.mark.parametrize(
     ("files", "more", "said"),
     [
-        (ONE | {"y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\), needed is \(12,\), \(12"),
-        (ONE | {"y": CLASSES / 2}, CLASS, "no whole number: 0.5; set data.label_kind: number"),
-        (ONE | {"y": CLASSES * np.nan}, {}, "y holds nan at 0; leave such"),
-        (ONE | {"y": WORDS}, NUMBER, "holds text or booleans, and data.label_kind: number"),
-        (ONE | {"x": RGB[..., :2]}, {}, r"shape \(12, 4, 5, 2\); needed is uint8"),
-        (ONE | {"x": IMAGES.reshape(12, 20)}, {}, r"shape \(12, 20\); needed is uint8"),
+        (ONE | {"y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\); expected \(12,\), \(12"),
+        (ONE | {"y": CLASSES / 2}, CLASS, "not a whole number: 0.5; set data.label_kind: number"),
+        (ONE | {"y": CLASSES * np.nan}, {}, "y holds nan at index 0; remove such rows"),
+        (ONE | {"y": WORDS}, NUMBER, "y: text or booleans, but data.label_kind: number"),
+        (ONE | {"x": RGB[..., :2]}, {}, r"shape \(12, 4, 5, 2\); expected uint8"),
+        (ONE | {"x": IMAGES.reshape(12, 20)}, {}, r"shape \(12, 20\); expected uint8"),
         (ONE | {"x": IMAGES * 1.0}, {}, "dtype float64"),
         (ONE | {"x": IMAGES[:7]}, {"features": "x"}, "one class per image"),
         (ONE, {"features": "z"}, "no array z; known: x, y"),
@@ -170,7 +170,7 @@ def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, exp
             {},
             r"x_test and x_train hold images of different sizes, \(3, 5, 1\) and \(4, 5, 1\)",
         ),
-        (SPLITS | {"y_test": CLASSES == 1}, NUMBER, "y_test and y_train holds text or booleans"),
+        (SPLITS | {"y_test": CLASSES == 1}, NUMBER, "y_test and y_train: text or booleans"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )

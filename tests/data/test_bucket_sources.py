@@ -217,7 +217,7 @@ def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path):
     store.write("bad.csv", b"x,label\n1,a\n2\n")
     with pytest.raises(UnreadableSource) as refused:
         ingest(data_settings(f"{bucket_url}/bad.csv", "table"), tmp_path / "manifest")
-    assert str(refused.value).startswith(f"{bucket_url}/bad.csv: 1 of 2 rows")
+    assert str(refused.value).startswith(f"{bucket_url}/bad.csv: the header has 2 fields")
     assert str(tmp_path) not in str(refused.value)
 
 

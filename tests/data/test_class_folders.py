@@ -45,7 +45,7 @@ def test_what_is_in_a_folder_for_unlabeled_files_is_left_out_and_counted(tmp_pat
     files, found = scan(lay_out(tmp_path, *names, *more))
     read_as = {(label, split) for _, label, split in files}
     assert read_as == {("sea", None), ("sea", "test"), ("sea/new", "test")}
-    assert found.left_out == {"seg_pred is named as what has no label": 1}
+    assert found.left_out == {"seg_pred is named as data without labels": 1}
     assert len(scan(tmp_path, leave_out=["new"])[0]) == 2
 
 
@@ -67,14 +67,14 @@ def test_a_class_that_is_lost_stops_ingest_and_one_that_loses_most_is_named(tmp_
     with pytest.raises(UnreadableSource, match=r"folder owl holds 2 \.heic and no.*\[owl\]"):
         scan(tmp_path)
     _, found = scan(tmp_path, leave_out=["owl"])
-    assert found.warnings == ["of folder dog 2 .tif are left out, 1 are read"]
+    assert found.warnings == ["folder dog: 2 .tif left out, 1 read"]
     assert found.empty_classes == ["bird", "meta"]
 
 
 def test_masks_next_to_their_images_are_refused_until_a_pattern_leaves_them_out(tmp_path):
     names = [f"{kind}/{n}{end}.png" for kind in "ab" for n in range(5) for end in ("", "_mask")]
     lay_out(tmp_path, *names)
-    with pytest.raises(UnreadableSource, match=r"10 files belong to others.*\['\*_mask\.\*'\]"):
+    with pytest.raises(UnreadableSource, match=r"10 files are masks of others.*\['\*_mask\.\*'\]"):
         scan(tmp_path)
     assert len(scan(tmp_path, leave_out=["*_mask.*"])[0]) == 10
 
@@ -167,7 +167,7 @@ def test_class_folders_name_the_classes_and_nothing_is_passed_over_in_silence(tm
     assert [file.path for file in found.files] == [tmp_path / name for name, *_ in sorted(files)]
     assert {item.id: item.reason for item in found.rejected} == {
         "3.png": "is outside any class folder",
-        "tomcat": "folder is a link to one that is listed itself: cat",
+        "tomcat": "folder is a link to a folder that is listed itself: cat",
     }
     assert found.empty_classes == ["dog"]
 
@@ -222,19 +222,19 @@ def test_folders_that_can_be_read_in_one_way_are(folders, read_as):
 @pytest.mark.parametrize(
     ("folders", "reason"),
     [
-        (("train/n01/images", "val/images"), r"for validation, holds images and no.*image_table"),
+        (("train/n01/images", "val/images"), r"for validation, holds images but no.*image_table"),
         (("train/cat", "test/test"), r"test/test, for test, .*leave_out: \[test\]"),
         (("train/cat", "train/dog", "test"), r"for test, holds files without a class folder"),
-        (("train/a", "train/b", "valid/c"), r"valid/c, for validation, holds c and no class"),
+        (("train/a", "train/b", "valid/c"), r"valid/c, for validation, holds c but no class"),
         (("train", "test"), r"named as a split and holds files without a class"),
-        (("bus", "car", "train"), r"train is named as a split, bus is not; set data"),
-        (("train/a", "test/a", "meta"), r"test is named as a split, meta is not.*\[meta\]"),
-        (("data/train/a", "data/test/a", "data/more/a"), r"named as a split, more is not"),
+        (("bus", "car", "train"), r"train is named as a split, but bus is not; set data"),
+        (("train/a", "test/a", "meta"), r"test is named as a split, but meta is not.*\[meta\]"),
+        (("data/train/a", "data/test/a", "data/more/a"), r"named as a split, but more is not"),
         (("cats_train", "cats_test", "dogs_train", "dogs_test"), r"cats_test and cats_train look"),
         (("x/train/good", "x/test/good", "x/ground_truth/bad"), r"ground_truth is not"),
         (("fold1/cat", "fold2/cat"), r"seem to be parts of the data.*data\.layout: \*/class"),
         (("batch_1", "batch_2"), r"seem to be parts of the data.*layout: class"),
-        (("train_val/a", "test/a"), r"test is named as a split, train_val is not"),
+        (("train_val/a", "test/a"), r"test is named as a split, but train_val is not"),
         (("a/x/1", "a/x/2", "a/y/1", "a/y/2"), r"a/x and a/y hold folders.*\*/\*/class"),
         (("in/a", "in/b", "out/a", "out/b"), r"data\.layout: \*/class if these.*class/\*\*"),
         (("d/train/a", "d/test/a", "d/d/b"), r"\[d/d\] or \[d/test, d/train\], which"),
@@ -243,7 +243,7 @@ def test_folders_that_can_be_read_in_one_way_are(folders, read_as):
         (("c/images/a", "c/images/b", "masks/a", "masks/b"), r"c/images and masks hold folders of"),
         (("images", "masks"), r"as for segmentation"),
         (("JPEGImages/a", "Annotations/a"), r"as for segmentation or detection"),
-        (("labeled/cat", "unlabeled"), r"what has no label.*leave_out: \[unlabeled\]"),
+        (("labeled/cat", "unlabeled"), r"data without labels.*leave_out: \[unlabeled\]"),
         (("train/val/a", "val/train/a"), r"names several splits"),
     ],
 )  # fmt: skip

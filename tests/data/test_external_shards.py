@@ -72,7 +72,7 @@ def test_a_float_label_is_a_number_to_predict(tmp_path):
     assert found.schema.target.encoding.name == "number"
     write(tmp_path / "b.tfrecord", [example(x=[1.0], label=[float("nan")])])
     (item,) = scan(tmp_path).rejected
-    assert (item.id, item.reason) == ("b.tfrecord/00000000", "label is no finite number")
+    assert (item.id, item.reason) == ("b.tfrecord/00000000", "label is not a finite number")
     (tmp_path / "b.tfrecord").unlink()
     features, sizes = {"image/class/label": [0.25], "other": [3]}, [len(png(n)) for n in range(2)]
     both = [example(**features, **{"image/encoded": [png(n)]}) for n in range(2)]
@@ -125,12 +125,12 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
     [
         ({"image": [1.0], "image/encoded": [2.0], **LABELED}, {}, "image and image/encoded could"),
         (PIXELS, {}, r"data\.records\.input is not set.*pixels \(float × 1\)"),
-        (PIXELS, {"input": "pixel"}, "no .* pixel; did you mean pixels"),
+        (PIXELS, {"input": "pixel"}, "no .* pixel; the records hold: .*; did you mean pixels"),
         ({"image": [b"a", b"b"], **LABELED}, {}, r"image holds several values .*\(bytes × 2\)"),
         (
             {"image": [b"ab"]},
             {},
-            r"hold image \(bytes: .*\) and no other feature; an example takes",
+            r"hold image \(bytes: .*\) and no other feature; an example needs",
         ),
         ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
     ],
@@ -145,9 +145,9 @@ def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ([example(x=[1.0, 2.0], label=[b"owl"])], "label is of kind bytes, in others int64"),
+        ([example(x=[1.0, 2.0], label=[b"owl"])], "label is of kind bytes, but int64 in others"),
         ([example(x=[1.0, 2.0, 3.0], label=[0])], "x differs in length from record to record"),
-        ([b"not an example"], "its records are no tf.train.Example"),
+        ([b"not an example"], "its records are not tf.train.Example"),
     ],
     ids=["kind", "length", "no example"],
 )
@@ -165,7 +165,7 @@ def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_pa
         example(x=[1.0], label=[1]): "feature x has another length than its shape: 1 values",
         example(x=[1.0, float("inf")], label=[1]): "feature x is not finite",
         example(label=[1]): "feature x missing",
-        b"not an example": "no tf.train.Example: ",
+        b"not an example": "not a tf.train.Example: ",
     }
     found = scan_records(tmp_path, [*vectors(20), *odd])
     assert len(found.values) == 20
@@ -209,7 +209,7 @@ def test_a_compressed_shard_is_refused_with_the_command_that_unpacks_it(tmp_path
     (unpacked,) = tmp_path.iterdir()
     assert unpacked.read_bytes() == plain
     unpacked.write_bytes(zlib.compress(plain))
-    with pytest.raises(UnreadableSource, match="unless it is compressed with ZLIB"):
+    with pytest.raises(UnreadableSource, match="or is compressed with ZLIB"):
         scan(tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_where_there_are_no_shards_or_records_it_is_said(tmp_path):
     write(tmp_path / "full.tfrecord", vectors(2))
     assert scan(tmp_path).notes == {"empty shard": 1}
     (tmp_path / "text.tfrecord").write_text("a, b, c\n" * 9)
-    with pytest.raises(UnreadableSource, match="is no TFRecord file; remove it"):
+    with pytest.raises(UnreadableSource, match="is not a TFRecord file; remove it"):
         scan(tmp_path)
 
 

@@ -70,9 +70,9 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
             "price of house,time: start,kind",
             [",1,a", "2,,a", "x,1,a", "y of z,1,b"],
             {
-                "price of house is missing (data.missing can be median to keep the row)": 1,
-                "time: start is missing (data.missing can be median to keep the row)": 1,
-                "price of house is no number (data.missing_values can say that it is missing)": 2,
+                "price of house is missing (data.missing: median keeps the row)": 1,
+                "time: start is missing (data.missing: median keeps the row)": 1,
+                "price of house is not a number (set data.missing_values if it means missing)": 2,
             },
         ),
         ("size,kind,split", ["1,a,dev", "2,a,x: y"], {f"split is not one of {ALL_SPLITS}": 2}),

@@ -51,7 +51,7 @@ LINKED = {
     "absolute": (lambda root: relink(root / "a/00.png", root.parent / f"blobs/{0:064x}"), ""),
     "through a second link": (through_a_second_link, ""),
     "within the root": (lambda root: relink(root / "a/00.png", "../b/01.png"), "duplicate of"),
-    "to a device": (lambda root: relink(root / "a/00.png", "/dev/zero"), "is a link to what is no"),
+    "to a device": (lambda root: relink(root / "a/00.png", "/dev/zero"), "is a link to something"),
     "to a folder": (lambda root: relink(root / "a/00.png", "../../blobs"), None),
     "to nothing": (lambda root: relink(root / "a/00.png", "../x"), "link to nothing: ../x is not"),
     "without a suffix": (lambda root: relink(root / "a/c", "nowhere"), "link to nothing"),
@@ -59,7 +59,7 @@ LINKED = {
     "of another user": (to_other_user, "is a link to a file of another user"),
     "to what holds it": (
         lambda root: relink(root / "a/again", ".."),
-        "folder is a link to one that is listed itself: .",
+        "folder is a link to a folder that is listed itself: .",
     ),
     "to no picture": (lambda root: relink(root / "a/00.png", "/etc/hostname"), "not an image"),
 }
@@ -109,8 +109,8 @@ def test_other_contents_of_a_links_target_are_other_data(root, tmp_path):
     ("leads", "words"),
     [
         ("../blobs", r"c is a link to the folder .*`rm .*cp -rs"),
-        ("..", r"c is a link to the folder .*, which holds it; remove it"),
-        ("/", r"c is a link to the folder /, which holds it"),
+        ("..", r"c is a link to the folder .*, which holds the link; remove the link"),
+        ("/", r"c is a link to the folder /, which holds the link"),
     ],
 )
 def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(

@@ -175,8 +175,8 @@ def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
         (["1'003.75", "2’004.5", "-7'000"], {}, [1003.75, 2004.5, -7000]),
         (['"1,234"', '"2,345"', "15"], {"thousands": ","}, [1234, 2345, 15]),
         (['"1,234"', '"2,345"', "15"], {}, "data.thousands: ',' for a separator"),
-        (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "in a notation that is not read"),
-        (["$1003.75", "$998.20", "$12"], {}, "in a notation that is not read"),
+        (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "a notation that cannot be read"),
+        (["$1003.75", "$998.20", "$12"], {}, "in a notation that cannot be read"),
         (["(12.5)", "(3)", "15"], {}, r"'\(12.5\)', .*brackets are not read as a minus; write -12"),
         (["\u22125", "\u22123", "15"], {}, r"the character U\+2212; write -5"),
     ],
@@ -279,7 +279,7 @@ def test_a_list_of_images_with_several_of_one_thing_says_so(tmp_path, name, cell
     for image, *_ in rows:
         (tmp_path / image).touch()
     write(tmp_path, f"path,{name},label", rows)
-    said = f"column {name} has the same values in several rows, {count} in 400: "
+    said = f"column {name} has {count} different values in 400 rows: "
     warnings = scan(tmp_path, "image_table").warnings
     assert [one.startswith(said) for one in warnings] == [True] * bool(count)
     assert not scan(tmp_path, "image_table", group=name).warnings

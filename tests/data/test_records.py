@@ -316,9 +316,9 @@ def test_whole_numbers_that_float32_does_not_hold_are_counted(tmp_path, dtype, h
 @pytest.mark.parametrize(
     ("features", "info", "said"),
     [
-        ({"image": feature("Video"), "label": CLASS}, {}, "image is Video; an Image or a Tensor"),
+        ({"image": feature("Video"), "label": CLASS}, {}, "image is Video; it must be an Image or"),
         (PHOTOS, {"fileFormat": "array_record"}, "only tfrecord can be"),
-        (PHOTOS, {"splits": []}, "names no split train"),
+        (PHOTOS, {"splits": []}, "names no train, validation or test split"),
         ({"photo": IMAGE, "label": CLASS}, {}, r"records.input is not set.*photo \(Image uint8"),
         ({}, {}, "names no features"),
         (
@@ -340,12 +340,12 @@ def test_metadata_of_other_shards_is_refused(tmp_path):
     settings = prepare(tmp_path, PHOTOS, records)
     names = tmp_path / "label.labels.txt"
     names.write_text("owl\nduck\nswan\n")
-    with pytest.raises(UnreadableSource, match=r"txt names 3 classes, features\.json has 2"):
+    with pytest.raises(UnreadableSource, match=r"txt names 3 classes, but features\.json has 2"):
         tfds.scan(settings)
     names.unlink()
     shard = tmp_path / "birds-train.tfrecord-00000-of-00001"
     write(shard, records[:1])
-    with pytest.raises(UnreadableSource, match=r"holds 1 records, dataset_info.json says 2"):
+    with pytest.raises(UnreadableSource, match=r"holds 1 records, but dataset_info.json says 2"):
         tfds.scan(settings)
     shard.unlink()
     with pytest.raises(DataNotFound, match="cannot be read: No such file"):

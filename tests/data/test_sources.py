@@ -39,7 +39,7 @@ def test_an_idx_file_that_is_not_what_its_header_says_is_named(tmp_path):
     with pytest.raises(DataNotFound, match=r"file\.gz is missing; set `data\.fetch"):
         fashion_mnist.read_idx(path, dimensions=1)
     write_idx(path, np.arange(5), shape=(6,))
-    with pytest.raises(UnreadableSource, match=r"holds 5 values, its header says \(6,\)"):
+    with pytest.raises(UnreadableSource, match=r"holds 5 values, but its header says \(6,\)"):
         fashion_mnist.read_idx(path, dimensions=1)
     with pytest.raises(UnreadableSource, match="not an IDX file of unsigned bytes with 3 dim"):
         fashion_mnist.read_idx(path, dimensions=3)
@@ -90,7 +90,7 @@ def test_cells_are_known_when_all_are_there():
     assert found.columns.columns.categories == (("", "blue", "red"),)
     np.testing.assert_array_equal(found.columns.values, [[1.5, 0], [2.25, 2], [np.nan, 2], [4, 1]])
     np.testing.assert_array_equal(found.numbers, [[10], [11], [np.nan], [13]])
-    assert found.problems == [None, None, "label is no number: 'x'", None]
+    assert found.problems == [None, None, "label is not a number: 'x'", None]
     assert found.label_kind == "number"
     assert found.dialect == ["numbers have decimal commas (data.decimal sets it)"]
 
@@ -102,7 +102,7 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
         named |= {"data.text_column": ["review"]}
         check_names(Path("x"), settings, named, input_name="text")
     assert "label (data.label_column and data.numeric)" in str(refusal.value)
-    assert "a column that the model sees is named text, as the text itself" in str(refusal.value)
+    assert "a column that the model sees is named text, like the text itself" in str(refusal.value)
 
 
 @pytest.mark.parametrize("source", ["table", "text_table", "image_table"])
@@ -142,7 +142,7 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
         SCANNERS[source](chosen.model_copy(update={"follow_links": False}))
     (tmp_path / "test.csv").unlink()
     (tmp_path / "test.csv").write_text("text,size\na.png,1.5\n")
-    with pytest.raises(UnreadableSource, match=r"all: test\.csv \(none\); train\.csv \(label\)"):
+    with pytest.raises(UnreadableSource, match=r"ones: test\.csv \(none\); train\.csv \(label\)"):
         SCANNERS[source](chosen)
 
 

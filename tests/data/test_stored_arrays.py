@@ -84,13 +84,13 @@ def test_arrays_within_bytes_are_read_with_their_shape_and_dtype(
         ([bytes(20)] * 3, {}, r"no shape: 20 values of uint8.*data\.records\.shape.*\.dtype"),
         ([FLOATS[0].tobytes()] * 3, {}, "80 values of uint8 or 20 of float32"),
         ([tensor(image) for image in (IMAGES[0], IMAGES[0, 1:])], {}, "differs from record to rec"),
-        ([tensor(IMAGES[0])] * 3, {"shape": [7]}, r"\[7\] has 7 values, x has 20"),
-        ([tensor([b"a", b"b"])] * 3, {}, "x is a serialized tensor, text 2; an encoded image as"),
+        ([tensor(IMAGES[0])] * 3, {"shape": [7]}, r"\[7\] has 7 values, but x has 20"),
+        ([tensor([b"a", b"b"])] * 3, {}, "x is a serialized tensor, text 2; it must be an encoded"),
         ([tensor(np.ones(2, np.complex64))] * 3, {}, "x is a serialized tensor, complex64 2;"),
         ([np.arange(20, dtype=np.int32).tobytes()] * 3, {"shape": [20]}, r"bytes, 4 for each"),
         ([bytes(20)] * 3, {"shape": [3], "dtype": "float32"}, r"20 bytes, which are not \[3\] va"),
-        ([bytes(20)] * 3, {"shape": [3]}, r"\[3\] has 3 values, x has 20 bytes: 20 values of"),
-        ([npy(np.array([{}]), allow_pickle=True)] * 3, {}, "bytes that are no image"),
+        ([bytes(20)] * 3, {"shape": [3]}, r"\[3\] has 3 values, but x has 20 bytes: 20 values of"),
+        ([npy(np.array([{}]), allow_pickle=True)] * 3, {}, "bytes that are not an image"),
     ],
 )
 def test_bytes_that_may_be_several_arrays_or_none_are_refused(tmp_path, stored, records, said):
@@ -104,8 +104,8 @@ def test_bytes_that_may_be_several_arrays_or_none_are_refused(tmp_path, stored, 
         (tensor(IMAGES[0, 1:]), "serialized tensor, uint8 3×5×1"),
         (tensor(IMAGES[0].astype(np.int32)), "serialized tensor, int32 4×5×1"),
         (npy(IMAGES[0]), "NumPy array, uint8 4×5×1"),
-        (tensor(IMAGES[0])[:-1], "no array"),
-        (tensor(IMAGES[0]) + b"\0", "no array"),
+        (tensor(IMAGES[0])[:-1], "not an array"),
+        (tensor(IMAGES[0]) + b"\0", "not an array"),
         (b"", None),
     ],
     ids=["shape", "dtype", "format", "cut", "longer", "empty"],
@@ -118,7 +118,7 @@ def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reaso
     np.testing.assert_array_equal(found.values, IMAGES)
     (rejected,) = found.rejected
     assert rejected.id == f"a.tfrecord/{place:08d}"
-    said = f"feature x is another array: {reason}" if reason else "feature x is empty"
+    said = f"feature x differs from the others: {reason}" if reason else "feature x is empty"
     assert rejected.reason == said
 
 
@@ -146,8 +146,8 @@ SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], siz
     [
         (SEQUENCE, r"SequenceExample with the feature lists audio \(1 steps\), frames \(2 steps\)"),
         (sequence({"words": [[1.0]] * 200}), r"SequenceExample with the .*words \(200 steps\)"),
-        (png(1), "no tf.train.Example: .*, it is PNG"),
-        (tensor(IMAGES[0]), "it has no features, it is serialized tensor, uint8 4×5×1"),
+        (png(1), r"not tf.train.Example, .*: .* \(it is PNG\)"),
+        (tensor(IMAGES[0]), r"it has no features \(it is serialized tensor, uint8 4×5×1\)"),
         (npy(IMAGES[0]), "it is NumPy array, uint8 4×5×1"),
     ],
     ids=["sequence", "without context", "image", "tensor", "array"],
@@ -162,7 +162,7 @@ def test_a_sequence_among_examples_is_never_read_as_its_context(tmp_path):
     plain = labeled([0, 1] * 10, "size")
     found = scan(tmp_path, [*plain, SEQUENCE], records={"input": "size"})
     assert len(found.values) == 20
-    assert found.rejected[0].reason.startswith("no tf.train.Example: it is a tf.train.SequenceEx")
+    assert found.rejected[0].reason.startswith("not a tf.train.Example: it is a tf.train.Sequence")
 
 
 CLASSES, NUMBERS = {"label_kind": "class"}, {"label_kind": "number"}
@@ -190,12 +190,12 @@ REFUSED = None
         ([tensor(b"owl"), tensor(b"cat")], {}, ["cat", "owl"], ["owl", "cat"]),
         ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
         ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
-        ([*range(40)], {}, REFUSED, f"the feature label holds 40 {WHOLE} in 40 rows; set"),
+        ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE} in 40 rows; set"),
         (
             [b"owl"] * 3,
             NUMBERS,
             REFUSED,
-            "holds text or booleans, and data.label_kind: number needs num",
+            "label: text or booleans, but data.label_kind: number needs num",
         ),
         ([tensor([0, 1])] * 3, {}, REFUSED, "label holds several values.*one-hot"),
     ],

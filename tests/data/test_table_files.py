@@ -175,11 +175,11 @@ REFUSED = {
     ),
     "a column of another type": (
         [pictures(range(4), size=[1] * 4), pictures(range(4), size=["1"] * 4)],
-        r"b\.parquet: column size is string, in .*a\.parquet int64",
+        r"b\.parquet: column size is string, but int64 in .*a\.parquet",
     ),
     "a class without a name": (
         [pictures(range(4), label=2)],
-        r"a\.parquet: column label holds 2, and its metadata name 2 classes",
+        r"a\.parquet: column label holds 2, but its metadata name 2 classes",
     ),
     "another label": (
         [FOUR.rename_columns(["image", "labels"])],
@@ -220,7 +220,7 @@ def test_what_is_missing_in_a_row_or_a_file_is_said(tmp_path):
         "00000039": "label missing",
     }
     assert len(found.examples) == 35
-    said = "test-0.parquet, 4 rows, is left out: in all of them label is −1, no class"
+    said = "test-0.parquet (4 rows) is left out: label is −1, no class, in every row"
     assert said in found.stats["warnings"]
 
 

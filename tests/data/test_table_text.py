@@ -56,11 +56,11 @@ def test_rows_with_other_fields_than_the_header_are_named_and_all_with_one_more_
 ):
     rows = measured(30)
     rows[7], rows[9] = [*rows[7], "more"], rows[9][:-1]
-    said = "2 of 30 rows have other fields than the header's 3: line 9 has 4, line 11 has 2"
+    said = "the header has 3 fields, unlike 2 of 30 rows: line 9 has 4, line 11 has 2"
     with pytest.raises(UnreadableSource, match=said):
         scan(write(tmp_path, "size,color,label", rows))
     rows = [[row, *cells] for row, cells in enumerate(measured(30))]
-    with pytest.raises(UnreadableSource, match="30 of 30 rows have other fields"):
+    with pytest.raises(UnreadableSource, match="unlike 30 of 30 rows"):
         scan(write(tmp_path, "size,color,label", rows))
     trailing = write(tmp_path, "size,color,label", [[*cells, ""] for cells in measured(30)])
     found = scan(trailing)
@@ -74,7 +74,7 @@ def test_a_semicolon_and_decimal_commas_are_detected_and_said(tmp_path):
     found = scan(path)
     assert found.values[:3].tolist() == [[0.5, 1000.25], [1.5, 1001.25], [2.5, 1002.25]]
     assert found.dialect == [
-        "cells are divided by semicolons (data.delimiter sets it)",
+        "cells are separated by semicolons (data.delimiter sets it)",
         "numbers have decimal commas (data.decimal sets it)",
     ]
     target = scan(path, label_column="size", categorical=["label"])
@@ -124,7 +124,7 @@ def test_line_ends_byte_order_marks_and_blank_lines_change_nothing(tmp_path, end
 def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, end):
     path = write(tmp_path, "load", [[1.5], [""], [""], [2.5], [""]], end=end)
     assert read(path, "time_series").cells("load") == ["1.5", "", "", "2.5"]
-    with pytest.raises(UnreadableSource, match="row 2, column load is missing, and 1 more values"):
+    with pytest.raises(UnreadableSource, match=r"row 2, column load is missing \(1 more"):
         scan(path, "time_series")
     path = write(tmp_path, "load,wind", [[1.5, 2], [""], [2.5, 3]], end=end)
     assert read(path, "time_series").cells("load") == ["1.5", "2.5"]
@@ -135,9 +135,9 @@ def test_a_blank_line_between_the_cells_of_one_column_is_an_empty_one(tmp_path, 
     [
         (b"", "is empty; its first line must name the columns"),
         (b"a,a,label\n1,2,x\n", "more than one column is named a"),
-        (b'size,label\n1,"x\n', "does not end as one; a stray quote"),
+        (b'size,label\n1,"x\n', "does not end with its quote; a stray quote"),
         (b"size,label\n1,x\nsize,label\n2,y\n", "line 3: repeats the header"),
-        (b"size,label\n", "no column is left to learn from"),
+        (b"size,label\n", "no column is left to learn from, except"),
         (b"PK\x03\x04\x14\x00", "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
         (b"PAR1\x15\x04", "is not a readable Parquet or Arrow table"),
     ],
@@ -199,7 +199,7 @@ def test_the_delimiter_divides_the_header_and_the_most_lines_alike(tmp_path, lin
 def test_two_delimiters_that_divide_every_line_alike_are_refused(tmp_path):
     path = tmp_path / "series.csv"
     path.write_text("load, MW;temp, C\n310,5;4,1\n298,0;3,9\n")
-    with pytest.raises(UnreadableSource, match=r"divide every line alike.*set data\.delimiter"):
+    with pytest.raises(UnreadableSource, match=r"could separate the cells, .*set data\.delimiter"):
         delimiter_of(path)
     assert delimiter_of(path, delimiter=";") == ";"
     path.write_text("\nx;label\n1,5;a\n2,5;b\n")
@@ -256,7 +256,7 @@ def read_text(tmp_path, content, **settings):
         (b"sep=;\r\n" + TABLE.replace(",", ";").encode(), NAMED, ""),
         (b"\xef\xbb\xbfSEP=:\n" + TABLE.replace(",", ":").encode(), NAMED, ""),
         (b"|1x3 Cross validator\n" + TABLE.encode(), NAMED, "'|1x3 Cross validator'"),
-        (TABLE.replace(",", "|").encode(), NAMED, "cells are divided by bars"),
+        (TABLE.replace(",", "|").encode(), NAMED, "cells are separated by bars"),
         (b"# of 2024\n# two\n" + TABLE.encode(), NAMED, "header: '# of 2024' and 1 more"),
         (b"# " + TABLE.encode(), NAMED, ""),
         (b"#" + TABLE.encode(), NAMED, ""),
@@ -267,7 +267,7 @@ def read_text(tmp_path, content, **settings):
         (b"1990,1991,1992\n" + ROWS.encode(), ["1990", "1991", "1992"], ""),
         (b"400.5,401.0,401.5\n" + ROWS.encode(), ["400.5", "401.0", "401.5"], ""),
         (b"0,1,label\n" + ROWS.encode(), ["0", "1", "label"], ""),
-        (TABLE.encode() + b",,\n , ,\n", NAMED, "2 empty rows at the end are left out"),
+        (TABLE.encode() + b",,\n , ,\n", NAMED, "empty rows at the end are left out: 2"),
     ],
 )
 def test_what_stands_above_the_header_is_left_out_and_said(tmp_path, content, names, note):
@@ -305,7 +305,7 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
             f"{TABLE}1,2,a,b\n{ROWS}",
             r"line 32 has 4 \('1,2,a,b'\)\. Remove such .*, or quote cells that",
         ),
-        ("size,age\n" + ROWS, "; if they name rows, name that column, too"),
+        ("size,age\n" + ROWS, "; if their first cells name rows, name that column in the header"),
         ("# by us\n# two\nsize,age\n1.5,2\n1.5,2,a\n1.5,2\n", "line 5 has 3"),
     ],
 )
@@ -330,5 +330,5 @@ def test_blanks_divide_the_cells_of_published_tables(tmp_path):
     assert [cells.to_pylist() for cells in table.columns.values()] == [
         *(["18.0", "15.0"], ["8", "6"], ["307.", "1e-003"], ["a b", "c, d"])
     ]
-    assert table.notes == ["cells are divided by blanks (data.delimiter sets it)"]
+    assert table.notes == ["cells are separated by blanks (data.delimiter sets it)"]
     assert read(path, header="none", delimiter="blanks").columns == table.columns

@@ -35,11 +35,11 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     found = scan(path)
     columns = found.schema.input.columns
     assert (columns.names, columns.categories) == (("size", "age"), ())
-    said = "size is no number (data.missing_values can say that it is missing): '?'"
+    said = "size is not a number (set data.missing_values if it means missing): '?'"
     assert [(item.id, item.reason) for item in found.rejected] == [("row 41", said)]
     (rejected,) = scan(path, missing_values=["?"]).rejected
-    assert rejected.reason == "size is missing (data.missing can be median to keep the row)"
-    with pytest.raises(UnreadableSource, match=r"row 41, column size is no number: '\?'"):
+    assert rejected.reason == "size is missing (data.missing: median keeps the row)"
+    with pytest.raises(UnreadableSource, match=r"row 41, column size is not a number: '\?'"):
         scan(path, "time_series")
 
 
@@ -50,7 +50,7 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         (
             "paid",
             lambda row: f"${row % 9 + 1}200.50",
-            "notation that is not read; write them as 12",
+            "notation that cannot be read; write them as 12",
         ),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
@@ -60,7 +60,7 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         (
             "meter",
             lambda row: f"{98_765_432 + row % 40 * 0.35:.2f}",
-            r"98765432 and 98765432\.35, of which float32 .*: of 40 that differ 3 would be left",
+            r"98765432 and 98765432\.35, of which float32 .*: of 40 different ones 3 would be left",
         ),
     ],
 )
@@ -90,7 +90,7 @@ def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it alike"),
+        (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it in one way"),
         (["true", "False", "True"], "label holds true and True, the same value"),
         ([str(10**19), str(10**19 + 1), str(10**19 + 1)], ""),
         (["1200.50 €", "2200.50 €", "3200.50 €"], "numbers such as .1200.50 €., in a notation"),
@@ -130,8 +130,8 @@ def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tm
     rows = ["1,a,x,train", "2,,y,train", ",b,x,train", "9,b,y,train", ",a,x,validation"]
     rows = [[row] for row in (*rows, "1000,,y,test")]
     path = write(tmp_path, "size,color,label,split", rows)
-    no_color = "color is missing (data.missing can be category to keep the row)"
-    no_size = "size is missing (data.missing can be median to keep the row)"
+    no_color = "color is missing (data.missing: category keeps the row)"
+    no_size = "size is missing (data.missing: median keeps the row)"
     reasons = [item.reason for item in scan(path).rejected]
     assert reasons == [no_color, no_size, no_size, no_color]
     assert [item.id for item in scan(path, missing="category").rejected] == ["row 3", "row 5"]
@@ -143,7 +143,7 @@ def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tm
     assert np.load(tmp_path / "manifest" / "values.npy").tolist() == [
         [1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0],
     ]  # fmt: skip
-    assert manifest.stats["notes"] == {"size missing, 2 for it": 2}
+    assert manifest.stats["notes"] == {"empty cells of size filled with 2": 2}
     named = scan(path, missing={"size": "median"})
     assert [item.id for item in named.rejected] == ["row 2", "row 6"]
 
@@ -179,7 +179,8 @@ def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
         "  - no column shopp; did you mean shop? Set data.categorical",
         "  - no column colour; known: id, note, shop, size; set data.ignore",
         "  - column id (0, …) numbers the rows; data.numeric: [id, …] learns from it as a number",
-        "  - column size holds numbers; set data.missing: {size: median}",
+        "  - data.missing: category does not suit size, which holds numbers; set data.missing:"
+        " {size: median}",
         "  - data.missing: no feature is named weight; known: id, size",
     ]
 

@@ -65,7 +65,7 @@ def test_a_folder_per_class_gives_a_document_per_file_and_other_files_are_reject
         "a/away.txt": "leads outside the data root",
         "a/gone.txt": f"link to nothing: {tmp_path / 'a' / 'missing'} is not there",
         "a/huge.txt": "larger than data.max_bytes: 1,099,511,627,776 bytes",
-        "a/pipe.txt": "is no regular file",
+        "a/pipe.txt": "is not a regular file",
     }
 
 
@@ -108,7 +108,7 @@ def test_a_row_that_cannot_be_used_is_rejected_and_the_others_are_not(tmp_path):
         "2": "label missing",
         "3": "text missing",
         "4": "not utf-8: byte 0xe9 at 0",
-        "5": "other fields than the header: 4, not 3",
+        "5": "not as many fields as the header: 4, not 3",
         "6": "split is not one of train, validation, test: tset",
     }
 
@@ -159,7 +159,7 @@ def test_what_is_no_table_is_refused(tmp_path):
 def test_lines_that_cannot_be_used_are_rejected(tmp_path):
     lines = {
         b"{text: 1}": "not JSON: ",
-        b"[1]": "no JSON object: list",
+        b"[1]": "not a JSON object: list",
         b'{"text": "two", "label": ["a", "b"]}': "label is list, not one name",
         b'{"text": 7, "label": "a"}': "text is int, not a string",
         b'{"text": "\xe9", "label": "a"}': "not utf-8: byte 0xe9 at 10",
@@ -194,7 +194,7 @@ def test_lines_of_txt_have_the_class_of_their_file_and_blank_ones_are_none(tmp_p
     assert skipped == {".gz": 1, "folder": 1, ".csv": 1}
     with pytest.raises(UnreadableSource, match=r"lines of a single \.txt file have no class"):
         scan("text_lines", tmp_path / "ham.txt")
-    with pytest.raises(DataNotFound, match="no file of lines"):
+    with pytest.raises(DataNotFound, match="neither a file of lines"):
         scan("text_lines", tmp_path / "x.csv")
     (tmp_path / "spam.txt").write_bytes(b"three\rfour\r")
     with pytest.raises(UnreadableSource, match=r"spam\.txt: its lines end with CR alone"):
@@ -258,7 +258,7 @@ def test_a_document_is_kept_as_utf_8_whatever_its_encoding(encoding):
 
 
 def test_encodings_are_checked_before_anything_is_read(tmp_path):
-    with pytest.raises(InvalidParams, match=r"data\.encoding: utf-9 is no encoding"):
+    with pytest.raises(InvalidParams, match=r"data\.encoding: utf-9 is not an encoding"):
         scan("text_folder", tmp_path, encoding="utf-9")
     check_encoding("utf-16")
     with pytest.raises(InvalidParams, match="files of lines cannot be read in utf-16"):
@@ -284,7 +284,7 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
 def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
     names = {"corpus.README.1.0.txt": b"About it", "License.txt": b"May be used"}
     write_files(tmp_path, {"train.txt": b"one", "valid.txt": b"two", **names})
-    with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, and lines of"):
+    with pytest.raises(UnreadableSource, match=r"train\.txt is named as a split, but the class of"):
         scan("text_lines", tmp_path)
     classes = scan("text_lines", tmp_path, layout="class")
     assert [item[1] for item in found(classes)] == ["train", "valid"], "others are about them"

@@ -66,7 +66,7 @@ def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path, source, na
 @pytest.mark.parametrize("kind", ["number", "class"])
 @pytest.mark.parametrize(
     ("label", "reason"),
-    [("-inf", "label is no number: '-inf'"), ("1e300", "label exceeds"), ("", "label missing")],
+    [("-inf", "label is not a number: '-inf'"), ("1e300", "label exceeds"), ("", "label missing")],
 )
 def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind, label, reason):
     labels = [str(number % 3 + (0.5 if kind == "number" else 0)) for number in range(60)] + [label]

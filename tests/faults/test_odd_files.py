@@ -72,7 +72,7 @@ def huge_text(path: Path) -> None:
 HUGE, SPARSE, HUGE_TEXT = "a/huge.png", "a/sparse.jpg", "a/text.png"
 # What is put among good images by its name, and how it is rejected.
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a/pipe.jpg": (os.mkfifo, "is no regular file"),
+    "a/pipe.jpg": (os.mkfifo, "is not a regular file"),
     "a/device.jpg": (lambda path: path.symlink_to("/dev/zero"), "leads outside the data root"),
     "a/loose.jpg": (lambda path: path.symlink_to("x"), "link to nothing: x is not there"),
     SPARSE: (
@@ -83,12 +83,12 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: sparse(path, 50 << 20, encode_png()),
         "larger than an image of 1,200 pixels can be: 52,428,800 bytes",
     ),
-    "a/x\udcff.png": (put_png, "the name is no UTF-8"),
+    "a/x\udcff.png": (put_png, "the name is not UTF-8"),
     "one\ntwo/x.png": (put_png, r"the class name 'one\ntwo' has a line break"),
     "outside": (linked_folder_outside, "folder is a link that leads outside the data root"),
     "linked": (
         lambda path: path.symlink_to("a"),
-        "folder is a link to one that is listed itself: a",
+        "folder is a link to a folder that is listed itself: a",
     ),
     HUGE: (huge, "more pixels than data.max_pixels: 10000×10000"),
     HUGE_TEXT: (huge_text, "damaged image: "),

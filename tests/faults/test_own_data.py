@@ -81,7 +81,7 @@ def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_pa
             assert "crashes, or takes longer" in said
             assert decoder.find_problem(data, height=30, width=40) is None
         said = decoder.find_problem(data, height=40, width=30)
-        assert said == "TensorFlow decodes 40×30 pixels of 30×40"
+        assert said == "TensorFlow decodes 40×30 of 30×40 pixels"
         said = decoder.find_problem(data[:-12], height=30, width=40)
         assert "cannot decode it: Invalid PNG" in said
         process = decoder._process

@@ -186,9 +186,9 @@ def test_cells_become_numbers_and_those_of_categories_their_places_in_the_vocabu
 def test_true_and_false_are_numbers_next_to_a_cell_that_is_none(tmp_path):
     one, odd, other, empty = read_table(tmp_path, "a,b\nTrue,1\n?,1\nfalse,1\n,1\n", "a")
     assert [item.value.tolist() for item in (one, other)] == [[1], [0]]
-    assert [item.reason for item in (odd, empty)] == ["a is no number: '?'", "a is missing"]
+    assert [item.reason for item in (odd, empty)] == ["a is not a number: '?'", "a is missing"]
     mixed, number = read_table(tmp_path, "a\ntrue\n2\n", "a")
-    assert (mixed.reason, number.value.tolist()) == ("a is no number: 'true'", [2])
+    assert (mixed.reason, number.value.tolist()) == ("a is not a number: 'true'", [2])
 
 
 WHOLE, FRACTION = "1.234 in column a is a whole number", "1.234 in column a is a fraction"

@@ -105,7 +105,7 @@ def test_columns_follow_their_image_or_text_whatever_the_file(tmp_path, name):
     sizes = pd.to_numeric(rows["size"]).to_numpy()
     median = np.float32(np.nanmedian(sizes[(manifest.examples["split"] == "train").to_numpy()]))
     assert manifest.schema.columns.medians == {"size": median}
-    assert manifest.stats["notes"] == {f"size missing, {median:.7g} for it": 3}
+    assert manifest.stats["notes"] == {f"empty cells of size filled with {median:.7g}": 3}
     columns = np.asarray(read_manifest(tmp_path / "manifest").columns)
     np.testing.assert_array_equal(columns[:, 0], np.where(np.isnan(sizes), median, sizes))
     assert [COLORS[int(code)] for code in columns[:, 1]] == rows["color"].tolist()
@@ -326,7 +326,7 @@ def test_numbers_of_json_are_what_they_are_whatever_texts_look_like(tmp_path, de
 def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(tmp_path):
     listed = json_items(tmp_path / "listed.jsonl", LINE | {"size": [1]})
     rejected = scan(listed, tmp_path / "manifest").rejected
-    assert rejected["reason"].tolist() == ["size is list, no single value"]
+    assert rejected["reason"].tolist() == ["size is list, not a single value"]
     path = json_items(tmp_path / "items.jsonl", LINE)
     assert len(scan(path, tmp_path / "manifest").examples) == 30
     other = {"categorical": ["colour"], "missing": {"colour": "category"}}

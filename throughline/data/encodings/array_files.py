@@ -28,7 +28,7 @@ _LOCAL_HEADER = 30
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayHeader:
-    """Shape and dtype of an array in a file; `dtype` says if it is no array, or damaged."""
+    """An array's shape and dtype: "text" for strings, "unreadable" if damaged or not an array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,7 +38,7 @@ class ArrayHeader:
 
 
 class JoinedArrays:
-    """Arrays that differ only in length, as one array (examples, *shape) to take slices from."""
+    """Arrays that differ only in length, as one array (examples, *shape) that can be sliced."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype
@@ -60,7 +60,7 @@ class JoinedArrays:
 
 
 def list_arrays(path: Path) -> dict[str, ArrayHeader]:
-    """Return the arrays of an .npz file, or of .npy and single .npz files in a folder, by name."""
+    """Return the arrays of an .npz file, or a folder's .npy and one-array .npz files, by name."""
     if not path.is_dir():
         return _list_members(path)
     found = {file.stem: _read_header(file.open("rb")) for file in sorted(path.glob("*.npy"))}
@@ -103,17 +103,17 @@ def _is_single(path: Path) -> bool:
 def refuse_single(path: Path) -> None:
     if path.is_file() and _is_single(path):
         raise UnreadableSource(
-            f"{path} holds a single array; `data.path` is an .npz file with the arrays"
-            " data.features and data.labels, or a folder with one .npy file for each of them"
+            f"{path} holds a single array; `data.path` must be an .npz file with the"
+            " arrays data.features and data.labels, or a folder with one .npy file for each of them"
         )
 
 
 def read_array(path: Path, name: str) -> np.ndarray:
-    """Return the array of this name in an .npz file or a folder, or the one of an .npy file.
+    """Return the array `name` of an .npz file or a folder, or the only array of an .npy file.
 
     Raises:
       DataNotFound: there is no such file.
-      UnreadableSource: it is not NumPy's, damaged, or has no such array; says which it holds.
+      UnreadableSource: the file is not NumPy's, is damaged or pickled, or has no array `name`.
     """
     known: list[str] = []
     try:
@@ -128,7 +128,7 @@ def read_array(path: Path, name: str) -> np.ndarray:
             return _read_member(archive, members[known[0] if single else name], file)
     except FileNotFoundError as error:
         raise DataNotFound(
-            f"{error.filename} is missing; `data.path` is an .npz file or a folder with {name}.npy"
+            f"{error.filename} is missing; data.path must be an .npz file or folder with {name}.npy"
         ) from error
     except LookupError as error:
         raise UnreadableSource(
@@ -139,14 +139,15 @@ def read_array(path: Path, name: str) -> np.ndarray:
         damaged = isinstance(error, zipfile.BadZipFile)
         raise UnreadableSource(
             f"{path}: {name} cannot be read ({error})",
-            "get the file again, it is incomplete or damaged"
+            "the file is incomplete or damaged: get it again"
             if damaged
-            else "pickled arrays are refused, save plain ones with numpy.savez",
+            else "pickled arrays are refused: save plain ones with numpy.savez; if none is pickled,"
+            " the file is damaged",
         ) from error
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> np.ndarray:
-    """Return an array of an archive: mapped if it is not compressed, else unpacked in memory."""
+    """Return an array of an archive: mapped if stored uncompressed, else unpacked in memory."""
     info = archive.getinfo(member)
     with archive.open(member) as file:
         known = np.lib.format.read_magic(file) in _HEADERS

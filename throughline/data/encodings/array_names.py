@@ -1,6 +1,6 @@
-"""Finds inputs and labels of each split by the names of arrays: `x_train`, `test_labels`, `images`.
+"""Finds the inputs and labels of each split by array names: `x_train`, `test_labels`, `images`.
 
-Only readings that are certain count; anything else is for the settings to say.
+Only unambiguous names count; otherwise data.features and data.labels must be set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IMAGE_RANKS = (3, 4)  # of (examples, height, width[, channels])
 
 
 class ArrayPair(NamedTuple):
-    """Names of the arrays of one split, which is None if no name says it."""
+    """Names of the arrays of one split; `split` is None if the names contain none."""
 
     split: str | None
     features: str
@@ -40,10 +40,10 @@ def choose_arrays(
     read_name: Callable[[str], SplitName],
     split_words: Collection[str],
 ) -> list[ArrayPair]:
-    """Return the inputs and labels of each split; empty if not certain.
+    """Return the input and label arrays of each split; [] if any doubt is left.
 
-    For two arrays without such names, shapes decide. `read_name` finds the split in a name, by one
-    of `split_words`.
+    If no name is known, shapes decide between two arrays. `read_name` finds the split in a name,
+    by one of `split_words`.
     """
     words = {name: _list_words(name, read_name(name), split_words) for name in found}
     shared = set.intersection(*words.values()) if len(found) > 1 else set()
@@ -86,7 +86,7 @@ def _choose_by_shape(found: Mapping[str, ArrayHeader]) -> list[ArrayPair]:
 
 
 def _list_words(name: str, said: SplitName, split_words: Collection[str]) -> set[str]:
-    """Return the words of a name but its split, which may be joined to another one: `Xtrain`."""
+    """Return the words of a name without its split's, which may be joined to another: `Xtrain`."""
     known = "|".join(sorted(split_words, key=len, reverse=True))
     for word in said.words:
         name = name.replace(word, re.sub(known, " ", word, count=1, flags=re.IGNORECASE), 1)

@@ -1,4 +1,4 @@
-"""Values in arrays, all of one size: pixels, numbers, time steps, and columns of a list."""
+"""Encodings of values of one size, from arrays: pixels, numbers, time steps, table columns."""
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class ColumnEncoding(Encoding):
 def array_feature(
     encoding: str, shape: Shape, dtype: str, columns: TableColumns | None = None
 ) -> Feature:
-    """Return the input of a dataset of arrays; `shape` is the shape of an example or time step."""
+    """Return the input feature of arrays; `shape` is the shape of an example or time step."""
     return Feature(
         name="image" if encoding == "pixels" else "features",
         role="input",
@@ -89,17 +89,17 @@ def table_input(columns: TableColumns) -> Feature:
 
 
 def pixels_feature(shape: Shape) -> Feature:
-    """Return the input of a dataset of images in an array, (height, width, channels) uint8."""
+    """Return the input feature of images in arrays; `shape` is (height, width, channels)."""
     return array_feature("pixels", shape, "uint8")
 
 
 def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
     """Return images (examples, height, width, channels), and a note if they were turned.
 
-    `values` may have its channels first, or none. A mapped array stays mapped.
+    `values` may have channels first, or no axis for channels. A mapped array stays mapped.
 
     Raises:
-      UnreadableSource: `values` are not images; `where` names the array.
+      UnreadableSource: the dtype or shape is not that of images; `where` names the array.
     """
     images = values[..., None] if values.ndim == _RANK - 1 else values
     note = ""
@@ -107,7 +107,7 @@ def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
         images, note = np.moveaxis(images, 1, -1), _TURNED
     if images.dtype != np.uint8 or images.ndim != _RANK or images.shape[-1] not in CHANNELS:
         raise UnreadableSource(
-            f"{where} has dtype {values.dtype} and shape {values.shape}; needed is uint8 (examples,"
+            f"{where} has dtype {values.dtype} and shape {values.shape}; expected uint8 (examples,"
             " height, width) or (examples, height, width, 1 or 3)"
         )
     return images, note

@@ -62,13 +62,13 @@ OF_THE_FILE = (
 
 
 class UnreadableFile(RejectedValue):
-    """This process could not get the bytes of a file; another process may."""
+    """This process could not read a file; another process may be able to."""
 
 
 class Root:
-    """A folder whose files may not lead out of it, except by links if `follow_links` is set.
+    """A folder; paths below it must not lead outside, except by links with `follow_links`.
 
-    `real` is its path without links. Each folder below it is resolved only once.
+    `real` is its path with all links resolved. Each folder below it is resolved only once.
     """
 
     stamped_by: ClassVar[str] = "sizes, times and inodes"
@@ -92,12 +92,12 @@ class Root:
             )
 
     def holds_folder_of(self, path: Path) -> bool:
-        """Return whether a file's folder is this one or below it, after links are resolved."""
+        """Return whether a file's folder, with links resolved, is this one or below it."""
         folder = str(path).rpartition(os.sep)[0] or (os.sep if path.is_absolute() else "")
         if folder not in self._holds:
             try:
                 real = Path(os.path.realpath(folder))
-            except ValueError:  # has a NUL, as no path may
+            except ValueError:  # the path has a NUL character
                 return False
             self._holds[folder] = real.is_relative_to(self.real)
         return self._holds[folder]
@@ -107,7 +107,7 @@ class Root:
 class StoredFile:
     """A file below `root`, or `size` bytes of it from byte `offset` on; not yet examined.
 
-    `in_root` means that its folder is known to be in the root. With `follow_links` it may be a link
+    `in_root`: its folder is known to be in the root. With `follow_links`, the file may be a link
     to a file elsewhere that belongs to this user, to the owner of `root`, or to the superuser.
     """
 
@@ -125,11 +125,10 @@ class StoredFile:
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
         """Return the bytes of a regular file in the root, or of the part.
 
-        `check` gets the open file (None for a part) and the size, and raises if it must not be
-        read.
+        `check` gets the open file (None for a part) and the size; it may raise RejectedValue.
 
         Raises:
-          RejectedValue: why the file cannot be used.
+          RejectedValue: the file cannot be used or read.
           UnreadableSource: the disk or the machine failed, not the file.
         """
         try:
@@ -140,7 +139,7 @@ class StoredFile:
             with os.fdopen(self._open(), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    raise RejectedValue("is no regular file")
+                    raise RejectedValue("is not a regular file")
                 check(file, status.st_size)
                 file.seek(0)
                 return file.read(status.st_size)
@@ -150,21 +149,21 @@ class StoredFile:
             if error.errno not in OF_THE_FILE:
                 raise UnreadableSource(
                     f"{self.path}: cannot be read: {error.strerror}",
-                    "that is the disk's fault, or the machine's, and not the file's: run the stage"
-                    " again when that is over",
+                    "the disk or the machine failed, not the file: run the stage again once they"
+                    " work",
                 ) from error
             if error.errno == errno.ENOENT and self.path.is_symlink():
                 target = self.path.readlink()
                 raise UnreadableFile("link to nothing", f": {target} is not there") from error
             raise UnreadableFile("cannot be read", f": {error.strerror}") from error
         except ValueError as error:
-            raise RejectedValue("is no path", f": {error}") from error
+            raise RejectedValue("is not a valid path", f": {error}") from error
 
     def _open(self) -> int:
         """Return a descriptor of the file.
 
         Checking whether a path leads outside costs more than reading a small file. So only links,
-        and files in folders that are not known, are checked.
+        and files whose folder is not known to be in the root, are checked.
         """
         # Opening a pipe, or a file just replaced by one, must not wait for its writer.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -179,23 +178,23 @@ class StoredFile:
         return os.open(self.path, flags)
 
     def _check_link(self) -> None:
-        """Refuse files outside the root that no link in it leads to, and files of other users.
+        """Refuse a file outside the root, unless a link in the root leads to it and is followed.
 
-        A person who adds a link need not be allowed to read its target.
+        Its owner must not be another user, since whoever added the link might not have access.
         """
         named = Path(os.path.abspath(self.path)).is_relative_to(os.path.abspath(self.root))  # noqa: PTH100 - links are not to be followed
         if not (self.follow_links and named):
             raise RejectedValue("leads outside the data root")
         status = self.path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise RejectedValue("is a link to what is no regular file")
+            raise RejectedValue("is a link to something that is not a regular file")
         if status.st_uid not in (0, os.geteuid(), self.root.stat().st_uid):
             raise RejectedValue("is a link to a file of another user")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFile:
-    """An object as a file to examine; `data` is set if it is small and was read ahead."""
+    """A stored object as a file to examine; `data` is set if it is small and was read ahead."""
 
     store: ObjectStore
     object: StoredObject
@@ -207,7 +206,7 @@ class ObjectFile:
         return Path(self.object.name)
 
     def read(self, check: Callable[[BinaryIO | None, int], None]) -> bytes:
-        """Return the bytes; `check` gets the size before they are read, then the content, too."""
+        """Return the bytes; `check` is called with the size first, then with the content, too."""
         check(None, self.object.bytes)
         data = self.store.read_as_listed(self.object) if self.data is None else self.data
         check(BytesIO(data), len(data))
@@ -234,7 +233,7 @@ Inspect = Callable[[InputFile, Path], FileInfo]
 class FileEncoding(Encoding):
     """An encoding whose values are files.
 
-    Files are known by their suffixes, examined by ingest, stored byte for byte and decoded later.
+    Files are recognized by suffix, examined by ingest, stored byte for byte and decoded later.
     """
 
     storage: ClassVar[Storage] = "files"
@@ -243,13 +242,13 @@ class FileEncoding(Encoding):
 
     @abstractmethod
     def looks_like(self, name: str, first: bytes) -> bool:
-        """Return whether a file of any suffix is such a value, by its name and first bytes."""
+        """Return whether name and first bytes look like this encoding, whatever the suffix."""
 
     @abstractmethod
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
         """Open an inspector: a function that examines a file, from any thread, within the block.
 
-        It raises RejectedValue, and writes converted copies into the folder that it is given.
+        It raises RejectedValue for unusable files; converted copies go into the folder passed.
         """
 
     @abstractmethod

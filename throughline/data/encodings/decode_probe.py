@@ -1,7 +1,7 @@
-"""Asks TensorFlow's image decoder, in a process of its own, about doubtful files.
+"""Asks TensorFlow's image decoder, in a separate process, about doubtful files.
 
 One process answers all questions, so that TensorFlow starts once, outside of the process that asks.
-A file that crashes or stalls the process is unusable; the next question starts a new one.
+A file that crashes or stalls that process is unusable; the next question starts a new process.
 """
 
 import os
@@ -42,8 +42,8 @@ class Decoder:
             return f"TensorFlow cannot decode it: {answer['problem']}"
         if answer["size"] != [height, width]:
             return (
-                f"TensorFlow decodes {answer['size'][1]}×{answer['size'][0]} pixels of"
-                f" {width}×{height}"
+                f"TensorFlow decodes {answer['size'][1]}×{answer['size'][0]} of"
+                f" {width}×{height} pixels"
             )
         return None
 
@@ -68,7 +68,7 @@ class Decoder:
         if not started:
             self.close()
             raise RuntimeError(
-                f"{sys.executable} -m {module} does not start; run it by hand to see why"
+                f"`{sys.executable} -m {module} 0` does not start; run it by hand to see why"
             )
         return self._questions
 

@@ -2,10 +2,10 @@
 
 Files that TensorFlow would read wrongly or not at all (WebP, GIF, BMP, palettes, alpha, 16 bits,
 CMYK, EXIF orientation) are converted once to a plain 8-bit PNG, so that later stages see only JPEG
-and PNG. Decoders forgive different faults: TensorFlow decodes each file that Pillow has decoded and
-that is built exactly as its standard says, which is checked faster than decoding
-(`tests/fuzz/fuzz_parsers.py --target image` compares them on mutated files). It is asked about all
-others.
+and PNG. Pillow and TensorFlow tolerate different faults. If Pillow decodes a file that follows its
+standard exactly (`is_sound`, which is faster than decoding), TensorFlow decodes it, too
+(`tests/fuzz/fuzz_parsers.py --target image` compares them on mutated files). TensorFlow is asked
+about all other files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from throughline.data.encodings.base import FileInfo, InputFile, RejectedValue
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.shared.files import atomic_file, digest_blake2b
 
-LARGEST_PIXEL = 8  # bytes that a pixel takes at most: four channels of 16 bits
-BESIDES_PIXELS = 4 << 20  # bytes of color profiles, thumbnails and other metadata
+LARGEST_PIXEL = 8  # most bytes of a pixel: four channels of 16 bits
+BESIDES_PIXELS = 4 << 20  # bytes allowed for color profiles, thumbnails and other metadata
 STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-DARK = 32  # of 256 levels; a deep image with all values below it is dark
+DARK = 32  # of 256 levels; a 16-bit image with all values below it is dark
 DARK_NOTE = (
-    "16 bits, but no value above an eighth of their range: dark; save such images as 8 bits, scaled"
-    " to theirs"
+    "dark: 16 bits, but no value above an eighth of the range; scale the values of such images to"
+    " the full range before they are saved"
 )
 DEEP = 16  # bits
 _DEPTH, _COLORS = 24, 25  # offsets of the bit depth and the color type in a PNG file
@@ -47,7 +47,7 @@ MOST_PIXELS = 1 << 25  # pixels, above which decoders begin to have limits of th
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
 _FILTERS = 5
-# Chunks that encoders usually write. Others may be right as well, but are rare enough to ask.
+# Chunks that encoders usually write. TensorFlow is asked about files with others, which are rare.
 _PLAIN_CHUNKS = frozenset(
     b"IHDR IDAT IEND bKGD pHYs gAMA cHRM sBIT sRGB iTXt tEXt zTXt tIME eXIf iCCP".split()
 )
@@ -63,11 +63,11 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 class ImageInspector:
-    """Inspects image files within a block; each process that this is sent to has its own decoder.
+    """Inspects image files in a `with` block; a copy sent to another process has its own decoder.
 
     Any thread may use it: Pillow decodes without the GIL, TensorFlow outside of this process.
-    Memory is bounded by `max_pixels`: larger images are refused by their header, and files larger
-    than their pixels before they are read.
+    Memory is bounded by `max_pixels`: images with more pixels are refused by their header, and
+    files with too many bytes for their pixels are refused unread.
     """
 
     def __init__(self, max_pixels: int) -> None:
@@ -88,13 +88,13 @@ class ImageInspector:
         A converted copy is written into the folder `converted`, named by the original's digest.
 
         Raises:
-          RejectedValue: the reason, in words for the list of rejected examples.
+          RejectedValue: the file cannot be used; says why, for the list of rejected examples.
         """
         data = file.read(lambda opened, size: _check_file(opened, size, self.max_pixels))
         path = file.path
         with _opened(io.BytesIO(data)) as image:
             _check_pixels(image, self.max_pixels)
-            # MPO, as phones say, is a JPEG with more pictures after it, which no decoder looks at.
+            # MPO, which phones write, is a JPEG with more pictures after it, which decoders ignore.
             kind = "JPEG" if image.format == "MPO" else image.format or "?"
             image.load()
             kept = _decodes_as_is(image)
@@ -106,7 +106,7 @@ class ImageInspector:
             problem = self.decoder.find_problem(data, height=height, width=width)
             if problem:
                 raise RejectedValue("damaged image", f": {problem}")
-        # The name of a file of many says nothing about its images.
+        # The name of a file with many images says nothing about their formats.
         named = file.is_part or path.suffix.lower().replace("jpg", "jpeg") == f".{kind.lower()}"
         note = None if named else f"content is {kind}"
         if not kept:
@@ -149,7 +149,7 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """Open an image; whatever Pillow says is wrong with it makes it unusable."""
+    """Open an image; reject it for any error of Pillow's in the block but a lack of memory."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
@@ -182,12 +182,12 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def _to_8_bit(image: Image.Image, data: bytes) -> Image.Image:
-    """Convert any mode to upright 8-bit gray or RGB; transparency is composited over white."""
+    """Convert any mode to upright 8-bit gray or RGB; composite transparency over white."""
     turned = _orientation(image) not in _UPRIGHT
     upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode in _DEEP_MODES:
         return _narrowed(upright)
-    # By its mode, gray of 16 bits with transparency is in color.
+    # Pillow gives gray of 16 bits with transparency a mode for color.
     gray = upright.mode in _GRAY_MODES or (image.format == "PNG" and data[_COLORS] in _GRAY)
     # Programs that know no transparency leave zeros in the fourth bytes of a BMP.
     if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
@@ -225,12 +225,12 @@ def _narrowed(image: Image.Image) -> Image.Image:
 
 
 def is_sound(data: bytes) -> bool:
-    """Return whether these bytes are one whole JPEG or PNG image, and nothing else."""
+    """Return whether these bytes are surely one whole JPEG or PNG image; False if in doubt."""
     return _is_sound_png(data) if data.startswith(_PNG) else _is_sound_jpeg(data)
 
 
 def _is_sound_png(data: bytes) -> bool:
-    """Return whether all chunks are known and whole, and the image data is for exactly all rows."""
+    """Return whether all chunks are common ones and whole, and the image data has all rows."""
     view, offset = memoryview(data), len(_PNG)
     kinds: list[bytes] = []
     pieces: list[memoryview] = []
@@ -254,7 +254,7 @@ def _is_sound_png(data: bytes) -> bool:
 
 
 def _has_all_rows(header: bytes, deflated: bytes) -> bool:
-    """Return whether the image data inflates to the header's rows: 8 bits, gray or RGB."""
+    """Return whether the image data inflates to exactly the rows of an 8-bit gray or RGB image."""
     if len(header) < 13:  # noqa: PLR2004
         return False
     width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)

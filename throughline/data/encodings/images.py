@@ -14,7 +14,7 @@ _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM")
 
 @register
 class ImageEncoding(FileEncoding):
-    """JPEG and PNG files, gray or in color; other files are converted."""
+    """JPEG and PNG files, gray or in color; other images are converted to PNG."""
 
     name = "image"
     modality = "images"
@@ -40,7 +40,7 @@ class ImageEncoding(FileEncoding):
         return image_files.ImageInspector(settings.max_pixels)
 
     def describe(self, shapes: Collection[tuple[int, ...]]) -> Feature:
-        """Return the feature of images of one size or several; in color if one of them is."""
+        """Return the feature of images of one size or several; in color if any of them is."""
         channels = max((shape[-1] for shape in shapes), default=1)
         sizes = {shape[:2] for shape in shapes}
         height, width = sizes.pop() if len(sizes) == 1 else (None, None)

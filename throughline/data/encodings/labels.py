@@ -12,7 +12,7 @@ from throughline.shared.errors import UnreadableSource
 
 LabelKind = Literal["class", "number"]
 UNLABELED = "-1"  # a common mark of examples without a label
-FEW_CLASSES = 20  # up to so many different whole numbers are classes
+FEW_CLASSES = 20  # up to this many different whole numbers are classes
 EXAMPLES_PER_NUMBERED_CLASS = 10  # with fewer, many whole numbers may be values to predict
 
 
@@ -58,8 +58,8 @@ def list_numbers(values: np.ndarray) -> list[float] | list[tuple[float, ...]]:
 class ReadLabels:
     """Labels of the kind `kind`: class names, or numbers.
 
-    `classes` are in order. `problems` says why labels are unusable, by position. `facts` are
-    decisions that the user may not have meant.
+    `classes` is sorted, and empty for numbers. `problems` says by position why labels are unusable.
+    `facts` are decisions that the user may not have meant.
     """
 
     kind: LabelKind
@@ -74,33 +74,33 @@ def guess_label_kind(
 ) -> LabelKind:
     """Decide whether labels that are all numbers are classes or numbers to predict.
 
-    Fractions are to predict, and so are many whole numbers that are stored as `floats`.
+    Fractions are numbers to predict, and so are many different whole numbers stored as `floats`.
 
     Raises:
-      UnreadableSource: many whole numbers could be either; `where` says whose.
+      UnreadableSource: many whole numbers, in few rows each, could be either; `where` names them.
     """
     if fractions or (floats and distinct > FEW_CLASSES):
         return "number"
     if distinct > FEW_CLASSES and rows < EXAMPLES_PER_NUMBERED_CLASS * distinct:
         raise UnreadableSource(
-            f"{where} holds {distinct:,} different whole numbers in {rows:,} rows",
+            f"{where}: {distinct:,} different whole numbers in {rows:,} rows",
             "set data.label_kind: number to predict them, or class if they number classes",
         )
     return "class"
 
 
 def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str) -> ReadLabels:
-    """Read labels as their values and `asked` (`data.label_kind`) say.
+    """Read labels as classes or numbers, as `asked` (`data.label_kind`) or, if auto, by value.
 
     Whole numbers that are classes are named as integers, even if they are stored as floats.
 
     Raises:
-      UnreadableSource: the values do not decide the kind, or are not of the kind asked for.
+      UnreadableSource: the kind is unclear, or `asked` is number and a label is text or boolean.
     """
     if any(isinstance(value, (str, bool)) for value in values):
         if asked == "number":
             raise UnreadableSource(
-                f"{where} holds text or booleans, and data.label_kind: number needs numbers",
+                f"{where}: text or booleans, but data.label_kind: number needs numbers",
                 "set data.label_kind: class, or name another label",
             )
         names = [str(value) for value in values]
@@ -120,13 +120,13 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
         return ReadLabels(kind="number", labels=[*map(float, values)], classes=[], problems={})
     names = [str(int(value)) for value in values]
     whole = {int(value) for place, value in enumerate(values) if place not in fractions}
-    fact = f"{where} holds whole numbers: classes; data.label_kind: number predicts them"
+    fact = f"{where}: whole numbers read as classes; data.label_kind: number predicts them"
     return ReadLabels(
         kind="class",
         labels=names,
         classes=[str(value) for value in sorted(whole)],
         problems={
-            place: Reason("label is no whole number", f": {value:g}")
+            place: Reason("label is not a whole number", f": {value:g}")
             for place, value in fractions.items()
         },
         facts=(fact,) if floats and asked != "class" else (),
@@ -139,7 +139,7 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
     `labels` is (examples,), (examples, 1), or one-hot (examples, classes).
 
     Raises:
-      UnreadableSource: it has another shape or dtype, or is not finite; `where` names the array.
+      UnreadableSource: another shape or dtype, or values not finite; `where` names the array.
     """
     note = ""
     if labels.ndim == 2 and labels.shape[1] == 1:  # noqa: PLR2004 - a column
@@ -148,7 +148,7 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
         labels, note = labels.argmax(axis=1), "one-hot label read as the number of its class"
     if labels.ndim != 1 or len(labels) != count:
         raise UnreadableSource(
-            f"{where} has shape {labels.shape}, needed is ({count},), ({count}, 1) or one-hot rows,"
+            f"{where} has shape {labels.shape}; expected ({count},), ({count}, 1) or one-hot rows,"
             " one class per image"
         )
     if labels.dtype.kind not in "iubfUS":
@@ -157,7 +157,7 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
         )
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         first = int(np.flatnonzero(~np.isfinite(labels))[0])
-        raise UnreadableSource(f"{where} holds {labels[first]} at {first}; leave such examples out")
+        raise UnreadableSource(f"{where} holds {labels[first]} at index {first}; remove such rows")
     return [_readable(label) for label in labels.tolist()], note
 
 
@@ -169,7 +169,6 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 
 
 def _readable(label: bytes | str | float) -> str | float:
-    """Return a label, with escapes for text that is not UTF-8."""
     if isinstance(label, bytes):
         return label.decode("utf-8", "backslashreplace")
     if isinstance(label, str):

@@ -1,6 +1,6 @@
 """Reads arrays within the bytes of another file, such as a feature of a TFRecord.
 
-Tensors and NumPy arrays say their own shape and dtype; for bare values, settings do. Source of the
+Tensors and NumPy arrays state their shape and dtype; for bare values, settings do. Source of the
 tensor format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor writes it.
 """
 
@@ -45,8 +45,8 @@ _UNREADABLE = (
     *(ValueError, LookupError, ArithmeticError, MemoryError, EOFError, SyntaxError),
     tokenize.TokenError,
 )
-_MOST_FILLED = 1 << 24  # most values that a shorter list may stand for
-# Magnitudes of numbers that someone stores; other bytes seldom are such floats.
+_MOST_FILLED = 1 << 24  # most values of a tensor that lists fewer and repeats the last
+# Magnitudes of numbers that people store; other bytes, read as floats, are seldom within.
 _SMALLEST, _LARGEST = 1e-20, 1e20
 
 
@@ -66,9 +66,9 @@ class ArrayForm:
 
 
 def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
-    """Return the array that these bytes say they are, in native byte order, or None.
+    """Return the array that these bytes encode, in native byte order; None if they encode none.
 
-    Text, which only tensors hold, has the dtype object.
+    Text from tensors has the dtype object.
     """
     try:
         if data[:1] == _TENSOR:
@@ -89,10 +89,10 @@ def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
 
 
 def _read_tensor(data: bytes) -> np.ndarray | None:
-    """Return the values of a TensorProto, or None if its type has neither numbers nor text.
+    """Return the values of a TensorProto, or None if it has none that can be read.
 
     Raises:
-      ValueError, LookupError: the bytes hold anything else.
+      ValueError, LookupError: the bytes are not a TensorProto.
     """
     number, shape, content = 0, (), b""
     listed: list[Any] = []
@@ -137,7 +137,7 @@ def find_image(data: bytes) -> str:
 
 
 def name_content(data: bytes) -> str:
-    """Say what bytes are: an image, an array or a tf.train.Example; "" if unknown."""
+    """Describe what bytes are: an image, an array or a tf.train.Example; "" if unknown."""
     if image := find_image(data):
         return image
     if found := read_array(data):
@@ -149,7 +149,7 @@ def name_content(data: bytes) -> str:
 
 
 def look_like_floats(data: bytes) -> bool:
-    """Return whether bytes may be float32: all finite, and none of a size that nobody stores."""
+    """Return whether bytes may be float32: each value is 0 or of a plausible magnitude."""
     if len(data) % 4:
         return False
     values = np.abs(np.frombuffer(data, "<f4"))
@@ -160,13 +160,12 @@ def look_like_floats(data: bytes) -> bool:
 def choose_array(
     name: str, forms: Counter[ArrayForm], shape: tuple[int, ...]
 ) -> tuple[ArrayForm, tuple[int, ...]]:
-    """Return the form of most of the first arrays of a feature, and the shape of examples.
+    """Return the form of most of a feature's first arrays, and the shape of an example.
 
-    `shape` is `data.records.shape`; if it is empty, examples have the form's shape.
+    `shape` is `data.records.shape`; if it is empty, examples have the form's shape, or (1,).
 
     Raises:
-      UnreadableSource: no form has a majority, or it holds no numbers, or it has another number of
-        values than `shape`.
+      UnreadableSource: no form has a majority; or it is text or complex, or does not fit `shape`.
     """
     (form, count), *others = forms.most_common()
     if 2 * count <= forms.total():
@@ -176,8 +175,8 @@ def choose_array(
         )
     if form.dtype == "text" or form.dtype.startswith("complex"):
         raise UnreadableSource(
-            f"data.records.input: {name} is a {form}; an encoded image as bytes, or an array of"
-            " numbers, can be learned from"
+            f"data.records.input: {name} is a {form}; it must be an encoded image as bytes, or an"
+            " array of real numbers"
         )
     check_shape(name, shape, form.size)
     return form, shape or form.shape or (1,)
@@ -187,7 +186,7 @@ def check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
     """Raise UnreadableSource if `shape` is not empty and does not have `size` values."""
     if shape and int(np.prod(shape)) != size:
         raise UnreadableSource(
-            f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, {name} has"
+            f"data.records.shape: {list(shape)} has {int(np.prod(shape)):,} values, but {name} has"
             f" {size:,}"
         )
 
@@ -195,12 +194,12 @@ def check_shape(name: str, shape: tuple[int, ...], size: int) -> None:
 def choose_form(
     name: str, length: int, *, floats: bool, shape: Sequence[int], dtype: str
 ) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of bare values of `length` bytes, as `data.records` says.
+    """Return the shape and dtype of `length` bytes of bare values, as `data.records` sets them.
 
-    `floats` means that they may be float32.
+    `floats`: the values may be float32.
 
     Raises:
-      UnreadableSource: the settings leave several possible, or fit none.
+      UnreadableSource: the settings do not fit `length`, or do not decide.
     """
     size = int(np.prod(shape, dtype=np.int64))
     if dtype != "auto":
@@ -217,8 +216,8 @@ def choose_form(
         seen += f" or {length // 4:,} of float32"
     if not shape:
         raise UnreadableSource(
-            f"data.records.input: {name} holds {length:,} bytes that are no image in JPEG, PNG, GIF"
-            f" or WebP and say no shape: {seen}",
+            f"data.records.input: {name} holds {length:,} bytes that are not an image in JPEG, PNG,"
+            f" GIF or WebP format and state no shape: {seen}",
             "set data.records.shape to the shape of these values, such as [28, 28, 1], or"
             " data.records.dtype to learn from them as vectors",
         )
@@ -228,11 +227,11 @@ def choose_form(
         return tuple(shape), "float32"
     if size and length % size == 0:
         raise UnreadableSource(
-            f"data.records.shape: {list(shape)} has {size:,} values, {name} has {length:,} bytes,"
-            f" {length // size} for each",
-            "set data.records.dtype to what they are, such as int32, or correct the shape",
+            f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,}"
+            f" bytes, {length // size} for each",
+            "set data.records.dtype to that of the values, such as int32, or correct the shape",
         )
     raise UnreadableSource(
-        f"data.records.shape: {list(shape)} has {size:,} values, {name} has {length:,} bytes:"
+        f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,} bytes:"
         f" {seen}"
     )

@@ -20,7 +20,7 @@ class TextEncoding(Encoding):
 
 
 def text_feature() -> Feature:
-    """Return the input of a dataset of texts: the tokens that they become, (length,)."""
+    """Return the input feature of texts: the tokens that they become, (length,)."""
     return Feature(
         name="text", role="input", encoding=find_encoding("text"), shape=(None,), dtype="int32"
     )
@@ -41,7 +41,7 @@ def check_encoding(encoding: str, *, lines: bool = False) -> None:
         one_byte = "\n".encode(encoding) == b"\n"
     except LookupError as error:
         raise InvalidParams(
-            [f"data.encoding: {encoding} is no encoding; use utf-8, latin-1, cp1252, shift_jis …"]
+            [f"data.encoding: {encoding} is not an encoding; use utf-8, latin-1, cp1252 …"]
         ) from error
     if lines and not one_byte:
         raise InvalidParams(
@@ -52,7 +52,7 @@ def check_encoding(encoding: str, *, lines: bool = False) -> None:
 def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
     """Return a document in UTF-8, without a byte order mark.
 
-    A string holds bytes that are not in the encoding as surrogates.
+    In a string, surrogates stand for bytes that are not in the encoding.
 
     Raises:
       RejectedValue: the document is not in the encoding, binary, or empty.

@@ -1,11 +1,11 @@
 """Sources, one file per kind of input. Each returns `Files`, `Texts`, `Arrays` or a `Series`.
 
-Sources only look; ingest examines every example and writes the manifest. A source refuses what it
+Sources only find examples; ingest examines each and writes the manifest. A source refuses what it
 cannot read, or could read in more than one way: `UnreadableSource` names the file, and the key,
 line or record. `DataNotFound` says that nothing of the kind is at `data.path`.
 
 A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a line in
-`throughline/settings/source_kinds.py`. Files in class folders need the line alone.
+`throughline/settings/source_kinds.py`. Files in class folders need only that line.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def scan(settings: DataSettings) -> Source:
 
     Raises:
       DataNotFound: nothing is at `data.path`.
-      UnreadableSource: what is there is not what `data.source` says.
+      UnreadableSource: what is there does not fit `data.source`, or can be read in several ways.
     """
     return SCANNERS.get(settings.source, class_folders.scan)(settings)
 
@@ -66,11 +66,12 @@ def open_source(
 ) -> Iterator[tuple[Source, LocalFiles | ObjectFolder]]:
     """Scan the source that `data` describes, and keep it readable within the block.
 
-    Also yields a listing of `data.path` from before the scan, without `out`, where ingest writes.
+    Also yields a listing of `data.path`, made before the scan, without the output folder `out`.
 
     Raises:
       DataNotFound, UnreadableSource: as `scan`.
-      ObjectStoreFailed: the store was not reached or refuses; says what was asked for.
+      ObjectStoreFailed: the store was not reached or refused a request; the message names it.
+      DiskRefused: the disk has no room for a copy of the objects.
     """
     if not is_address(settings.path):
         listed = list_files(Path(settings.path), out=out)
@@ -101,7 +102,7 @@ def _in_bucket(source: Files, folder: ObjectFolder) -> Files:
 
 @contextmanager
 def _naming(copy: str, address: str) -> Iterator[None]:
-    """Let errors of the block name the source's address instead of its local copy."""
+    """Let errors in the block name the source's address instead of its local copy."""
     try:
         yield
     except UserError as error:

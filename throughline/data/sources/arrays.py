@@ -1,6 +1,6 @@
 """Images in NumPy files: an .npz archive, or a folder with one .npy per array.
 
-`data.features` and `data.labels` say which arrays are images and labels, or else their names do.
+`data.features` and `data.labels` name the arrays of images and labels; by default, names tell.
 """
 
 from collections import Counter
@@ -24,13 +24,13 @@ _UNNAMED = ("x", "y")  # defaults of `data.features` and `data.labels`
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read images (examples, height, width[, channels]) uint8 and labels (examples,)."""
+    """Read uint8 images (examples, height, width[, channels]) and labels (examples,)."""
     path, notes = Path(settings.path), Counter[str]()
     for key, name in (("features", settings.features), ("labels", settings.labels)):
         if path.is_dir() and Path(name).name != name:
             raise UnreadableSource(
-                f"data.{key}: {name} is not the name of an array; needed is NAME of a NAME.npy in"
-                f" {path}"
+                f"data.{key}: {name} is not the name of an array; for a file NAME.npy in {path},"
+                " set it to NAME"
             )
     array_files.refuse_single(path)
     found = array_files.list_arrays(path)
@@ -49,7 +49,7 @@ def scan(settings: DataSettings) -> Arrays:
         if of_pair.shape[1:] != images[0].shape[1:]:
             raise UnreadableSource(
                 f"{path}: {pairs[0].features} and {pair.features} hold images of different sizes,"
-                f" {images[0].shape[1:]} and {of_pair.shape[1:]}; all examples need one"
+                f" {images[0].shape[1:]} and {of_pair.shape[1:]}; all must have one size"
             )
     where = f"{path}: {' and '.join(pair.labels for pair in pairs)}"
     read = read_labels(where, values, asked=settings.label_kind)
@@ -90,6 +90,6 @@ def _choose(
             f"{path}: which arrays are the images and the labels is not certain: no array"
             f" {' or '.join(name for name in named if name not in found)}; there are"
             f" {array_files.list_headers(found, found)}",
-            "set data.features and data.labels, or name them x_train, y_train, x_test, y_test",
+            "set data.features and data.labels, or name the arrays x_train, y_train, x_test …",
         )
     return pairs

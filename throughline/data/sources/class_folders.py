@@ -1,4 +1,4 @@
-"""Files in class folders: each is an example. Sources of images and of texts use it.
+"""Files in class folders: each is an example. Used by sources of images and of texts.
 
 A file's class is its folder's path below the root (`bird/owl`), without parts that name a split.
 Only hidden files are skipped silently: entries that cannot be listed or followed are rejected with
@@ -50,14 +50,14 @@ _MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNO
 
 
 class FileKind(Protocol):
-    """What tells the files that are examples from others; `noun` names them in errors."""
+    """Tells the files that are examples from others; `noun` names them in errors."""
 
     name: ClassVar[str]
     noun: ClassVar[str]
     suffixes: ClassVar[frozenset[str]]
 
     def looks_like(self, name: str, first: bytes) -> bool:
-        """Return whether a local file of any suffix is one, by its name and first bytes."""
+        """Return whether name and first bytes look like such a file, whatever the suffix."""
         ...
 
 
@@ -118,7 +118,7 @@ def list_class_folders(
         skipped=dict(listing.skipped.most_common()),
         left_out=dict(listing.left_out),
         warnings=[
-            f"of folder {folder} {name_kinds(kinds)} are left out, {counts[folder]:,} are read"
+            f"folder {folder}: {name_kinds(kinds)} left out, {counts[folder]:,} read"
             for folder, kinds in others.items()
             if kinds.total() > counts[folder]
         ],
@@ -126,7 +126,7 @@ def list_class_folders(
 
 
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
-    """Give files the splits and classes that their folders say; reject or count the others.
+    """Give files the splits and classes that their folders name; reject or count the others.
 
     If no folder is for validation, training files get no split, so that some are assigned to it.
     """
@@ -143,7 +143,7 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
         )
         if place.split == UNLABELED:
             top = file.label.partition("/")[0]
-            listing.left_out[f"{top} is named as what has no label"] += 1
+            listing.left_out[f"{top} is named as data without labels"] += 1
         elif problem:
             listing.rejected.append(Rejected(id=file.id, reason=problem))
         else:
@@ -163,7 +163,7 @@ def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
     if len(found) > _FEW:
         mask, name = found[0][0].rpartition("/")[2], found[0][1].rpartition("/")[2]
         raise UnreadableSource(
-            f"{root}: {len(found):,} files belong to others, as {mask} does: masks, not examples",
+            f"{root}: {len(found):,} files are masks of others, as {mask} is, and not examples",
             f"set data.leave_out: ['*{mask.removeprefix(name)}.*']",
         )
 
@@ -184,9 +184,9 @@ def _refuse_folder_link(link: Path, target: Path, name: str) -> None:
     holds = link.parent.resolve().is_relative_to(target)
     raise UnreadableSource(
         f"{link} is a link to the folder {target}, "
-        + ("which holds it" if holds else "and DVC does not see what changes below such links"),
+        + ("which holds the link" if holds else "and DVC does not see changes below such links"),
         (
-            "remove it"
+            "remove the link"
             if holds
             else f"run `rm {link} && cp -rs {target} {link}`, which links the files"
         )
@@ -215,7 +215,7 @@ class _Listing:
         self._objects: Mapping[str, StoredObject] = {}
 
     def list_all(self) -> None:
-        """List real folders, then each folder that a link leads to and that was not among them."""
+        """List real folders, then each folder that a link leads to, unless it is already listed."""
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)
@@ -228,7 +228,7 @@ class _Listing:
                     _refuse_folder_link(link, target, name)
                 self._reject(link, "folder is a link that leads outside the data root")
             elif target in self._listed:
-                cause = "folder is a link to one that is listed itself"
+                cause = "folder is a link to a folder that is listed itself"
                 self._reject(link, Reason(cause, f": {target.relative_to(root)}"))
             else:
                 self._list_below(link)
@@ -250,7 +250,7 @@ class _Listing:
             self._take_names(path, names[path], is_leaf=path not in with_folders)
 
     def leaves_out(self, name: str) -> bool:
-        """Return whether a file or folder is to be left out; count it then."""
+        """Return whether a file or folder is to be left out; if so, count it."""
         named = find_left_out(name, self._settings.leave_out)
         if named:
             self.left_out[f"data.leave_out: {named}"] += 1
@@ -306,7 +306,7 @@ class _Listing:
             if not above and not self.in_root:
                 self._reject(folder / name, "is outside any class folder")
             elif not (is_text and is_utf8(name)):
-                self._reject(folder / name, "the name is no UTF-8")
+                self._reject(folder / name, "the name is not UTF-8")
             else:
                 stored = self._objects.get(above + name)
                 self.files.append(

@@ -1,8 +1,8 @@
 """Reads the examples of TFRecord shards that others wrote, once their layout is known.
 
-`tfrecord` infers the layout, `tfds` reads it. Encoded images stay where they are; values of one
-shape become one array. Unusable records are rejected with a reason. A shard that cannot be read to
-its end is refused, since nobody knows what is missing.
+`tfrecord` infers the layout, `tfds` reads it from metadata. Encoded images stay where they
+are; values of one shape become one array. Unusable records are rejected with a reason. A shard that
+cannot be read to its end is refused, since nobody knows what is missing.
 """
 
 import itertools
@@ -42,7 +42,7 @@ _RANK_OF_IMAGES = 3
 class ExternalShard:
     """A TFRecord file that another program wrote.
 
-    `name` is its path below the data's folder; `records` is how many its metadata say.
+    `name` is its path below the data folder; `records` is the count in its metadata, if any.
     """
 
     path: Path
@@ -55,9 +55,9 @@ class ExternalShard:
 class InputFeature:
     """The feature that is the model's input.
 
-    Its form is encoded (an image file), bytes or zlib (values of `dtype` in C order), array (bytes
-    that describe themselves as an array of the form `stored`), or numbers (a list of floats or
-    integers). `shape` is None for encoded images.
+    Its form is encoded (an image file), bytes or zlib (values of `dtype` in C order), array (a
+    serialized array of the form `stored`), or numbers (a list of floats or integers). `shape` is
+    None for encoded images.
     """
 
     name: str
@@ -71,8 +71,8 @@ class InputFeature:
 class LabelFeature:
     """The feature to predict: classes or numbers, as `asked` (`data.label_kind`) says.
 
-    With `arrays`, bytes are arrays of one value. `names` are the classes in order, from the file
-    `named_by`; empty if labels name themselves.
+    With `arrays`, bytes are serialized arrays of one value. `names` are the classes in order, from
+    the file `named_by`; empty if no file names them.
     """
 
     name: str
@@ -85,7 +85,7 @@ class LabelFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleLayout:
-    """The features of records that are input and label; `features` describes all of them."""
+    """Which features of the records are input and label; `features` describes all features."""
 
     input: InputFeature
     label: LabelFeature
@@ -103,7 +103,7 @@ class _Entry:
 
 
 def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
-    """Map a shard; return its bytes, and the edges of its frames (records + 1,)."""
+    """Map a shard; return its bytes, and the offsets of its records' frames (records + 1,)."""
     try:
         data = map_file(shard.path)
     except OSError as error:
@@ -115,22 +115,21 @@ def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
         if shard.path.suffix != ".gz":
             unpack = f"mv {name} {name}.gz && gunzip {name}.gz"
         raise UnreadableSource(
-            f"{shard.path} is compressed with GZIP; examples are read where they are, at their"
-            " offsets, which takes uncompressed TFRecord: unpack it, such as with"
-            f" `{unpack}`"
+            f"{shard.path} is compressed with GZIP, but examples are read in place, at their"
+            f" offsets, from uncompressed TFRecord files: unpack it, such as with `{unpack}`"
         )
     if problem:
         remedy = "get the file again, or remove it to do without it"
         if len(edges) == 1 and "checksum" in problem:
-            kind = "it is no TFRecord file"
+            kind = "it is not a TFRecord file"
             if data[:1] == ZLIB:
-                kind += ", unless it is compressed with ZLIB: then write it without"
+                kind += ", or is compressed with ZLIB (then write it uncompressed)"
             remedy = f"{kind}; remove it, or set data.path to the folder of shards"
         raise UnreadableSource(f"{shard.path}: {problem}; {remedy}")
     if shard.records not in (None, len(edges) - 1):
         raise UnreadableSource(
-            f"{shard.path} holds {len(edges) - 1:,} records, dataset_info.json says"
-            f" {shard.records:,}; they are not of the same dataset, or one of them is incomplete"
+            f"{shard.path} holds {len(edges) - 1:,} records, but dataset_info.json says"
+            f" {shard.records:,}; the two are of different datasets, or one is incomplete"
         )
     return data, edges
 
@@ -147,8 +146,8 @@ def read_examples(
         raise DataNotFound(f"{root}: none of the shards holds a record")
     if not entries:
         raise UnreadableSource(
-            f"{rejected[0].id}: {rejected[0].reason}, and so are the other {len(rejected) - 1:,}"
-            " records; set data.records.input and data.records.label"
+            f"{root}: no record can be used; the first of {len(rejected):,}, {rejected[0].id}:"
+            f" {rejected[0].reason}; set data.records.input and data.records.label"
         )
     found = _name_labels([entry.label for entry in entries], layout.label)
     rejected += [
@@ -234,7 +233,9 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
                 entry = replace(entry, values=stored, rounded=_is_rounded(value))
             entries.append(entry)
         except NotAnExample as error:
-            rejected.append(Rejected(id=name, reason=Reason("no tf.train.Example", f": {error}")))
+            rejected.append(
+                Rejected(id=name, reason=Reason("not a tf.train.Example", f": {error}"))
+            )
         except RejectedValue as error:
             rejected.append(Rejected(id=name, reason=error.reason))
     return entries, rejected
@@ -291,7 +292,7 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     if len(values) > 1:
         raise RejectedValue("label has several values", f": {len(values)}")
     if isinstance(values[0], float) and not np.isfinite(values[0]):
-        raise RejectedValue("label is no finite number")
+        raise RejectedValue("label is not a finite number")
     return values[0]
 
 
@@ -299,8 +300,8 @@ def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
     if feature.form == "array":
         found = read_array(data)
         if found is None or found[0] != feature.stored:
-            other = found[0] if found else "no array"
-            raise RejectedValue(f"feature {feature.name} is another array", f": {other}")
+            other = found[0] if found else "not an array"
+            raise RejectedValue(f"feature {feature.name} differs from the others", f": {other}")
         return found[1]
     try:
         unpacked = zlib.decompress(data) if feature.form == "zlib" else data
@@ -315,7 +316,7 @@ def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
         raise RejectedValue(
             f"feature {feature.name} has another length than its shape", f": {values.size} values"
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
+    with np.errstate(over="ignore"):  # too large values become infinite, and are rejected below
         converted = values.astype(dtype, copy=False).reshape(shape)
     if dtype == "float32" and not np.isfinite(converted).all():
         raise RejectedValue(f"feature {feature.name} is not finite")
@@ -327,20 +328,20 @@ def _is_rounded(values: np.ndarray) -> bool:
     if values.dtype.kind not in "iuf" or np.can_cast(values.dtype, np.float32):
         return False
     whole = values[values % 1 == 0]
-    with np.errstate(invalid="ignore"):  # for what rounds up to 2**63
+    with np.errstate(invalid="ignore"):  # for values that round up to 2**63
         return bool((whole.astype(np.float32).astype(whole.dtype) != whole).any())
 
 
 def _name_labels(labels: Sequence[str | float], label: LabelFeature) -> ReadLabels:
-    """Return labels by name or as numbers; labels of -1 next to named classes stay -1."""
+    """Return labels as class names or numbers; among named classes, -1 stays -1 (unlabeled)."""
     if not label.names or label.asked == "number":
         return read_labels(f"the feature {label.name}", labels, asked=label.asked)
     count, numbers = len(label.names), set(labels)
     if count in numbers and 0 not in numbers:
         raise UnreadableSource(
             f"{label.named_by} names {count} classes, from 0 to {count - 1}, and the feature"
-            f" {label.name} counts from 1 to {count}: every example would get its neighbor's"
-            " name. Put a first line for class 0, such as `background`"
+            f" {label.name} counts from 1 to {count}: every example would get the name of the"
+            " next class. Add a first line for class 0, such as `background`"
         )
     names: dict[Any, str] = {-1: UNLABELED, **dict(enumerate(label.names))}
     names |= {name: name for name in label.names}

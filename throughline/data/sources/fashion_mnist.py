@@ -46,8 +46,8 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     if not path.exists():
         raise DataNotFound(
             f"{path} is missing; set `data.fetch: fashion_mnist` and data.path to"
-            " data/raw/fashion_mnist to get it, or data.path to a folder of your own, outside of"
-            " data/raw, with the four published files"
+            " data/raw/fashion_mnist to download it, or data.path to a folder of your own, outside"
+            " of data/raw, with the four published files"
         )
     try:
         content = gzip.decompress(path.read_bytes())
@@ -64,6 +64,6 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != int(np.prod(shape)):
         raise UnreadableSource(
-            f"{path} holds {len(content) - header} values, its header says {shape}"
+            f"{path} holds {len(content) - header} values, but its header says {shape}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

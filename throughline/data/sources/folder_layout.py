@@ -1,6 +1,6 @@
 """Decides how folders are read: which level of a file's path names its split, which its class.
 
-`data.layout` says it, or with `auto` the names of folders, if they can be read in one way only.
+`data.layout` says so; with `auto`, folder names do, if they can be read in only one way.
 """
 
 import re
@@ -25,7 +25,7 @@ _MASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a folder's path says: its split or `UNLABELED`, its class, or its files' `problem`."""
+    """What a folder's path says: split (or `UNLABELED`) and class, or its files' `problem`."""
 
     split: str | None = None
     label: str = ""
@@ -35,7 +35,7 @@ class Place:
 def read_layout(
     counts: Mapping[str, int], *, layout: str, root: str, classes: bool
 ) -> Mapping[str, Place]:
-    """Return what each folder says, by its path below the root; `counts` are numbers of files."""
+    """Return what each folder's path below the root says; `counts` has its number of files."""
     if layout != "auto":
         return {folder: _apply(layout, folder, classes=classes) for folder in counts}
     return _Reading(counts, root, classes=classes).read()
@@ -44,7 +44,7 @@ def read_layout(
 def _apply(layout: str, folder: str, *, classes: bool) -> Place:
     """Read a folder's path by a pattern.
 
-    The class is all that other parts of the pattern leave; a final `**` ignores deeper folders.
+    The class is all parts that the rest of the pattern leaves; a final `**` ignores deeper ones.
     """
     pattern, parts = layout.split("/"), folder.split("/") if folder else []
     if pattern[-1] == ANY_NUMBER:
@@ -77,7 +77,7 @@ class _Reading:
             for at, part in enumerate(path):
                 self._below[path[:at]].add(part)
         self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
-        # Folders without others in them: files next to class folders do not say what these are.
+        # Folders without subfolders; files next to class folders do not tell what these are.
         self._leaves = {folder for folder, path in parts.items() if not self._below.get(path)}
         self._levels = range(max(map(len, self._parts.values()), default=0))
         # Number of upper levels that all folders share: they name the dataset.
@@ -146,7 +146,7 @@ class _Reading:
         return Place(split=splits.pop(), label=label)
 
     def _check(self, places: Mapping[str, Place]) -> None:
-        """Refuse held-out splits without a class of training, which could judge nothing."""
+        """Refuse splits without class folders, and held-out splits without a class of training."""
         if not self._classes:
             return
         by_split = defaultdict[str, set[str]](set)
@@ -166,19 +166,19 @@ class _Reading:
             if trained and not trained & labels:
                 one = min(folder for folder, place in places.items() if place.split == split)
                 what = (
-                    f"holds {min(labels)} and no class of training"
+                    f"holds {min(labels)} but no class of the training split"
                     if any(labels)
                     else "holds files without a class folder"
                 )
                 raise self._refuse(
                     f"{one}, for {split}, {what}",
                     f"leave it out with data.leave_out: [{self._split_folder(one)}], list its files"
-                    " and their labels in a table for data.source: image_table, or say with"
-                    " data.layout how the folders are to be read, such as split/class/**",
+                    " and their labels in a table for data.source: image_table, or set"
+                    " data.layout to how folders are to be read, such as split/class/**",
                 )
 
     def _refuse_mixed(self) -> None:
-        """Refuse levels where some folders are named as splits, or two splits hold one class."""
+        """Refuse levels where only some names are splits, or names such as cat_train, cat_test."""
         for level in self._levels:
             values = sorted({value for one in self._counts if (value := self._at(one, level))})
             plain = [
@@ -190,7 +190,7 @@ class _Reading:
             others = [value for value in values if value not in plain]
             if plain and others and (level == 0 or len(plain) > 1):
                 raise self._refuse(
-                    f"{plain[0]} is named as a split, {others[0]} is not",
+                    f"{plain[0]} is named as a split, but {others[0]} is not",
                     f"set data.leave_out: {self._folders_named(others, level)} or"
                     f" {self._folders_named(plain, level)}, whichever is not to be used, or"
                     " data.layout: class if all are classes",
@@ -206,8 +206,8 @@ class _Reading:
                 if len(same) > 1:
                     raise self._refuse(
                         f"{' and '.join(same.values())} look like one class in two splits",
-                        "set data.layout: class if they are classes; else move what belongs to a"
-                        " split into a folder of that name: train/CLASS, test/CLASS",
+                        "set data.layout: class if they are classes; else move the files of a"
+                        " split into a folder of its name: train/CLASS, test/CLASS",
                     )
 
     def _split_folder(self, folder: str) -> str:
@@ -231,9 +231,9 @@ class _Reading:
             lower = {value.lower() for value in values}
             if lower & _PICTURES and lower & _MASKS:
                 raise self._refuse(
-                    "pictures and what belongs to each of them are in folders next to each other,"
-                    " as for segmentation or detection",
-                    "data.source: image_folder takes a folder per class; set data.layout: class if"
+                    "images and their masks or labels are in folders next to each other, as for"
+                    " segmentation or detection",
+                    "data.source: image_folder needs a folder per class; set data.layout: class if"
                     " these are classes",
                 )
             if len(values) > 1 and all(map(_FOLD.match, values)):
@@ -252,13 +252,13 @@ class _Reading:
                 names := [one for one in sorted(values) if self._names[one].split == UNLABELED]
             ):
                 raise self._refuse(
-                    f"{names[0]} is named as what has no label",
+                    f"{names[0]} is named as data without labels",
                     f"set data.leave_out: [{names[0]}], or data.layout: class if it is a class",
                 )
 
     def _refuse_repeated(self) -> None:
-        """Refuse folders that hold folders of the same names: either may be the classes."""
-        above = defaultdict[str, list[str]](list)  # the folders that hold one of this name
+        """Refuse folders that hold folders of the same names: either level may be the classes."""
+        above = defaultdict[str, list[str]](list)  # by name, the folders that hold one
         for folder in sorted(self._leaves):
             parent, _, name = folder.rpartition("/")
             above[name].append(parent)
@@ -280,8 +280,8 @@ class _Reading:
         raise self._refuse(
             f"{one} and {other} hold folders of the same names, {' and '.join(repeated[:2])}",
             f"set data.layout: {inner} if these are the classes, {outer} if the folders above are,"
-            " or class if each of them is one; splits have to be named train, validation and test;"
-            " data.leave_out names what is not to be used",
+            " or class if each path is one; name folders of splits train, validation and test;"
+            " data.leave_out names folders that are not to be used",
         )
 
     def _refuse(self, problem: str, remedy: str) -> UnreadableSource:

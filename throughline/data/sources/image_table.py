@@ -23,7 +23,7 @@ from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import DataNotFound
 
-UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder of both"
+UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder with both"
 IMAGE = "image"  # name of the images when a model is served
 
 
@@ -121,7 +121,7 @@ def _find_table(path: Path) -> Path:
         return path
     names = ", ".join(table.name for table in tables) or "none"
     raise DataNotFound(
-        f"data.path: {path} holds {len(tables)} tables ({names}); expected are tables of one kind"
-        f" ({', '.join(sorted(TABLES))}) next to the images that they list, or Parquet or"
-        " Arrow files alone, which hold them"
+        f"data.path: {path} holds {len(tables)} tables ({names}); it must hold tables of one kind"
+        f" ({', '.join(sorted(TABLES))}) next to the images that they list, or only"
+        " Parquet or Arrow files, which hold the images"
     )

@@ -28,7 +28,7 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-EXACT_IN_64 = 2.0**53  # below, float64 tells whole numbers apart
+EXACT_IN_64 = 2.0**53  # below it, float64 holds every whole number
 _WHOLE = re.compile(r"-?\d\.0+e\+00")
 
 
@@ -100,7 +100,6 @@ def scan(settings: DataSettings) -> Arrays:
 
 
 def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
-    """Return the kinds of the features and of the labels, once the table has what settings name."""
     settings = table.settings
     named = {
         "data.label_column": settings.label_columns,
@@ -111,14 +110,14 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
     }
     apart = [*settings.label_columns, "split", settings.group]
 
-    def refuse_wide() -> None:  # unless a column to predict says that rows are examples
+    def refuse_wide() -> None:  # unless the label column shows that rows are examples
         if not table.columns.keys() & {*settings.label_columns}:
             column_kinds.refuse_wide(table)
 
     def refuse_none(kinds: Mapping[str, Kind]) -> None:
         if not {"number", "category"} & {*kinds.values()}:
             raise UnreadableSource(
-                f"{table.path}: no column is left to learn from besides the label"
+                f"{table.path}: no column is left to learn from, except the label"
                 f" {' and '.join(settings.label_columns)}",
                 "set data.numeric or data.categorical",
             )
@@ -159,13 +158,14 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
 
 
 def _find_label_kind(table: TextTable) -> LabelKind:
-    """Return whether labels are classes: texts, booleans, or few different whole numbers.
+    """Return the kind of the labels, as `data.label_kind` or, for `auto`, their values say.
 
-    Fractions, and many whole numbers written with a decimal point, are numbers to predict.
+    Texts, booleans and few different whole numbers are classes. Fractions, and many whole numbers
+    written with a decimal point, are numbers to predict.
     """
     settings, name = table.settings, table.settings.label_columns[0]
     if not table.columns.keys() >= {*settings.label_columns}:
-        return "class"  # which is refused elsewhere
+        return "class"  # missing columns are refused elsewhere
     table_columns.refuse_text_labels(table)
     if settings.label_kind in ("number", "class"):
         return cast("LabelKind", settings.label_kind)
@@ -175,7 +175,7 @@ def _find_label_kind(table: TextTable) -> LabelKind:
     elif merging := column_kinds.find_merging(table.numbers(name)):
         raise UnreadableSource(
             f"{table.path}: label column {name} {merging}",
-            "or set data.label_kind: number to predict them so rounded",
+            "or set data.label_kind: number to predict them rounded",
         )
     return kind
 
@@ -194,7 +194,7 @@ def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
     if looks == "category" or {*pc.unique(lower).to_pylist()} <= {"true", "false", ""}:
         if reading.distinct > max(column_kinds.FEW_CATEGORIES, rows / 2):
             raise UnreadableSource(
-                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: no classes",
+                f"{shown} has {reading.distinct:,} different texts in {rows:,} rows: too many",
                 "name another data.label_column, or set data.label_kind: class",
             )
         return "class"
@@ -219,7 +219,7 @@ def refuse_double_spelling(table: TextTable) -> None:
             raise UnreadableSource(
                 f"{table.path}: label column {name} holds {spelled[value]} and {text}, the same"
                 " value",
-                "write it alike, or set data.label_kind: class to keep them apart",
+                "write it in one way, or set data.label_kind: class to keep them apart",
             )
 
 

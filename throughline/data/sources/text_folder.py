@@ -14,7 +14,7 @@ from throughline.settings import DataSettings
 
 
 class TextFiles:
-    """What files of texts are: those with usual suffixes, and those without any that are text."""
+    """Recognizes files of texts: by a usual suffix or, without any suffix, by their content."""
 
     name: ClassVar = "text"
     noun: ClassVar = "texts"

@@ -39,21 +39,21 @@ _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a 
 
 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
-    """Read the file or folder at `data.path`; `use_splits` applies a key `split` of lines."""
+    """Read the file or folder at `data.path`; with `use_splits`, a line's key `split` counts."""
     root = Path(settings.path)
     check_encoding(settings.encoding, lines=True)
     paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
     paths = [path for path in paths if not path.name.startswith(".")]
     files = [path for path in paths if path.suffix.lower() in JSON | TXT and path.is_file()]
     files = [path for path in files if path == root or not ABOUT.fullmatch(path.name)]
-    # Next to JSON lines, a .txt is about them.
+    # Next to files of JSON lines, .txt files describe them.
     files = [path for path in files if path.suffix.lower() in JSON] or files
     chosen = {*files}
     if not files:
         raise DataNotFound(
-            f"{root} is no file of lines ({', '.join(sorted(JSON | TXT))}), nor a folder of such"
-            " files; unpack compressed ones with gunzip, name files of JSON lines .jsonl and those"
-            " of texts .txt, or set `data.path`"
+            f"{root} is neither a file of lines ({', '.join(sorted(JSON | TXT))}) nor a folder of"
+            " such files; unpack compressed ones with gunzip, name files of JSON lines .jsonl and"
+            " those of texts .txt, or set `data.path`"
             + (f". It holds {name_some([path.name for path in paths], most=4)}" if paths else "")
         )
     if root.is_file() and root.suffix.lower() in TXT and settings.label_kind != "none":
@@ -80,18 +80,17 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def _find_splits(
     root: Path, files: list[Path], settings: DataSettings
 ) -> tuple[dict[Path, str | None], dict[str, int]]:
-    """Return the files to read with the splits of their names, and how many lines are left out."""
     if root.is_file() or settings.layout == "class":
         return dict.fromkeys(files), {}
     if files[0].suffix.lower() in JSON or settings.label_kind == "none":
-        remedy = ", or set data.layout: class, with which names say no split"
+        remedy = ", or set data.layout: class to ignore splits in names"
         return split_files(root, files, settings.leave_out, count=count_lines, remedy=remedy)
     if named := [
         path for path in files if read_name(path.stem).split and not read_name(path.stem).rest
     ]:
         raise UnreadableSource(
-            f"{root}: {named[0].name} is named as a split, and lines of .txt files have their"
-            " file's name as their class",
+            f"{root}: {named[0].name} is named as a split, but the class of lines in a .txt"
+            " file is the file's name",
             f"set data.layout: class if {named[0].stem} is a class; else use JSON lines with a"
             " label, or data.label_kind: none",
         )
@@ -101,7 +100,7 @@ def _find_splits(
 def _documents(
     root: Path, splits: Mapping[Path, str | None], settings: DataSettings, *, use_splits: bool
 ) -> Iterator[Document | Rejected]:
-    """Yield the lines of each file; they are of the file's split unless they name another one.
+    """Yield the lines of each file; they are of the file's split unless they name another.
 
     A key that is kept may be missing from some lines, but not from all.
     """
@@ -145,12 +144,12 @@ def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str
     except (ValueError, RecursionError) as error:
         return {}, Reason("not JSON", f": {error}")
     if not isinstance(fields, dict):
-        return {}, Reason("no JSON object", f": {type(fields).__name__}")
+        return {}, Reason("not a JSON object", f": {type(fields).__name__}")
     return fields, None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; refuse a key with two values, since nobody knows what it means."""
+    """Return a JSON object; refuse a key with two values, since either may be meant."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
@@ -165,7 +164,7 @@ def _lines(path: Path, max_bytes: int) -> Iterator[bytes | int]:
         start = file.read(_BLOCK)
         if b"\r" in start and b"\n" not in start:
             raise UnreadableSource(
-                f"{path}: its lines end with CR alone, as of old Macs; convert it:"
+                f"{path}: its lines end with CR alone, as on old Macs; convert it:"
                 f" tr '\\r' '\\n' < {path.name} > converted{path.suffix}"
             )
         file.seek(0)

@@ -44,10 +44,10 @@ class NumberText(str):
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCells:
-    """The cells that documents keep, from the columns `names` of the file at `path`.
+    """Which cells documents keep: those in the columns `names` of the file at `path`.
 
-    The kinds of columns are open until the cells of all documents are known. `floats` and
-    `delimiter` are as in `TextTable`.
+    The kinds of columns are known only when all documents are read. `floats` and `delimiter` are as
+    in `TextTable`.
     """
 
     path: Path
@@ -78,15 +78,15 @@ class KeptCells:
 
 
 def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
-    """Read the table at `data.path`; `use_splits` applies splits of a column or of file names."""
+    """Read the table at `data.path`; with `use_splits`, a column or file names give the splits."""
     path = Path(settings.path)
     check_encoding(settings.encoding)
     if files := open_files(path, settings):
         return _scan_files(files, settings, use_splits=use_splits)
     if path.is_file() and path.suffix.lower() not in TABLES:
         raise UnreadableSource(
-            f"{path}: a table of texts is named .csv, .tsv or .parquet",
-            "name it .tsv if tabs divide its cells; .jsonl and .txt take data.source: text_lines",
+            f"{path}: the name of a table of texts must end in .csv, .tsv or .parquet",
+            "name it .tsv if tabs separate its cells; .jsonl and .txt need data.source: text_lines",
         )
     files, left_out = find_delimited(path, settings)
     named = {file: split if use_splits else None for file, split in files.items()}
@@ -106,7 +106,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """Return the cells that documents keep, or None; `floats` is as in `KeptCells`."""
+    """Return which cells documents keep, None if none; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
@@ -115,7 +115,7 @@ def keep_cells(
 def check_fields(
     names: Sequence[str], needed: Mapping[str, Sequence[str]], *, where: str, auto: bool = False
 ) -> None:
-    """Refuse missing columns; `needed` has them by the keys of params.yaml that name them."""
+    """Refuse missing columns; `needed` lists columns by the key of params.yaml that names them."""
     for key, columns in needed.items():
         for name in columns:
             if name not in names:
@@ -136,7 +136,7 @@ def _csv_rows(
             cells, example_id = record.cells, f"{'row ' if alone else f'{path.name}:'}{number:08d}"
             if len(cells) != len(header):
                 reason = Reason(
-                    "other fields than the header", f": {len(cells)}, not {len(header)}"
+                    "not as many fields as the header", f": {len(cells)}, not {len(header)}"
                 )
                 yield Rejected(id=example_id, reason=reason)
                 continue
@@ -165,7 +165,7 @@ def _refuse_joined_rows(lines: Sequence[RowLine], path: Path, labels: Collection
                 f"{path}, line {one.first}: a quoted text goes on to line {one.last}, and line"
                 f" {one.line} in it reads as a row of its own; a stray quote?",
                 "set data.quoting: none if quotes are ordinary characters here, or multi_line if"
-                " the text is meant so",
+                " texts do hold line breaks",
             )
 
 
@@ -206,7 +206,7 @@ def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:
         return as_text(pa.chunked_array([column])).to_pylist()
     except (NoText, pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise UnreadableSource(
-            f"{path}: column {name} ({column.type}) cannot be read as text", "name another one"
+            f"{path}: column {name} ({column.type}) cannot be read as text", "name another column"
         ) from error
 
 
@@ -232,9 +232,9 @@ def read_fields(
     use_splits: bool = True,
     split: str | None = None,
 ) -> Document | Rejected:
-    """Return the document that fields describe, or why they describe none.
+    """Return the document that the fields of a row or line hold, or why it is rejected.
 
-    With `use_splits`, a field `split` may hold train, validation or test; else `split` counts.
+    With `use_splits`, a field `split` may hold train, validation or test; if not, `split` counts.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_marks
@@ -269,12 +269,12 @@ def read_fields(
 
 def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
     if isinstance(value, (list, dict, bytes)):
-        return f"{type(value).__name__}, no single value"
+        return f"{type(value).__name__}, not a single value"
     return None if is_utf8(_as_cell(value)) else f"not {settings.encoding}"
 
 
 def label_or_none(name: str, settings: DataSettings) -> str:
-    """Return the class of a document: `name`, or the one class of all if they have none."""
+    """Return the class of a document: `name`, or `UNLABELED` if documents have no classes."""
     return UNLABELED if settings.label_kind == "none" else name
 
 

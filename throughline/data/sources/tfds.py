@@ -1,7 +1,7 @@
 """Reads a dataset that TensorFlow Datasets has prepared, in place and without that library.
 
 `dataset_info.json` names splits and shards, `features.json` the features of records: images,
-classes, tensors, scalars and texts. Others, and formats other than TFRecord, are refused.
+classes, tensors, scalars and texts. Other features, and formats other than TFRecord, are refused.
 """
 
 import json
@@ -81,7 +81,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             name = template
             for key, value in values.items():
                 name = name.replace(f"{{{key}}}", value)
-            # Nobody asked to train on a split of another name, such as `unsupervised`.
+            # Splits with other names, such as `unsupervised`, are left out.
             kind = SPLITS_BY_WORD.get(split["name"])
             if kind and length:
                 shards.append(
@@ -90,8 +90,8 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
     if not shards:
         named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
         raise UnreadableSource(
-            f"{root}: dataset_info.json names no split train, validation or test with examples in"
-            f" it; it names {named}"
+            f"{root}: dataset_info.json names no train, validation or test split with examples; it"
+            f" names {named}"
         )
     splits = leave_validation_open([shard.split for shard in shards])
     return [replace(shard, split=split) for shard, split in zip(shards, splits, strict=True)]
@@ -124,15 +124,15 @@ def _read_metadata(root: Path, name: str) -> dict[str, Any]:
     path = root / name
     if not path.is_file():
         raise DataNotFound(
-            f"{path} is missing; `data.path` is the folder of a prepared dataset, which ends in"
-            " its version, such as mnist/3.0.1"
+            f"{path} is missing; `data.path` must be the folder of one version of a prepared"
+            " dataset, such as mnist/3.0.1"
         )
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UnreadableSource(f"{path} is no JSON: {error}; prepare the dataset again") from error
+        raise UnreadableSource(f"{path} is not JSON: {error}; prepare the dataset again") from error
     if not isinstance(value, dict):
-        raise UnreadableSource(f"{path} holds no mapping; prepare the dataset again")
+        raise UnreadableSource(f"{path} is not a JSON object; prepare the dataset again")
     return value
 
 
@@ -162,21 +162,21 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
         if feature.get("image", {}).get("dtype", PIXELS[0]) not in PIXELS:
             raise UnreadableSource(
                 f"{root}: data.records.input: {name} is {describe(feature)}, whose values are"
-                " hidden in the channels of a PNG; prepare it as an Image of"
+                " packed into the channels of a PNG; prepare it as an Image of"
                 f" {' or '.join(PIXELS)}, or as a Tensor"
             )
         return InputFeature(name=name, form="encoded")
     shape = _read_shape(feature.get("tensor", {}))
     if kind != "Tensor" or any(size < 0 for size in shape) or not shape:
         raise UnreadableSource(
-            f"{root}: data.records.input: {name} is {describe(feature)}; an Image or a Tensor of"
-            " one shape can be learned from"
+            f"{root}: data.records.input: {name} is {describe(feature)}; it must be an Image or a"
+            " Tensor of one shape"
         )
     tensor = feature["tensor"]
     if np.dtype(tensor["dtype"]).kind not in "biuf":
         raise UnreadableSource(
-            f"{root}: data.records.input: {name} is {describe(feature)}; only whole numbers,"
-            " fractions and bools can be learned from"
+            f"{root}: data.records.input: {name} is {describe(feature)}; it must hold integers,"
+            " floats or booleans"
         )
     encoding = tensor.get("encoding", "none")
     form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
@@ -192,8 +192,8 @@ def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFe
         count = int(feature.get("classLabel", {}).get("numClasses", len(names)))
         if names and len(names) != count:
             raise UnreadableSource(
-                f"{root / named_by} names {len(names)} classes, features.json has {count}; prepare"
-                " the dataset again"
+                f"{root / named_by} names {len(names)} classes, but features.json has {count};"
+                " prepare the dataset again"
             )
         numbered = tuple(str(number) for number in range(count))
         return LabelFeature(
@@ -207,8 +207,8 @@ def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFe
             return LabelFeature(name=name, kind="float")
         return LabelFeature(name=name, kind="int64", names=names, named_by=named_by)
     raise UnreadableSource(
-        f"{root}: data.records.label: {name} is {describe(feature)}; labels are a ClassLabel, a"
-        f" single number or text. Of features, {READABLE} can be read"
+        f"{root}: data.records.label: {name} is {describe(feature)}; a label must be a ClassLabel,"
+        f" a single number or text. Features that can be read are {READABLE}"
     )
 
 

@@ -34,8 +34,8 @@ RECORDS_LOOKED_AT = 16  # of each shard
 INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
 LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
 UNWATCHED = (
-    "{} is not read, since data.path names the shard alone: set it to the folder of both for the"
-    " names of classes"
+    "{} is not read, since data.path names the shard alone; set data.path to the folder that holds"
+    " both, to read the names of classes"
 )
 _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
@@ -45,10 +45,10 @@ class FeatureSummary:
     """The values that the first records hold under one name.
 
     Attributes:
-      lengths: numbers of values in a record or, for a single bytes value, of its bytes.
+      lengths: numbers of values in a record or, for a single bytes value, of bytes.
       image: the image format that the bytes begin with, if any.
-      arrays: number of values that describe themselves as arrays, by form.
-      floats: whether all values may be float32.
+      arrays: number of values that are serialized arrays, by form.
+      floats: whether all bytes may be float32 values.
     """
 
     kind: FeatureKind
@@ -80,7 +80,7 @@ def scan(settings: DataSettings) -> Files | Arrays:
     if not others:
         raise UnreadableSource(
             f"{root}: the records hold {name} ({features[name]}) and no other feature; an example"
-            " takes a label, too: write the shards with one, or train from class folders"
+            " needs a label, too: write the shards with one, or train from class folders"
         )
     label = choose_feature("label", settings.records.label, others, usual=LABELS)
     _check_label(label, features[label])
@@ -116,10 +116,10 @@ def find_shards(
 ) -> tuple[list[ExternalShard], dict[ExternalShard, str]]:
     """Return the TFRecord files below a folder (or the one file), and the left-out files.
 
-    Shards have the splits that names say. Left-out shards come with the entry of `data.leave_out`.
+    Shards have the splits that their names say; left-out ones have an entry of `data.leave_out`.
     """
     if not root.exists():
-        raise DataNotFound(f"{root} does not exist; `data.path` is a folder of TFRecord files")
+        raise DataNotFound(f"{root} does not exist; `data.path` must be a folder of TFRecord files")
     paths = (
         [root]
         if root.is_file()
@@ -142,7 +142,7 @@ def find_shards(
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
-    """Count files that are neither shards nor names of classes, by suffix, and links to folders."""
+    """Count files except shards and the list of class names, by suffix, and links to folders."""
     read = {root / named_by, *(shard.path for shard in shards)}
     below = sorted(root.rglob("*") if root.is_dir() else ())
     others = [path for path in below if path not in read and not _is_hidden(path, root)]
@@ -150,7 +150,7 @@ def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> 
 
 
 def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
-    """Return what the first records of a shard hold, by feature; empty for an empty shard."""
+    """Return what the first undamaged records of a shard hold, by feature; {} if there is none."""
     data, edges = open_shard(shard)
     parts, problem = [], ""
     for start, stop in itertools.pairwise(edges[: RECORDS_LOOKED_AT + 1].tolist()):
@@ -163,15 +163,15 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
         except example_features.NotOneExample as error:
             raise UnreadableSource(
                 f"{shard.path}: {error}",
-                "only tf.train.Example can be read: write its values as features of one, such as"
-                " tf.io.serialize_tensor of them, padded to one length",
+                "only tf.train.Example can be read: write the values as features of one, such as"
+                " with tf.io.serialize_tensor, padded to one length",
             ) from error
         except NotAnExample as error:
             found = stored_arrays.name_content(record)
-            problem = f"{error}{found and f', it is {found}'}"
+            problem = f"{error}{found and f' (it is {found})'}"
     if problem and not parts:
         raise UnreadableSource(
-            f"{shard.path}: its records are no tf.train.Example: {problem}; only these can be read"
+            f"{shard.path}: its records are not tf.train.Example, which is needed: {problem}"
         )
     return merge_summaries(parts, shard.name)
 
@@ -199,7 +199,7 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
 def merge_summaries(
     parts: Sequence[Mapping[str, FeatureSummary]], shard: str = ""
 ) -> dict[str, FeatureSummary]:
-    """Return one summary per name for several records or shards; the first one's kind counts."""
+    """Merge summaries of records or shards by feature, leaving out other kinds than the first."""
     merged: dict[str, FeatureSummary] = {}
     for part in parts:
         for name, found in part.items():
@@ -222,13 +222,13 @@ def _check_schema(
     for name, summary in needed.items() if found else ():
         if name not in found or found[name].kind != summary.kind:
             what = (
-                f"{name} is of kind {found[name].kind}, in others {summary.kind}"
+                f"{name} is of kind {found[name].kind}, but {summary.kind} in others"
                 if name in found
                 else f"there is no {name}, only {', '.join(sorted(found))}"
             )
             raise UnreadableSource(
                 f"{shard.path} has another schema than the other shards: {what}. Put datasets of"
-                " different schemas into folders of their own"
+                " different schemas into separate folders"
             )
 
 
@@ -242,8 +242,8 @@ def choose_feature(
             return configured
         hint = did_you_mean(configured, list(features))
         raise UnreadableSource(
-            f"data.records.{key}: no record has a feature {configured}; {hint} The records hold:"
-            f" {listed}"
+            f"data.records.{key}: no record has a feature {configured}; the records hold: {listed};"
+            f" {hint}"
         )
     for names in usual:
         present = [name for name in names if name in features]
@@ -266,9 +266,9 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
     sizes = {form.size for form in summary.arrays} or (summary.lengths if several else {1})
     if min(sizes) > 1:
         raise UnreadableSource(
-            f"data.records.label: {name} holds several values in every record ({summary}), and a"
+            f"data.records.label: {name} holds several values in every record ({summary}), but a"
             " label is one: an integer or a text for a class, or a number to predict. Write the"
-            " number of the class in place of a one-hot vector, or set it to another feature"
+            " number of the class in place of a one-hot vector, or set the key to another feature"
         )
 
 
@@ -281,9 +281,9 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
         return InputFeature(name=name, form="encoded")
     if summary.kind == "bytes" and not summary.single:
         raise UnreadableSource(
-            f"data.records.input: {name} holds several values in one record ({summary}), and an"
-            " example is one image or one array; write a record for each, or set it to another"
-            " feature"
+            f"data.records.input: {name} holds several values in one record ({summary}), but an"
+            " example is one image or one array; write a record for each, or set the key to"
+            " another feature"
         )
     if len(summary.lengths) > 1:
         raise UnreadableSource(
@@ -302,7 +302,7 @@ def infer_input(name: str, summary: FeatureSummary, records: RecordSettings) -> 
 
 
 def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
-    """Return the names of classes and the name of their file, empty if there is none.
+    """Return the names of classes and the name of their file; both are empty without a file.
 
     The file is `LABEL.labels.txt` or `labels.txt`, with a class per line.
     """
@@ -313,10 +313,10 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
         text = path.read_text(encoding="utf-8-sig").rstrip()
         names = tuple(line.strip() for line in text.splitlines())
     except ValueError as error:
-        raise UnreadableSource(f"{path} is no UTF-8 text: {error}") from error
+        raise UnreadableSource(f"{path} is not UTF-8 text: {error}") from error
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise UnreadableSource(f"{path} names the class {twice!r} twice; every class needs its own")
+        raise UnreadableSource(f"{path} names the class {twice!r} twice; each class needs its own")
     return names, path.name
 
 

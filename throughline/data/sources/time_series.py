@@ -1,6 +1,7 @@
 """One multivariate time series: CSV, Parquet, or .npy (time steps, columns), in the order of time.
 
-A missing value is an error that names its row: windows would jump over rejected rows.
+Unless `data.missing` says how to fill or cut gaps, a missing value is an error that names its row:
+windows would jump over rejected rows.
 """
 
 from dataclasses import dataclass
@@ -50,9 +51,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
         if one.kind == "ignored" and one.distinct and one.name not in settings.ignore
     ]
     if left_out and not settings.numeric:
-        said = (
-            f"not numeric and left out: {', '.join(left_out)} (data.ignore says that it is meant)"
-        )
+        said = f"not numeric and left out: {', '.join(left_out)} (list in data.ignore if intended)"
         warnings = [said, *warnings]
     stored = _to_float32(values, names, path, table, gaps)
     return Series(
@@ -72,7 +71,7 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Rows (rows,) that are `kept` of a series, and the rows before which others are missing."""
+    """Whether rows of a series are `kept` (rows,), and which come after a gap in time (`jumps`)."""
 
     kept: np.ndarray
     jumps: np.ndarray
@@ -102,8 +101,8 @@ def _to_float32(
     table: TextTable | None = None,
     gaps: _Gaps | None = None,
 ) -> np.ndarray:
-    """Return values (time steps, columns) as float32; refuse those that are no numbers there."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+    """Return values (time steps, columns) as float32; rows that are not cut must be finite."""
+    with np.errstate(over="ignore"):  # too large values become infinite, and are refused below
         stored = values.astype(np.float32, copy=False)
     unusable = ~np.isfinite(stored)
     bad = np.argwhere(unusable & gaps.kept[:, None] if gaps else unusable)
@@ -114,10 +113,10 @@ def _to_float32(
     if table:
         cell = table.columns[name][row].as_py()
         what = column_kinds.explain_no_number(table, name, row)
-    more = f", and {len(bad) - 1:,} more values are no numbers, too" if len(bad) > 1 else ""
+    more = f" ({len(bad) - 1:,} more like it)" if len(bad) > 1 else ""
     remedy = (
-        "set data.missing: interpolate or previous for empty cells between others, or cut: no"
-        " window crosses such a row"
+        "set data.missing: interpolate or previous to fill empty cells between others, or cut to"
+        " keep windows from crossing such rows"
     )
     if cell and np.isnan(values[row, column]):
         remedy = f"{MARK_MISSING}; then {remedy}"
@@ -136,13 +135,13 @@ def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         ) from error
     except (ValueError, OSError, EOFError) as error:
         raise UnreadableSource(
-            f"{path} cannot be read ({error}); pickled arrays are refused, save plain ones with"
+            f"{path} cannot be read ({error}); pickled arrays are refused: save plain ones with"
             " numpy.save"
         ) from error
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or values.dtype.kind not in "iuf":  # noqa: PLR2004 - time steps and columns
         raise UnreadableSource(
-            f"{path} has dtype {values.dtype} and shape {values.shape}; needed are numbers (time"
+            f"{path} has dtype {values.dtype} and shape {values.shape}; expected numbers (time"
             " steps, columns)"
         )
     if (
@@ -151,14 +150,14 @@ def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     ):
         raise UnreadableSource(
             f"{path} holds whole numbers from {column_kinds.EXACT_INTEGER:,} on, of which float32"
-            " keeps the first seven digits; leave such columns out, or save floats if rounded ones"
-            " will do"
+            " keeps the first seven digits; leave such columns out, or save floats if rounding"
+            " is acceptable"
         )
     names = tuple(f"column_{number}" for number in range(values.shape[1]))
     for name, column in zip(names, values.T, strict=True):
         if values.dtype == np.float64 and (merging := column_kinds.find_merging(column)):
             raise UnreadableSource(
-                f"{path}: {name} {merging}, or save float32 if rounded ones will do"
+                f"{path}: {name} {merging}, or save float32 if rounding is acceptable"
             )
     return values, names
 
@@ -210,7 +209,7 @@ def _check_unnamed_times(table: TextTable) -> list[str]:
 
 def _refuse_total(table: TextTable) -> None:
     if find_total(table, map(table.numbers, _list_numeric(table))):
-        raise UnreadableSource(f"{table.path}: row {len(table)} sums up those above", "remove it")
+        raise UnreadableSource(f"{table.path}: row {len(table)} sums up the others", "remove it")
 
 
 def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:
@@ -230,7 +229,7 @@ def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:
     filled[rows] = previous if way == "previous" else np.interp(rows, known, values[known])
     longest = int(np.max(known[after] - known[after - 1], initial=1)) - 1
     return filled, (
-        f"{len(rows):,} empty cells of {name} are filled ({way}), at most {longest:,} in a row"
+        f"empty cells of {name} are filled ({way}): {len(rows):,}, at most {longest:,} consecutive"
     )
 
 

@@ -1,7 +1,7 @@
 """Decides what each column of a table is: numbers, categories, or nothing to learn from.
 
-Columns that cannot be meant are refused, with the parameter that keeps them: dates, ids and free
-text as categories, row numbers as a feature, and columns that are times: 1/22/20, 1/23/20.
+Columns that can hardly be meant are refused, with the parameter that keeps them: dates, ids and
+free text as categories, row numbers as a feature, and columns named as times: 1/22/20, 1/23/20.
 """
 
 import re
@@ -22,7 +22,7 @@ from throughline.shared.wording import write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-FEW_CATEGORIES = 20  # up to so many texts are categories, however few the rows
+FEW_CATEGORIES = 20  # up to this many different texts are categories, however few the rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 COMPARED = 1000  # values of a column that are compared after rounding to float32
 COMPUTED_DIGITS = 12  # further digits are rounding errors of a sum or a mean
@@ -128,7 +128,7 @@ def guess_kind(table: TextTable, name: str) -> Kind:
 
 
 def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
-    """Return why a column cannot be meant as the kind that it seems, with a remedy, or None."""
+    """Return why a column can hardly be meant as this kind, with a remedy, or None."""
     reading = describe_column(table, name, kind)
     shown = f"column {name} ({reading.example[:40]}, …)"
     if kind == "empty":
@@ -146,10 +146,10 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
         return None
     if (whole % 1 != 0).any():
         merging = find_merging(values)
-        return f"{shown} {merging}; or {keep} so rounded" if merging else None
+        return f"{shown} {merging}; or {keep}, rounded" if merging else None
     if _share(table, name, _LEADING_ZEROS) > 0:
         codes = f"data.categorical: [{name}, …] if they are codes"
-        return f"{shown} holds numbers with leading zeros; {codes}, {keep}"
+        return f"{shown} holds numbers with leading zeros; {codes}; {keep}"
     if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
         steps = np.unique(np.diff(whole))
         if _ID.search(name) or (len(steps) == 1 and abs(steps[0]) == 1):
@@ -157,7 +157,7 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     if (whole.astype(np.float32).astype(np.float64) != whole).any():
         return (
             f"{shown} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
-            f" first seven digits; {keep} so rounded"
+            f" first seven digits; {keep}, rounded"
         )
     return None
 
@@ -186,7 +186,7 @@ def find_merging(values: np.ndarray) -> str | None:
         return None
     return (
         f"holds numbers such as {some[0]:.15g} and {some[1]:.15g}, of which float32 keeps the first"
-        f" seven digits: of {len(some):,} that differ {kept:,} would be left; subtract what they"
+        f" seven digits: of {len(some):,} different ones {kept:,} would be left; subtract what they"
         " have in common"
     )
 
@@ -202,21 +202,23 @@ def find_missing_marks(columns: TableColumns) -> list[str]:
     named = zip(columns.names[columns.numeric :], columns.categories, strict=True)
     marks = [(name, word) for name, words in named for word in list_marks(words)]
     return [
-        f"column {name} has {word} as a category; data.missing_values: ['{word}'], if it means"
-        " missing"
+        f"column {name} has {word} as a category; set data.missing_values: ['{word}'] if it"
+        " means missing"
         for name, word in marks
     ]
 
 
 def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "") -> Reason:
-    """Return why a cell of a numeric column is not a number; `shown` replaces the column's name."""
+    """Return why a cell of a numeric column cannot be used; `shown` replaces the column's name."""
     cell, shown = table.columns[name][row].as_py(), shown or name
     if not cell:
         return Reason(f"{shown} is missing")
     if is_number(table.columns[name].slice(row, 1), table.decimal_of(name))[0]:
         return Reason(f"{shown} exceeds the range of float32")
     notation = explain_notation(cell)
-    return Reason(f"{shown} is no number", f": {cell[:40]!r}{f'; {notation}' if notation else ''}")
+    return Reason(
+        f"{shown} is not a number", f": {cell[:40]!r}{f'; {notation}' if notation else ''}"
+    )
 
 
 def _share(table: TextTable, name: str, pattern: str) -> float:
@@ -227,7 +229,7 @@ def _share(table: TextTable, name: str, pattern: str) -> float:
 
 
 def refuse_wide(table: TextTable) -> None:
-    """Refuse a table if most of its columns are named as times, so that each row is a series."""
+    """Refuse a table most of whose columns are named as times, so that each row is a series."""
     times = [name for name in table.columns if _TIME.fullmatch(name)]
     if len(times) < _LEAST_TIMES or 2 * len(times) <= len(table.columns):
         return

@@ -53,7 +53,7 @@ class DelimitedText:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file: about as many as rows, since quoted text may span lines."""
+    """Count a file's line breaks: about as many as its rows, since quoted text may span lines."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
@@ -65,8 +65,8 @@ def open_delimited(
     """Open delimited text; `errors` is passed to `open`, for bytes not in `data.encoding`.
 
     Raises:
-      UnreadableSource: on opening or while records are read; names the line, and the key of
-        params.yaml that says how it is meant.
+      UnreadableSource: on opening or while records are read; names the line, and the parameter
+        that says how to read it.
     """
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
@@ -124,7 +124,7 @@ def _rows(
 
 
 def _remember(file: TextIO, lines: list[str], *, blanks: bool) -> Iterator[str]:
-    """Yield the lines of a file, and add each to `lines`; `blanks` divide their cells."""
+    """Yield the lines of a file, and add each to `lines`; with `blanks`, blanks separate cells."""
     for line in file:
         lines.append(line)
         yield join_blanks(line) if blanks else line
@@ -146,19 +146,19 @@ def _records(
         except csv.Error as error:
             where, more, problem = f"{path}, line {start}", len(lines) - 1, str(error)
             if "expected after" not in problem and "end of data" not in problem:
-                raise UnreadableSource(f"{where}: is not a readable table: {problem}") from error
-            goes_on = f" that goes on for {more} more lines" if more else ""
+                raise UnreadableSource(f"{where}: not a readable table: {problem}") from error
+            goes_on = f" of {more + 1} lines" if more else ""
             raise UnreadableSource(
-                f"{where}: a quoted cell{goes_on} does not end as one; a stray quote?",
-                "set data.quoting: none if quotes are ordinary characters here, or double it within"
-                " a quoted cell",
+                f"{where}: a quoted cell{goes_on} does not end with its quote; a stray quote?",
+                "set data.quoting: none if quotes are ordinary characters here, or write quotes"
+                " within a quoted cell twice",
             ) from error
         if settings.quoting != "none" and any(' "' in line for line in lines):
             for cell in cells:
                 if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
                     raise UnreadableSource(
                         f"{path}, line {start}: the quotes of {cell[:40]!r} come after a blank and"
-                        " would be a part of it",
+                        " would be read as part of the cell",
                         "remove blanks before quotes, or set data.quoting: none if quotes are"
                         " ordinary characters here",
                     )
@@ -200,7 +200,7 @@ class FieldCount:
         return [*cells[:expected], *[""] * (expected - len(cells))]
 
     def check(self) -> str:
-        """Raise if a record did not fit; return a note if every line ends with a delimiter."""
+        """Refuse records that do not fit, unless all end with a delimiter; return a note on it."""
         rows, expected = self._counts.total(), len(self._header)
         count = rows - self._counts[expected]
         if not count:
@@ -210,8 +210,8 @@ class FieldCount:
         shown = ", ".join(f"line {one.line} has {len(one.cells)}" for one in self._wrong)
         shown += f" ({self._wrong[0].text[0].strip()[:_MOST_SHOWN]!r})"
         raise UnreadableSource(
-            f"{self._path}: {count:,} of {rows:,} rows have other fields than the header's"
-            f" {expected}: {shown}. {self._explain(count)}",
+            f"{self._path}: the header has {expected} fields, unlike {count:,} of {rows:,} rows:"
+            f" {shown}. {self._explain(count)}",
             "or set data.delimiter",
         )
 
@@ -219,7 +219,7 @@ class FieldCount:
         first, last_right = self._wrong[0], self._last_right
         if first.line > last_right > 0 and count <= _MOST_NOTES:
             return (
-                f"Get the file again if it ends within line {first.line}; remove what is below the"
+                f"Get the file again if it ends within line {first.line}; remove text below the"
                 " table if it is a note; else quote cells that hold the delimiter"
             )
         usual, found = self._counts.most_common(1)[0]
@@ -227,12 +227,12 @@ class FieldCount:
         if start and 2 * found > self._counts.total():
             names = usual == len(self._header) + 1 and start == first.line
             return (
-                f"Lines with {usual} cells begin in line {start}; are those above it titles?"
+                f"Lines with {usual} cells begin in line {start}; are the lines above it titles?"
                 " Remove them, or begin each with #"
-                + "; if they name rows, name that column, too"
+                + "; if their first cells name rows, name that column in the header, too"
                 * names
             )
-        return "Remove such lines if they are no rows, or quote cells that hold the delimiter"
+        return "Remove such lines if they are not rows, or quote cells that hold the delimiter"
 
 
 class RowLine(NamedTuple):

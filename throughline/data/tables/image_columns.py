@@ -29,7 +29,7 @@ class ImageColumn:
         return f"{self.name}.{BYTES}" if is_struct else self.name
 
     def name_examples(self) -> list[str]:
-        """Return the paths of images if each has its own, else their files and row numbers."""
+        """Return the images' paths if each has its own, else the names of files and row numbers."""
         folder, rows, paths = self.files.path, [], []
         for file in self.files.splits:
             name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -44,7 +44,7 @@ class ImageColumn:
 def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
     """Return the column of encoded images: the one that is `named`, or the only one.
 
-    Returns None if there is none, or if `named` is a column of paths.
+    Returns None if there is none, or if `named` is another column than `path`.
 
     Raises:
       UnreadableSource: several columns may hold the images.

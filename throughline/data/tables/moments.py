@@ -32,7 +32,7 @@ _CENTURY_TURN = 69  # two-digit years from here on are 19xx, as with strptime's 
 _OF_DAY = r"^\d{1,2}[:.]\d{2}([:.]\d{2})*( ?[AaPp][Mm])?$"
 _STILL_LATE = 0.1
 _HOUR = re.compile(r"h|hr|he|hours?|stunde", re.IGNORECASE)
-_REPEATED = 1.5  # rows for each time that suggest several series
+_REPEATED = 1.5  # rows per time that suggest several series
 _CHANGES = {3, 4, 10, 11}  # months in which summer time ends
 _NIGHT, _SUNDAY = 4, 6
 _MOST_COLUMNS, _MOST_ROWS = 12, 100_000  # most columns and rows searched for names of series
@@ -40,9 +40,9 @@ _MOST_COLUMNS, _MOST_ROWS = 12, 100_000  # most columns and rows searched for na
 
 @dataclass(frozen=True, kw_only=True)
 class TimeProblem:
-    """The `row` (from 0) that is not in the order of time.
+    """The `row` (from 0) that is not in time order.
 
-    Its cell is not a time (`unreadable`), or has another reading that is in order (`two_ways`).
+    Its cell is not a time (`unreadable`), or another way to read all is in order (`two_ways`).
     """
 
     row: int
@@ -51,8 +51,7 @@ class TimeProblem:
 
 
 def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
-    """Refuse times that do not increase; return the rows before which others seem to be missing,
-    and a warning of these.
+    """Refuse times that do not increase; return the rows after gaps in time, and a warning.
 
     Several columns of times, such as date and time of day, are read as one.
     """
@@ -80,12 +79,12 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
         if not len(gaps):
             return gaps, []
         first = int(gaps[0])
-        count = f"{len(gaps):,} times more" if len(gaps) > 1 else "once more"
+        count = f"{len(gaps):,} steps" if len(gaps) > 1 else "1 step"
         return gaps, [
-            f"{name} grows {count} than {GAP} times as much as it does from most rows to the next,"
-            f" first before row {first + 1} ({cells[first - 1]}, {cells[first]}): rows are missing"
-            " there, or times are not regular, and windows take rows for regular steps"
-            " (data.missing: cut keeps windows from crossing such places)"
+            f"{name} has {count} longer than {GAP} times the median, first before row {first + 1}"
+            f" ({cells[first - 1]}, {cells[first]}): rows are missing there, or times are not"
+            " regular, but windows treat rows as regular steps (data.missing: cut keeps windows"
+            " from crossing such places)"
         ]
     row = problem.row + 1
     if problem.unreadable:
@@ -96,8 +95,9 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
         )
     if problem.two_ways:
         raise UnreadableSource(
-            f"{table.path}: {name} holds dates that read several ways (day, month or year first),"
-            f" and by one of these does not increase in row {row} ({cells[problem.row]})",
+            f"{table.path}: {name} holds dates that can be read in several ways (day, month or"
+            f" year first), and in one of them does not increase in row {row}"
+            f" ({cells[problem.row]})",
             "write dates as 2026-01-31",
         )
     advice = _explain_late(table, name, readings)
@@ -112,7 +112,7 @@ def _suggest_time(cell: str) -> str:
 
 
 def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
-    """Refuse times that go back, in columns that no key names; warn of those that are unchecked."""
+    """Refuse columns of times that no parameter names if they go back; warn of the others."""
     times = []
     for name in names:
         cells = table.cells(name)
@@ -126,15 +126,15 @@ def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
             row = int(max(each[0] for each in back)) + 1
             raise UnreadableSource(
                 f"{table.path}: {name} goes back in row {row + 1}, from {cells[row - 1]} to"
-                f" {cells[row]}; windows take the rows in their order",
+                f" {cells[row]}; windows take rows in file order",
                 f"set data.time_column: {name}; or data.ignore: [{name}] if the order is right",
             )
     if not times:
         return []
     key = times[0] if len(times) == 1 else f"[{', '.join(times)}]"
     return [
-        f"no key names the column of times, so rows that are missing or late are not noticed: set"
-        f" data.time_column: {key}, or data.ignore: [{', '.join(times)}]"
+        f"no parameter names the column of times, so rows that are missing or late are not"
+        f" noticed: set data.time_column: {key}, or data.ignore: [{', '.join(times)}]"
     ]
 
 
@@ -147,12 +147,12 @@ def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series])
         raise UnreadableSource(
             f"{table.path}: {name} falls from row to row, from {cells[0]} to {cells[-1]}: the"
             " newest row comes first",
-            f"turn the rows round, and set data.time_column: {name}",
+            f"reverse the rows, and set data.time_column: {name}",
         )
 
 
 def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
-    """Return the first row that is not after the row before, or None if all readings are in order.
+    """Return the first row that is not a time or not after the row before; None if there is none.
 
     The reading that is in order for longest decides.
     """
@@ -165,7 +165,7 @@ def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
 
 
 def _find_late(moments: pd.Series) -> TimeProblem | None:
-    """Return the first row that is missing or, if none is, the first that does not increase."""
+    """Return the first row that is not a time or, if all are, the first that does not increase."""
     lacking = moments.isna().to_numpy()
     if lacking.any():
         return TimeProblem(row=int(np.argmax(lacking)), unreadable=True)
@@ -196,7 +196,7 @@ def _as_numbers(moments: pd.Series) -> np.ndarray:
 
 
 def read_moments(texts: Sequence[str]) -> list[pd.Series]:
-    """Return the times of cells, once for each way to read all of them; NaT for other cells."""
+    """Return the times of cells for each way to read all; if none, for the best one, with NaT."""
     cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()
@@ -251,13 +251,13 @@ def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) ->
     if keys := _find_keys(others, readings[0]):
         shown, date = " and ".join(keys), " ".join(table.settings.time_columns)
         if len(keys) == 1 and _HOUR.fullmatch(keys[0]):
-            return f"{shown} tells the hour: write both into one column, as 2026-01-31 13:00"
+            return f"{shown} tells the hour: join date and hour in one column, as 2026-01-31 13:00"
         return (
             f"there are several series, one for each value of {shown}; keep the rows of one, or"
             f" make columns of them: in pandas, table.pivot(index={date!r}, columns={[*keys]!r},"
             " values=…)"
         )
-    return "sort the table and drop doubled rows"
+    return "sort the table and drop duplicate rows"
 
 
 def _join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:

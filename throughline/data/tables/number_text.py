@@ -14,12 +14,12 @@ from throughline.shared.errors import UnreadableSource
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _EXPONENT = r"([eE][+-]?\d+)?$"
 _POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
-# Points may divide thousands before a decimal comma.
+# Points may separate thousands before a decimal comma.
 _COMMA = r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT
 _FRACTION = {",": r"^[+-]?[\d.]*,\d+" + _EXPONENT, ".": r"^[+-]?\d*\.\d+" + _EXPONENT}
 # 1,234 has a decimal comma or a thousands separator; 0,234 is a fraction.
 _THOUSANDS = {",": r"^[+-]?[1-9]\d{0,2},\d{3}$", ".": r"^[+-]?[1-9]\d{0,2}\.\d{3}$"}
-_GROUPED = {  # a comma, or a mark that divides only thousands
+_GROUPED = {  # a comma, or a mark that separates only thousands
     ",": r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$",
     "'": r"^[+-]?[1-9]\d{0,2}(['’]\d{3})+([.,]\d*)?$",
     " ": r"^[+-]?[1-9]\d{0,2}([ \x{a0}\x{202f}]\d{3})+([.,]\d*)?$",
@@ -40,8 +40,8 @@ def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
 def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = False) -> np.ndarray:
     """Return numbers as (rows,) float64; NaN if a cell is not a number.
 
-    A column of true and false is read as 1 and 0. If a column is `known` to hold numbers, it is
-    enough that no cell is a number.
+    true and false are 1 and 0 if no other cell is filled or, in a column `known` to hold numbers,
+    if no cell is a number.
     """
     truth, numbers = _matches(cells, _TRUTH), is_number(cells, decimal)
     alone = not numbers.any() if known else truth.sum() == pc.sum(pc.not_equal(cells, "")).as_py()
@@ -59,7 +59,7 @@ def divide_no_thousands(
 ) -> tuple[dict[str, pa.LargeStringArray], str]:
     """Remove thousands separators; return the changed columns and the separator, or ({}, "").
 
-    `mark` is the separator, `none`, or `auto` for a separator that is certain.
+    `mark` is the separator, `none`, or `auto` for one that is certain.
     """
     marks = {"auto": list(_GROUPED), "none": []}.get(mark, [mark])
     divided = {name: cells for name, cells in columns.items() if _matches(cells, _DIVIDED).any()}
@@ -82,16 +82,16 @@ def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArra
 
 
 def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
-    """Describe numbers that people can read and this module cannot; "" if few cells are such."""
+    """Describe numbers that this module cannot read; "" unless most cells look like numbers."""
     if not _mostly(cells, _NUMBER_LIKE):
         return ""
     cell = cells[int(np.argmax(_matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
     remedy = explain_notation(cell) or "write them as 1234.5"
-    return f"holds numbers such as {cell!r}, in a notation that is not read; {remedy}"
+    return f"holds numbers such as {cell!r}, in a notation that cannot be read; {remedy}"
 
 
 def explain_notation(cell: str) -> str:
-    """Return how to write a number whose minus only people recognize; empty for other cells."""
+    """Return how to write a number whose minus is not recognized; "" for other cells."""
     if not _matches(pa.array([cell], pa.large_string()), _NUMBER_LIKE)[0]:
         return ""
     if cell.startswith("("):
@@ -116,12 +116,12 @@ def find_decimal(
     """Return the decimal mark of a table.
 
     It is as set, or a comma if columns hold fractions with a comma and none with a point. If every
-    fraction could have a thousands separator instead, it is the `likely` mark, but not a comma if
-    commas divide the cells.
+    point could separate thousands, it is the `likely` mark, but a point if commas separate cells.
 
     Raises:
-      UnreadableSource: fractions have both marks. Or there is no `likely` mark, and every comma
-        could divide thousands, or every point could in a table whose cells semicolons divide.
+      UnreadableSource: fractions have both marks. Or every comma could separate thousands, unless
+        the `likely` mark is a comma. Or semicolons separate cells, every point could separate
+        thousands, and there is no `likely` mark.
     """
     if settings.decimal != "auto":
         return settings.decimal
@@ -159,7 +159,7 @@ def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
 
 
 def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
-    """Return a number such as 1.234 and its column, if no number shows what the point means."""
+    """Return a number such as 1.234 and its column, if no number tells what points mean, or ""."""
     points = _find_fractions(columns, ".")
     if not points or _find_fractions(columns, ",") or not _all_thousands(points, "."):
         return ""

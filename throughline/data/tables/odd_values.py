@@ -16,7 +16,7 @@ from throughline.shared.wording import name_some, write_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 _LEAST_ROWS = 20  # fewer rows tell nothing
-_LEAST_VALUES = 5  # fewest different values that another one can be far from
+_LEAST_VALUES = 5  # fewest different values from which another can be far
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
 # Distances as multiples of the range of all others; beyond the last one, two rows are enough. Of
 # the 2,293 tables in R's packages, 23 get a warning, two in three of them rightly.
@@ -24,7 +24,7 @@ _CODE_FAR, _FAR, _VERY_FAR = 1, 3, 10
 _NINES = re.compile(r"-?(9{3,}|9+\.9+)")
 # Codes in surveys for an answer that was refused, is not known, or was not asked for.
 _CODE = re.compile(rf"-[1789]|-?(77+|88+|99+|9+[678])|{_NINES.pattern}")
-_MOST_VALUES = 100  # most values of a column that may tell the label
+_MOST_VALUES = 100  # most values of a column that may determine the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
 _SHOWN = 3
 _SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
@@ -62,7 +62,7 @@ def find_sentinels(table: TextTable, columns: Iterable[tuple[str, np.ndarray]]) 
 
 
 def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str]) -> str:
-    """Write numbers for `data.missing_values`, with columns if other columns have them, too."""
+    """Write numbers for `data.missing_values`, by column if other columns have them, too."""
     marks, numbers = f"[{', '.join(values)}]", [*map(float, values)]
     named = isinstance(table.settings.missing_values, dict)
     for name in table.columns.keys() - {*columns}:
@@ -127,7 +127,7 @@ def _write(value: float) -> str:
 
 
 def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
-    """Return whether the last row holds the sums or means of numbers (rows,) above it."""
+    """Return whether the last row of `columns` (each (rows,)) holds sums or means of the others."""
     if len(table) <= _SHOWN:
         return False
     last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
@@ -143,7 +143,7 @@ def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
 
 
 def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int]) -> list[str]:
-    """Return warnings about rows, not `rejected`, that a column of `names` calls a sum or mean."""
+    """Return a warning about rows, not `rejected`, that a column of `names` calls sum or mean."""
     rows: dict[int, str] = {}
     for name in names:
         cells = table.columns[name]
@@ -161,8 +161,8 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
     shown = [rows[row] for row in sorted(rows) if row not in rejected]
     return (
         [
-            f"{name_some(shown, most=_SHOWN)}: named as the sum or mean of other rows; if so, it is"
-            " no example: remove it"
+            f"{name_some(shown, most=_SHOWN)}: named as the sum or mean of other rows; if so,"
+            " remove such rows"
         ]
         if shown
         else []
@@ -170,7 +170,7 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
 
 
 def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
-    """Return the first rows, if they hold units or a second header.
+    """Return the first rows (from 0) that hold units or a second header, [] if none does.
 
     They have different texts and no numbers in columns that are `numeric` below.
     """
@@ -199,7 +199,7 @@ def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> l
 
 
 def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
-    """Return warnings about columns that tell the class of each row."""
+    """Return warnings about columns whose value determines the class of each row."""
     label = table.settings.label_columns[0]
     if len(table) < _LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
         return []
@@ -238,9 +238,8 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
         return []
     found = {name: _count_groups(table, name) for name in names}
     return [
-        f"column {name} has the same values in several rows, {count:,} in {len(table):,}: rows of"
-        f" one {name} are in training and in held-out splits; data.group: {name} keeps them"
-        " together"
+        f"column {name} has {count:,} different values in {len(table):,} rows: rows of one {name}"
+        f" are in training and in held-out splits; data.group: {name} keeps them together"
         for name, count in found.items()
         if count
     ]

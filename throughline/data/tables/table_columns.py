@@ -28,15 +28,15 @@ from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-MARK_MISSING = "data.missing_values can say that it is missing"
+MARK_MISSING = "set data.missing_values if it means missing"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Found):
     """What a table says about each example that it lists.
 
-    `columns` are for the model to see, `numbers` (rows, targets) float64 are to predict, and
-    `problems` says why a row cannot be used.
+    `columns` are inputs of the model, `numbers` (rows, targets) float64 are to predict, if any, and
+    `problems` says why a row cannot be used (None if it can).
     """
 
     columns: ListedColumns | None
@@ -69,7 +69,7 @@ def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
 def check_names(
     path: Path, settings: DataSettings, named: Mapping[str, Sequence[str]], *, input_name: str
 ) -> None:
-    """Refuse columns that are named twice, or like the input of a served model (`input_name`).
+    """Refuse columns that are named twice, or like a served model's input (`input_name`).
 
     `data.missing_values` of columns that are not `named` are refused, too.
     """
@@ -78,9 +78,9 @@ def check_names(
     def refuse_input_name() -> None:
         if input_name in (*named["data.numeric"], *named["data.categorical"]):
             raise UnreadableSource(
-                f"{path}: a column that the model sees is named {input_name}, as the {input_name}"
+                f"{path}: a column that the model sees is named {input_name}, like the {input_name}"
                 " itself",
-                "give it another name",
+                "rename the column",
             )
 
     check_all(
@@ -135,7 +135,7 @@ def read_listing(table: TextTable) -> Listing:
 def choose_columns(
     table: TextTable, numeric: Sequence[str], categorical: Sequence[str]
 ) -> TableColumns:
-    """Choose the columns that a model sees, numbers first; medians are NaN until they are known."""
+    """Return the columns that a model sees, numbers first; medians are NaN until they are known."""
     missing = table.settings.missing_in
     return TableColumns(
         names=(*numeric, *categorical),
@@ -190,7 +190,7 @@ def code_rows(
                     f": {cells[row].as_py()!r}",
                 )
             )
-            keep = f"data.missing can be {way} to keep the row" if empty[row] else MARK_MISSING
+            keep = f"data.missing: {way} keeps the row" if empty[row] else MARK_MISSING
             hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
             hinted &= not explain_notation(cells[row].as_py())
             if hinted:
@@ -202,10 +202,10 @@ def code_rows(
 def fill_medians(
     values: np.ndarray, columns: TableColumns, train: np.ndarray
 ) -> tuple[np.ndarray, TableColumns, dict[str, int]]:
-    """Fill empty cells of columns that ask for it with the medians of the rows `train`.
+    """Fill empty cells with the medians of the rows `train`, in columns set to median.
 
     Returns the rows (rows, columns), the columns with their medians, and notes with the numbers of
-    filled cells.
+    filled cells. Raises UnreadableSource if a column is empty in all rows `train`.
     """
     values, medians, notes = values.copy(), {}, {}
     places = {name: place for place, name in enumerate(columns.names)}
@@ -217,12 +217,12 @@ def fill_medians(
             raise UnreadableSource(
                 f"column {name} is empty in all rows of the training split, so it has no median"
                 " there",
-                "take it out of data.numeric or, of a table, name it in data.ignore",
+                "remove it from data.numeric, or list it in data.ignore if that is unset",
             )
         medians[name] = float(np.median(known))
         column[empty] = medians[name]
         if empty.any():
-            notes[f"{name} missing, {medians[name]:.7g} for it"] = int(empty.sum())
+            notes[f"empty cells of {name} filled with {medians[name]:.7g}"] = int(empty.sum())
     return values, replace(columns, medians=medians), notes
 
 
@@ -250,7 +250,7 @@ def check_marks(path: Path, settings: DataSettings, names: Iterable[str]) -> Non
 
 
 def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
-    """Refuse entries of `data.missing` that do not suit the column's kind."""
+    """Refuse entries of `data.missing` that name no feature or do not suit its kind."""
     ways = table.settings.missing if isinstance(table.settings.missing, dict) else {}
     features = {name: kind for name, kind in kinds.items() if kind in ("number", "category")}
 
@@ -264,7 +264,7 @@ def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
         held, other = ("numbers", "median") if is_number else ("categories", "category")
         if way not in ("reject", other):
             raise UnreadableSource(
-                f"{table.path}: column {name} holds {held}",
+                f"{table.path}: data.missing: {way} does not suit {name}, which holds {held}",
                 f"set data.missing: {{{name}: {other}}}",
             )
 
@@ -272,7 +272,7 @@ def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
 
 
 def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
-    """Return the numbers to predict (rows, targets) float64, and set `reasons` for rows without."""
+    """Return the numbers to predict (rows, targets) float64; set `reasons` for rows without one."""
     names = table.settings.label_columns
     targets = np.stack([table.numbers(name) for name in names], axis=1)
     for place, name in reversed([*enumerate(names)]):
@@ -292,7 +292,7 @@ def refuse_text_labels(table: TextTable) -> None:
     for name in settings.label_columns if settings.label_kind == "number" else ():
         if column_kinds.guess_kind(table, name) == "category":
             raise UnreadableSource(
-                f"{table.path}: label column {name} holds text, and data.label_kind: number needs"
+                f"{table.path}: label column {name} holds text, but data.label_kind: number needs"
                 " numbers",
                 "set data.label_kind: class, or name another data.label_column",
             )

@@ -35,7 +35,7 @@ _ALIKE = {
 
 
 def find_table_files(path: Path) -> list[Path]:
-    """Return the Parquet and Arrow files below a folder that are not hidden, or the file itself."""
+    """Return the visible Parquet and Arrow files below a folder, or the file if it is one."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
     return sorted(
@@ -62,7 +62,7 @@ class TableFiles:
 
     Attributes:
       splits: the split of each file, if its name says one.
-      class_names: the names of the classes that a column numbers.
+      class_names: by column, the names of the classes that it numbers.
       warnings: files that are left out, and what the user may not have meant.
       left_out: number of rows in files that `data.leave_out` names, by entry.
     """
@@ -80,9 +80,9 @@ class TableFiles:
     def read(
         self, names: Sequence[str], *, rows: int
     ) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
-        """Yield columns, or fields such as `image.path`, in batches of `rows` rows.
+        """Yield columns, or fields such as `image.path`, in batches of at most `rows` rows.
 
-        A batch comes with its file, and the number of its first row there.
+        A batch comes with its file, and the number (from 0) of its first row there.
 
         Raises:
           UnreadableSource: a file is damaged, or a number has no class; names the file.
@@ -133,8 +133,8 @@ def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: st
     if without and len(without) < len(splits):
         splits = {one: split for one, split in splits.items() if one not in without}
         warnings += [
-            f"{one.relative_to(path)}, {count_rows(one):,} rows, is left out: in all of them"
-            f" {label} is −1, no class"
+            f"{one.relative_to(path)} ({count_rows(one):,} rows) is left out: {label} is −1, no"
+            " class, in every row"
             for one in without
         ]
     for name in names:
@@ -163,8 +163,8 @@ def _find_doubts(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
     return [
         *said,
         f"files of {len(named):,} folders ({', '.join(sorted(named)[:_SHOWN])}"
-        f"{', …' if len(named) > _SHOWN else ''}) are read as one table; their names are not read,"
-        " and data.path can name one of them",
+        f"{', …' if len(named) > _SHOWN else ''}) are read as one table, without the folders'"
+        " names; data.path can name one of them",
     ]
 
 
@@ -178,7 +178,7 @@ def _lacks_labels(path: Path, label: str) -> bool:
 
 def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Schema:
     """Return the schema of both files, which must agree; a column without values fits any type."""
-    remedy = "write both alike, or set data.path to the files of one kind alone"
+    remedy = "write both with the same columns, or set data.path to files of one kind"
     if odd := {*schema.names} ^ {*other.names}:
         name = min(odd)
         having, lacking = (first, path) if name in schema.names else (path, first)
@@ -194,7 +194,9 @@ def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Sc
         if pa.types.is_null(kind):
             schema = schema.set(place, pa.field(name, found))
         elif kind != found and not pa.types.is_null(found):
-            raise UnreadableSource(f"{path}: column {name} is {found}, in {first} {kind}", remedy)
+            raise UnreadableSource(
+                f"{path}: column {name} is {found}, but {kind} in {first}", remedy
+            )
     return schema
 
 
@@ -290,7 +292,7 @@ def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Arr
     if values.size and not -1 <= values.min() <= values.max() < len(names):
         wrong = values.min() if values.min() < -1 else values.max()
         raise UnreadableSource(
-            f"{where} holds {wrong}, and its metadata name {len(names)} classes, from 0 on",
+            f"{where} holds {wrong}, but its metadata name {len(names)} classes, from 0 on",
             "write the table again with the names of all classes",
         )
     return pa.array([*names, None], pa.string()).take(pa.array(values % (len(names) + 1)))

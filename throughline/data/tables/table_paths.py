@@ -14,7 +14,7 @@ from throughline.shared.wording import name_some
 
 
 def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
-    """Open the Parquet or Arrow files at `path`, which may name splits; None for CSV files."""
+    """Open the Parquet or Arrow files at `path`, whose names may say splits; None for CSV files."""
     files = table_files.find_table_files(path) if path.exists() else []
     if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
         state = "holds no table" if path.is_dir() else "does not exist"
@@ -37,7 +37,7 @@ def find_delimited(
 ) -> tuple[dict[Path, str | None], Mapping[str, int]]:
     """Return the delimited files at or in `path`, and how many lines are left out, by reason.
 
-    A file comes with the split that its name says. Files of a folder must have the same columns.
+    Each comes with the split in its name, unless a column `split` exists. All need equal columns.
     """
     if path.is_file():
         return {path: None}, {}
@@ -55,9 +55,9 @@ def find_delimited(
             for header, names in kinds.items()
         )
         raise UnreadableSource(
-            f"{path}: its tables have different columns, besides those of all: {shown}",
-            f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] for the ones"
-            " that are not meant",
+            f"{path}: its tables have different columns, besides common ones: {shown}",
+            f"set data.path to one of them, {path}/NAME, or data.leave_out: [NAME, …] to leave"
+            " others out",
         )
     has_column = any("split" in header for header in kinds)
     return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out

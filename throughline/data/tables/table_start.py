@@ -93,8 +93,8 @@ def refuse_numbers(header: Sequence[str], path: Path) -> None:
     if numbers and (few or not rising):
         raise UnreadableSource(
             f"{path}: its first line holds numbers, not names: {', '.join(header[:4])} …",
-            f"set data.header: none if it is a row (the columns are then column_1 …"
-            f" column_{len(header)}), or names if they are names; else remove it",
+            f"set data.header: none if the line is a row (the columns are then column_1 …"
+            f" column_{len(header)}), or names if the numbers are names; else remove the line",
         )
 
 
@@ -106,7 +106,7 @@ def wrong_encoding(path: Path, settings: DataSettings, error: UnicodeError) -> U
 
 
 def _find_encoding(path: Path, settings: DataSettings) -> str:
-    """Return the encoding of the settings, or UTF-16 if a byte order mark says so."""
+    """Return the encoding of the settings; for UTF-8, UTF-16 if a byte order mark says so."""
     with path.open("rb") as file:
         first = file.read(max(map(len, SIGNATURES)))
     for signature, what in SIGNATURES.items():
@@ -164,8 +164,8 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
         return usual, []
     header = {each: lines[0].count(each) for each in _DELIMITERS}
     if not any(header[each] for each in ",;|") and _is_divided_by_blanks(lines):
-        return BLANKS, ["cells are divided by blanks (data.delimiter sets it)"]
-    # Take the delimiter of the header; of several, one that divides every line alike.
+        return BLANKS, ["cells are separated by blanks (data.delimiter sets it)"]
+    # Take the delimiter of the header; of several, one that is equally often in every line.
     present = sorted(
         (each for each in _DELIMITERS if header[each]),
         key=lambda each: (
@@ -179,15 +179,15 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
     if len(alike) > 1 and len(lines) > 1:
         raise UnreadableSource(
-            f"{path}: {' and '.join(_DELIMITERS[each] for each in alike)}s divide every line alike,"
-            " so it is open which of them is between cells; set data.delimiter"
+            f"{path}: {' or '.join(_DELIMITERS[each] for each in alike)} could separate the cells,"
+            " since every line has equally many of each; set data.delimiter"
         )
-    note = f"cells are divided by {_DELIMITERS[found]}s (data.delimiter sets it)"
+    note = f"cells are separated by {_DELIMITERS[found]}s (data.delimiter sets it)"
     return found, [note] if found != usual else []
 
 
 def _is_divided_by_blanks(lines: Sequence[str]) -> bool:
-    """Return whether blanks divide all lines into as many cells, most of them numbers."""
+    """Return whether blanks divide all lines into equally many cells, most of them numbers."""
     counts = {len(_cells(join_blanks(line), BLANKS)) for line in lines}
     first = [line.split("\t")[0].split() for line in lines[1:] or lines]
     numbers = (sum(map(bool, map(_NUMBER.fullmatch, cells))) for cells in first)

@@ -1,4 +1,4 @@
-"""Reads tables, CSV or Parquet, as columns of text. Tables, series and lists of images use it."""
+"""Reads tables, CSV or Parquet, as columns of text, for tables, series and lists of images."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,10 +32,10 @@ class TextTable:
     Attributes:
       nested: types of the columns whose cells are not single values.
       floats: columns that a Parquet file stores as floats or decimals.
-      delimiter, thousands: what divides the cells of a CSV file, and the thousands in numbers.
+      delimiter, thousands: what separates the cells of a CSV file, and thousands in numbers.
       trained: columns of the model that the table is read for. The decimal mark of its training
-        counts if numbers alone leave the mark open; without a model, such numbers are refused.
-      unused: entries of `data.missing_values` that no cell has.
+        counts if numbers alone leave the mark open; without a model, such numbers may be refused.
+      unused: notes on entries of `data.missing_values` that no cell has.
     """
 
     path: Path
@@ -90,7 +90,7 @@ class TextTable:
         if settings.decimal == "auto" and self.decimal == ",":
             notes.append("numbers have decimal commas (data.decimal sets it)")
         if settings.thousands == "auto" and self.thousands:
-            notes.append(f"{self.thousands!r} divides thousands (data.thousands sets it)")
+            notes.append(f"{self.thousands!r} separates thousands (data.thousands sets it)")
         return notes
 
     def describe_points(self, names: Iterable[str]) -> list[str]:
@@ -105,7 +105,7 @@ class TextTable:
         if self.decimal == ",":
             how = "is a whole number, as the training had decimal commas"
         elif commas:
-            how = "is a fraction, as commas divide the cells"
+            how = "is a fraction, as commas separate the cells"
         else:
             how = "is a fraction, as the training had decimal points"
         return [f"{doubtful} {how}"]
@@ -182,8 +182,8 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
         return
     if column in table.nested:
         raise UnreadableSource(
-            f"{table.path}: the cells of column {column} are {table.nested[column]}, no single"
-            " values; write them to columns of their own",
+            f"{table.path}: the cells of column {column} are {table.nested[column]}, not single"
+            " values; write them to separate columns",
             f"or set {key}",
         )
     if column in table.columns:
@@ -192,8 +192,8 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
         auto = bool(table.delimiter) and table.settings.header == "auto"
         refuse_column(str(table.path), column, [*table.columns], key, auto=auto)
     raise UnreadableSource(
-        f"{table.path}: no column {column}; it has {len(table.columns)}, which are named for"
-        f" {', '.join(sorted(TABLES))} only",
+        f"{table.path}: no column {column}; its {len(table.columns)} columns are listed only if it"
+        f" is named {', '.join(sorted(TABLES))}",
         f"set {key}",
     )
 
@@ -209,7 +209,7 @@ def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto
 def read_split(value: object) -> tuple[str | None, str | None]:
     """Return the split that a table names for a row, if any, and why it cannot be used, if so."""
     if isinstance(value, list | tuple | dict | np.ndarray):
-        return None, Reason("split is no name", f": {value}")
+        return None, Reason("split is not a name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
     if not split:
         return None, None
@@ -261,7 +261,7 @@ def _blank_missing(table: TextTable) -> TextTable:
 
 
 def _drop_empty_end(table: TextTable) -> TextTable:
-    """Drop empty rows at the end, unless there are columns that are not text."""
+    """Drop empty rows at the end, unless there are nested columns, which are not read."""
     if table.nested:
         return table
     last = table.rows
@@ -269,13 +269,12 @@ def _drop_empty_end(table: TextTable) -> TextTable:
         last -= 1
     if last == table.rows:
         return table
-    note = f"{table.rows - last:,} empty rows at the end are left out"
+    note = f"empty rows at the end are left out: {table.rows - last:,}"
     columns = {name: cells.slice(0, last) for name, cells in table.columns.items()}
     return replace(table, columns=columns, rows=last, notes=[*table.notes, note])
 
 
 def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
-    """Read the delimited files at or in `path` as one table; names of files can say splits."""
     splits, left_out = table_paths.find_delimited(path, settings)
     parts = [_read_csv(file, settings) for file in splits]
     columns = {
