@@ -26,7 +26,7 @@ WINDOWS = {**TEXT, "data__label_kind": "none", "window__tokens": 24}
 PART = "{read: snapshot, shuffle: {kind: global}, snapshot: {fraction: 0.3}}"
 PARTLY = {"pipelines__part": PART}
 TABLE = {"data__source": "table", "postprocess": "[]"}
-STORED = "a part of the rows can be stored of images"
+STORED = "only images can be stored in part"
 BUCKET = {"data__path": "s3://bucket/photos"}
 SMALLER = "{resize: {height: 3, width: 3}}"
 WEIGHTS = {"0": 1.0, "1": 5.0}
@@ -69,7 +69,7 @@ def test_all_problems_are_told_together():
     ("change", "expected"),
     [
         (naive("{read: shards, interleave: {cycle_length: 2, parallel: 3}}"),
-         "pipelines.naive.interleave.parallel: 3 readers have no more than `cycle_length: 2`"),
+         "pipelines.naive.interleave.parallel: 3 readers have only `cycle_length: 2` shards"),
         ({"preprocess": "[decode, flip]"}, "preprocess: flip is random"),
         ({"augment": f"[{SMALLER}]"}, "augment: resize is deterministic"),
         ({"augment": "[rescale]"}, "augment: rescale is deterministic; do it once, in postprocess"),
@@ -83,13 +83,13 @@ def test_all_problems_are_told_together():
         ({"postprocess": "[{standardize: {mean: [0.5]}}]"},
          "postprocess[0].standardize: give `mean` and `deviation`, or neither"),
         ({"postprocess": "[{standardize: {mean: [0.5, 0.5], deviation: [0.5]}}]"},
-         "postprocess[0].standardize: give a `mean` and a `deviation`, from 0, for each"),
+         "postprocess[0].standardize: give as many `deviation` as `mean` values"),
         (naive("{decode: {crop: fused}}"),
-         "pipelines.naive.decode.crop: what can be fused is a `center_crop` right after"),
+         "pipelines.naive.decode.crop: only a `center_crop` right after `decode` can be"),
         (naive("{shuffle: {kind: none, size: 9}}"),
-         "pipelines.naive.shuffle.size: `kind: none` has none; drop it"),
+         "pipelines.naive.shuffle.size: `kind: none` has no size; drop it"),
         ({"preprocess": "[{resize: {height: 3, width: 3, method: area, antialias: true}}]"},
-         "preprocess[0].resize: `antialias` changes nothing of `method: area`; drop it"),
+         "preprocess[0].resize: `antialias` has no effect with `method: area`; drop it"),
         ({"train__warm_up_epochs": 2, "train__epochs": 2},
          "train.warm_up_epochs: 2 of 2 epochs would leave none at train.learning_rate"),
         ({"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
@@ -126,7 +126,7 @@ def test_all_problems_are_told_together():
          "truncate counts tokens; put it after `tokenize`"),
         ({**TEXT, "preprocess": "[{tokenize: {model: no/file}}]"},
          "tokenize.model: no/file does not exist"),
-        ({**TEXT, "preprocess": "[{tokenize: {kind: bytes, model: x}}]"}, "bytes need no file"),
+        ({**TEXT, "preprocess": "[{tokenize: {kind: bytes, model: x}}]"}, "bytes` needs no file"),
         ({**TEXT, "pipelines__naive__service": "{}"}, "workers' batches differ in length"),
         ({**TEXT, **naive("{read: snapshot, shuffle: {kind: global}, snapshot_on: device}")},
          "pipelines.naive.snapshot_on: texts differ in length"),
@@ -139,9 +139,9 @@ def test_all_problems_are_told_together():
         ({**WINDOWS, "preprocess": "[end_document, tokenize]"}, "put it after `tokenize`"),
         ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
         ({**TEXT, "model__name": "transformer_decoder"}, "predicts next tokens"),
-        (lanes(kind="lanes"), "how many parts are there"),
-        (lanes(kind="global", lanes=4), "`kind: global` has none"),
-        (lanes(kind="lanes", lanes=5), "256, is no multiple of 5"),
+        (lanes(kind="lanes"), "shuffle.lanes: `kind: lanes` needs it"),
+        (lanes(kind="global", lanes=4), "`kind: global` has no lanes"),
+        (lanes(kind="lanes", lanes=5), "256, is not a multiple of 5"),
         (lanes("read: shards", kind="lanes", lanes=4),
          "a permutation within lanes needs random access"),
         (lanes("read: snapshot, sampling: balanced", kind="lanes", lanes=4),
@@ -163,7 +163,7 @@ def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, e
         ({"pipelines__naive__sampling": "{a: -1}"}, "pipelines.naive.sampling"),
         ({"preprocess": "[{cutout: {8}}]"}, "preprocess[0].cutout.8: "),
         ({"preprocess": '["no_such_module:Op"]'}, "preprocess[0]: no_such_module:Op cannot be"),
-        ({"preprocess": '["pathlib:Path"]'}, "preprocess[0]: pathlib:Path is no class"),
+        ({"preprocess": '["pathlib:Path"]'}, "preprocess[0]: pathlib:Path is not a class"),
         ({**TABLE, **PARTLY}, f"params.yaml: pipelines.part.snapshot.fraction: {STORED}"),
         ({**TABLE, "snapshot__fraction": 0.5}, f"params.yaml: snapshot.fraction: {STORED}"),
     ],

@@ -241,7 +241,7 @@ def test_a_checkpoint_of_other_work_stays_and_what_differs_is_named(tmp_path, pa
     write(CheckpointStore(tmp_path, WORK), *POSITIONS)
     other = {**WORK, part: "other"}
     assert restored(tmp_path, other) is None
-    assert f"not continued, its {part} differs" in capsys.readouterr().out
+    assert f"not continued, because its {part} differs" in capsys.readouterr().out
     write(CheckpointStore(tmp_path, other), (0, 1))
     assert (restored(tmp_path), restored(tmp_path, other)) == (POSITIONS[-1], (0, 1))
 

@@ -131,7 +131,7 @@ def take(folder, manifest, settings):
 
 def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_stop_it(undecodable):
     folder, manifest, victims = undecodable
-    said = r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; remove the file"
+    said = r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; repair or remove the"
     with pytest.raises(CorruptShard, match=said) as caught:
         take(folder, manifest, SnapshotSettings())
     assert any(f"(example {victim})" in str(caught.value) for victim in victims)

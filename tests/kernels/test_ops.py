@@ -174,7 +174,7 @@ def test_floats_of_an_op_before_are_not_rounded_to_black(op):
     assert byte_image(op, ELEMENT) is ELEMENT["image"]
     floats = {**ELEMENT, "image": tf.cast(ELEMENT["image"], tf.float32) / 255}
     for way in (compute,) if op.host_only else (compute, compute_on_device):
-        with pytest.raises(ImpossiblePlan, match=f"{op.name} takes uint8 images .* makes float32"):
+        with pytest.raises(ImpossiblePlan, match=f"{op.name} needs uint8 images.* returns float32"):
             way(op, floats, draw())
 
 
@@ -275,7 +275,7 @@ def test_colors_become_their_luma_or_more_of_themselves():
         assert compute(op, one_channel, draw())["image"] is one_channel["image"]
         unknown = tf.TensorSpec((None, None, None, None), tf.uint8)
         graph = tf.function(lambda image, op=op: compute(op, many | {"image": image}, draw()))
-        with pytest.raises(ImpossiblePlan, match=f"{op.name} has to know how many channels"):
+        with pytest.raises(ImpossiblePlan, match=f"{op.name} needs to know how many channels"):
             graph.get_concrete_function(unknown)
 
 

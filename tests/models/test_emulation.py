@@ -113,8 +113,8 @@ def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
         ("emulated", {"step_ms": True}, "True is not a number from 0.01"),
         ("emulated", {"step_ms": 5, "spread": 2}, "model.options.spread: 2"),
         ("emulated", {"step_ms": 5, "jiter": 0.1}, "model.options.jiter"),
-        ("mlp", {"wdth": 3}, "model.options: mlp does not take .*wdth"),
-        ("MobileNetV2", {"weights": "imagenet"}, "weights follow from the data"),
+        ("mlp", {"wdth": 3}, "model.options: mlp does not accept .*wdth"),
+        ("MobileNetV2", {"weights": "imagenet"}, "set by this program, not by options: weights"),
     ],
 )
 def test_options_are_checked(name, options, problem):

@@ -46,7 +46,7 @@ def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_
     index = read_shard_index(arrays / "shards")
     first, *others = index.shards
     longer = replace(first, records=first.records + 1, examples=first.examples + 1)
-    with pytest.raises(CorruptShard, match=f"{first.name}: holds {first.examples} examples, the"):
+    with pytest.raises(CorruptShard, match=f"{first.name}: holds {first.examples} examples, but"):
         take(replace(index, shards=(longer, *others)), arrays / "shards", tmp_path / "snapshot")
 
 

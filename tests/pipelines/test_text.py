@@ -146,7 +146,7 @@ def test_a_tokenizer_that_knows_little_of_the_texts_is_said(plain, tmp_path, cap
     (tmp_path / "given").write_text("[PAD]\n[UNK]\nquux\n")
     ops = [Tokenize(kind="wordpiece", model=str(tmp_path / "given"))]
     snapshot(data.shards, tmp_path / "shards", tmp_path / "snapshot", preprocess=ops)
-    assert "100% of the tokens are unknown" in capsys.readouterr().out
+    assert "100% of the tokens of the first training texts are unknown" in capsys.readouterr().out
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(plain):

@@ -184,10 +184,10 @@ def test_bytes_are_tokens_from_one_on():
 @pytest.mark.parametrize(
     ("kind", "content", "said"),
     [
-        ("sentencepiece", b"\xff\x00 no tokenizer", "no Sent"),
-        ("wordpiece", b"\xff\x00 no tokenizer", "no WordPiece vocabulary"),
-        ("wordpiece", b"[PAD]\n[UNK]\nlamb\nlamb", r"no WordPiece vocabulary.*each once"),
-        ("wordpiece", b"[PAD]\nlamb", r"no WordPiece vocabulary.*\[UNK\]"),
+        ("sentencepiece", b"\xff\x00 no tokenizer", "not a Sent"),
+        ("wordpiece", b"\xff\x00 no tokenizer", "not a WordPiece vocabulary"),
+        ("wordpiece", b"[PAD]\n[UNK]\nlamb\nlamb", r"not a WordPiece vocabulary.*each once"),
+        ("wordpiece", b"[PAD]\nlamb", r"not a WordPiece vocabulary.*\[UNK\]"),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, kind, content, said):

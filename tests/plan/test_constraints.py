@@ -95,7 +95,7 @@ def test_all_reasons_are_listed_by_their_fields(config, fields):
         ({"service": {}}, "service: its workers would cut windows out of different {blocks}"),
         ({"sampling": "balanced"}, "sampling: windows of {windows} have no class"),
         ({"read": "indexed_shards"}, "read: a window of {windows} is made of several records"),
-        ({"vectorize": True}, "vectorize: windows are batched when they exist"),
+        ({"vectorize": True}, "vectorize: windows are batched only after they are cut"),
         ({"batch": {"tokens": 9}}, "batch: windows of {windows} have one length"),
     ],
 )
@@ -158,7 +158,7 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
     assert len(data_problems(config, IMAGES, ops=[("postprocess", layered)])) == (on == "host")
     ops = [("preprocess", Decode()), ("preprocess", Mixup())]
     (problem,) = find_config_problems(PipelineConfig(), ops, batch_size=32)
-    assert problem.startswith("preprocess: mixup takes whole batches")
+    assert problem.startswith("preprocess: mixup needs whole batches")
 
 
 @pytest.mark.parametrize(
@@ -168,19 +168,19 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
         (ROWS, {"postprocess": (Categories(), HALVED)}, None),
         (ROWS, {"postprocess": (Standardize(), Categories())}, None),
         (IMAGES, {"postprocess": (Rescale(), Standardize())},
-         "standardize takes mean and deviation of the stored values, which rescale has changed"),
+         "standardize uses mean and deviation of the stored values, but rescale changes these"),
         (IMAGES, {"postprocess": (Rescale(), GIVEN)}, None),
         (ROWS, {"postprocess": (OneHot(), Standardize())}, None),
         (ROWS, {"postprocess": (Rescale(),)},
-         "postprocess: rescale divides by 255, as pixels need"),
+         "postprocess: rescale divides by 255, which is for pixels"),
         (ROWS, {"preprocess": (OneHot(),)}, "preprocess: one_hot changes labels"),
         (ROWS, {"preprocess": (Categories(),)}, "preprocess: categories makes the floats that"),
         (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
         (ROWS, {"preprocess": (GIVEN,)}, None),
         (IMAGES, {"preprocess": (Rescale(), Resize(height=8, width=8))},
-         "preprocess: rescale makes the floats that a model sees, which are not what is stored"),
+         "preprocess: rescale makes the floats that a model sees, but a snapshot stores what is"),
         (IMAGES, {"postprocess": (Resize(height=8, width=8),)},
-         "postprocess: resize has no layer, and a model holds what postprocess does"),
+         "postprocess: resize has no Keras layer, but a model holds what postprocess does"),
         (IMAGES, {"postprocess": (Categories(),)}, "categories works on numbers, not on images"),
     ],
 )  # fmt: skip
@@ -211,7 +211,7 @@ def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on
     assert ops == ["random_resized_crop", "blur", "randaugment"]
     assert "cannot be sent to the workers of a tf.data service" in by_service[0]
     on_host, whole = problems_of({**MAPPED, "snapshot_on": "device"}, *augment)
-    assert on_host.startswith("snapshot_on: randaugment runs on the host alone")
+    assert on_host.startswith("snapshot_on: randaugment runs only on the host")
     assert whole.startswith("snapshot_on: one_by_one takes one example at a time")
 
 

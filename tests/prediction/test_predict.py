@@ -213,7 +213,7 @@ def test_a_damaged_file_is_refused(model, tmp_path, member):
         start = file.getinfo(member).header_offset + len(member) + 100
     content[start] ^= 1
     (tmp_path / "model.keras").write_bytes(content)
-    said = r"is no model.keras, or damaged \(Bad CRC-32"
+    said = r"is damaged, or not a model.keras \(Bad CRC-32"
     check_refused(OutdatedModel, said, tmp_path / "model.keras")
 
 
@@ -222,7 +222,7 @@ def test_weights_that_are_cut_off_are_refused(model, tmp_path):
         for name in file.namelist():
             content = file.read(name)
             cut.writestr(name, content[: len(content) // 2] if name.endswith(".h5") else content)
-    check_refused(OutdatedModel, "is no model.keras, or damaged", tmp_path / "cut.keras")
+    check_refused(OutdatedModel, "is damaged, or not a model.keras", tmp_path / "cut.keras")
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_a_builder_that_cannot_take_columns_is_refused(listed, builder, said):
 def test_mixed_images_have_no_columns(listed):
     params, data = listed
     spec = make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
-    with pytest.raises(ImpossiblePlan, match="mixup mixes images of different examples, and not"):
+    with pytest.raises(ImpossiblePlan, match="mixup mixes images of different examples, but not"):
         make_plan(params.pipelines["naive"], spec)
 
 
@@ -281,8 +281,8 @@ TEXTS = {"source": "text_table", "path": "x"}
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        (PACKED, "texts with columns are not packed"),
-        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "numbers to predict are not packed"),
+        (PACKED, "texts with columns cannot be packed"),
+        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "numbers to predict cannot be packed"),
         ({"window": {"tokens": 8}}, "data.numeric: window.tokens predicts the next token"),
         ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "has no columns"),
         ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),

@@ -135,7 +135,7 @@ def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
     ("settings", "said"),
     [
         ({"optimizer": "adm"}, "train.optimizer: Keras has no adm"),
-        ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not take"),
+        ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not accept"),
         ({"metrics": ["auto", "nothing"]}, "train.metrics: Keras has no nothing"),
         ({"callbacks": ["own_code:still"]}, "missing 2 required"),
         ({"callbacks": ["own_code:OWN"]}, "cannot be imported"),
@@ -169,7 +169,7 @@ def test_averages_of_weights_and_the_best_epochs_are_not_both_kept():
 
 
 def test_a_model_of_two_inputs_is_refused(own):
-    with pytest.raises(UnknownModel, match=r"own_code:two_inputs takes 2 inputs, .* have one"):
+    with pytest.raises(UnknownModel, match=r"own_code:two_inputs takes 2 inputs, .* has one"):
         build(f"{own}:two_inputs")
 
 
@@ -238,7 +238,7 @@ def test_class_weights_are_those_of_keras_unless_classes_are_drawn_otherwise(lay
     assert compute_class_weights({classes[1]: 3.0}, data).tolist() == [1, 3, 1, 1]
     with pytest.raises(UnknownModel, match=r"train.class_weights: nobody is not a class"):
         compute_class_weights({"nobody": 1.0}, data)
-    with pytest.raises(UnknownModel, match=r"class_weights: auto goes by how often"):
+    with pytest.raises(UnknownModel, match=r"class_weights: auto follows how often"):
         compute_class_weights("auto", data, sampling="balanced")
     assert compute_class_weights({classes[0]: 2.0}, data, sampling="balanced") is not None
 
@@ -348,7 +348,7 @@ def test_a_callback_that_sets_the_rate_is_refused_where_a_schedule_computes_it(c
 @pytest.mark.parametrize(
     ("builder", "segments", "said"),
     [
-        ("mlp", 8, "neither packed rows"),
+        ("mlp", 8, "packed rows and next tokens do not"),
         ("{own}:of_one_number", None, "the loss is one number"),
         ("{own}:build", None, "the model has a train step of its own"),
     ],

@@ -124,7 +124,7 @@ def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys):
     network = build(name=f"{__name__}:two_layers", weights=str(tmp_path / "other.weights.h5"))
     np.testing.assert_array_equal(network.get_layer("features").get_weights()[0], features[0])
     said = capsys.readouterr().out
-    assert "2 of 4 weights are from" in said and "logits/kernel" in said
+    assert ": 2 of 4; others keep" in said and "logits/kernel" in said
     assert not any(np.isnan(weight).any() for weight in network.get_weights())
     (tmp_path / "no.weights.h5").write_bytes(b"nothing")
     with pytest.raises(UnknownModel, match=r"model.weights: .*no.weights.h5 cannot be loaded"):
@@ -134,7 +134,7 @@ def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys):
 def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
     path = tmp_path / "other.keras"
     pretrained(path, activation="sigmoid")
-    with pytest.raises(UnknownModel, match="ends with sigmoid, and classes need logits"):
+    with pytest.raises(UnknownModel, match="ends with sigmoid, but classes need logits"):
         build(path, outputs=7)
     assert build(path, outputs=3).layers[-1].name == NEW_OUTPUT
     pretrained(path, activation="log_softmax")
@@ -143,7 +143,7 @@ def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
     pretrained(tmp_path / "other.keras")
-    with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), these are \(5,\)"):
+    with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), but these are \(5,\)"):
         build(tmp_path / "other.keras", shape=(5,))
     (tmp_path / "no.keras").write_bytes(b"nothing")
     unsafe = [keras.Input((4,)), keras.layers.Lambda(lambda value: value * 2)]

@@ -58,7 +58,7 @@ REFUSED = {
     ),
     "local_class": (
         f"def block():\n{textwrap.indent(SCALE, '    ')}    return Scale(2.0)",
-        r"not loaded again: (.|\n)*top level of its module",
+        r"not loaded again: (.|\n)*top level of a module",
     ),
 }  # fmt: skip
 

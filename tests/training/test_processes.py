@@ -241,7 +241,7 @@ def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_sam
         trainings.write(processes=count, steps_per_execution=3, **own, **in_memory)  # of 8 steps
         said = trainings.train()
         histories.append(trainings.rows)
-    assert "its loss has to be divided by their number" in said
+    assert "it must divide its loss by their number" in said
     assert trainings.seen(1) == trainings.seen(), "bit for bit"
     assert len(trainings.seen()["losses"]) == 2 * 3, "executions of two epochs"
     assert_close(*histories)

@@ -272,8 +272,8 @@ def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
     params = params_of("train.epochs=1", f"model={{name: '{own}:draw'}}")
     run(params, layout, tmp_path / "kept")
     said = capsys.readouterr().out
-    assert said.count("no checkpoints are kept, an interrupted training begins again") == 1
-    assert "RandomUniform of the train step draws by a state" in said
+    assert said.count("no checkpoints are kept, so an interrupted training begins again") == 1
+    assert "a state that no checkpoint holds (RandomUniform)" in said
     assert not (tmp_path / "kept").exists()
 
 

@@ -216,7 +216,7 @@ def _(op: RandAugment, element: Element, draw: RandomStream) -> Element:
 def draw_crops(
     ops: Sequence[Op], sizes: tf.Tensor, key: tf.Tensor, draws: Sequence[RandomStream]
 ) -> tf.Tensor:
-    """Return (batch, 5) int32: the box that the first op crops, and whether others flip it."""
+    """Return (batch, 5) int32: the box that the first op crops, and whether the others flip it."""
     flipped = tf.zeros_like(key, tf.bool)
     for draw in draws[1:]:
         flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))
@@ -246,7 +246,7 @@ def _call(
     *,
     size: tuple[int, int] | None = None,
 ) -> Element:
-    """Let `fn` compute an image or a batch; `size` is the height and width of results, if new."""
+    """Let `fn` compute an image or a batch; `size` is the results' height and width if changed."""
     image = byte_image(op, element)
     single = image.shape.rank == len(IMAGE_AXES)
 
@@ -270,12 +270,12 @@ def _has_colors(op: Op, image: tf.Tensor) -> bool:
     """Return whether images are in color, not gray.
 
     Raises:
-      ImpossiblePlan: The number of channels is unknown after the ops before.
+      ImpossiblePlan: An op before this one leaves the number of channels unknown.
     """
     if image.shape[-1] is None:
         raise ImpossiblePlan(
-            f"augment: {op.name} has to know how many channels images have; have your op before it"
-            " set that in the shape of what it returns"
+            f"augment: {op.name} needs to know how many channels images have; have your op before"
+            " it set the last dimension of its result's shape"
         )
     return image.shape[-1] == COLORS
 
@@ -308,7 +308,7 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 def _rectangle(
     image: tf.Tensor, key: tf.Tensor, draw: RandomStream, *, height: tf.Tensor, width: tf.Tensor
 ) -> tf.Tensor:
-    """Return a boolean mask, with one channel, of a rectangle about a random center."""
+    """Return a boolean mask, with one channel, of a rectangle around a random center."""
     inside = []
     for axis, size, stream in ((-3, height, 0), (-2, width, 1)):
         length = tf.shape(image)[axis]

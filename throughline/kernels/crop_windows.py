@@ -1,8 +1,8 @@
 """The box that an op crops: a pure function of seed, epoch, key and size, for images and batches.
 
 A box is (top, left, height, width) in pixels of the image, int32. Parts outside the image become
-zero. Arithmetic that rounds is in float64, where the last bit does not matter: kernels for one
-image and for many may differ in it.
+zero. Arithmetic before rounding is in float64, because kernels for one image and for many may
+differ in the last bit, which in float32 could change a pixel.
 """
 
 import math

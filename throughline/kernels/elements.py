@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: Function) -> Function:
-    """Decorator: AutoGraph rewrites neither the function nor what it calls.
+    """Keep AutoGraph from rewriting this function and what it calls; a decorator.
 
     tf.data and `tf.function` rewrite the Python functions they trace, so that `if` and `for` work
     on tensors. This program's functions use `tf.cond` instead; rewriting them took two of the six
@@ -36,8 +36,8 @@ def apply_ops(
 ) -> Element:
     """Run ops on an element, one example or a batch.
 
-    `kernels` is `compute`, or its counterpart within the train step. In a trace, the names of the
-    ops precede those of their kernels.
+    `kernels` is `compute`, or its counterpart within the train step or a SavedModel. In a trace,
+    the names of the ops precede those of their kernels.
 
     `first_op_position` is the position of the first op in `augment`. Random draws depend on an op's
     name and position, not on its arguments: equal ops draw independently, and a stronger op draws
@@ -50,7 +50,7 @@ def apply_ops(
 
 
 def process_record(ops: Sequence[Op], record: tf.Tensor) -> Element:
-    """Parse and preprocess a record, or a batch of them if all ops can; nothing is drawn."""
+    """Parse and preprocess a record, or a batch of records if all ops accept batches."""
     return apply_ops(ops, {"record": record}, seed=0, epoch=tf.constant(0, tf.int64))
 
 
@@ -90,7 +90,7 @@ def split_tokens(tokens: tf.Tensor) -> Element:
 
 
 def split_window(time_steps: tf.Tensor, length: int, targets: tuple[int, ...]) -> Element:
-    """Split (…, length + horizon, columns) into (…, length, columns) and (…, horizon, targets)."""
+    """Split windows into features (…, length, columns) and label (…, horizon, targets)."""
     label = time_steps[..., length:, :]
     all_columns = targets == tuple(range(time_steps.shape[-1]))
     return {

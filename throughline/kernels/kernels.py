@@ -57,7 +57,7 @@ def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
         return method
     try:
         rewritten = tf.autograph.to_graph(function)
-    except Exception:  # noqa: BLE001 - an error of AutoGraph's own, by no public name
+    except Exception:  # noqa: BLE001 - AutoGraph's own errors have no public name
         return method
     return partial(rewritten, method.__self__)  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -223,8 +223,8 @@ def byte_image(op: Op, element: Element) -> tf.Tensor:
     image = element["image"]
     if image.dtype != tf.uint8:
         raise ImpossiblePlan(
-            f"{op.name} takes uint8 images and rounds to them, and an op before it makes"
-            f" {image.dtype.name}; have that one return uint8, from 0 to 255"
+            f"{op.name} needs uint8 images, but an op before it returns {image.dtype.name}; have"
+            " that op return uint8, from 0 to 255"
         )
     return image
 

@@ -1,7 +1,7 @@
 """The changes that RandAugment chooses from, in NumPy and OpenCV. No TensorFlow.
 
 Images are uint8 (height, width, channels). The strengths at a magnitude from 0 to 30 are those of
-torchvision. Positions between pixels are interpolated; what comes from outside is black.
+torchvision. Positions between pixels are interpolated; areas from outside the image are black.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SMOOTHING = np.asarray([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 @dataclass(frozen=True, kw_only=True)
 class ImageChange:
-    """A change of an image, from `least` to `most` with the magnitude.
+    """A change of an image, whose strength goes from `least` to `most` with the magnitude.
 
     A `signed` change goes in either direction, equally likely.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
-GRAPH_SEED = 1  # for graphs that tf.data calls, where the seeds of ops decide everything
+GRAPH_SEED = 1  # of graphs that tf.data calls; there, only the seeds of ops matter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
     """Fold seed, epoch and salts into 64 random bits.
 
     The result is uint64, in the shape that `epoch` and the tensors among the salts broadcast to. It
-    is no sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1) and
-    ("flip", 0). Salts that are no tensors say which op or step draws, and are folded first.
+    is not a sum: (seed 1, epoch 0) and (seed 0, epoch 1) differ, and so do the salts ("flip", 1)
+    and ("flip", 0). Salts that are not tensors say which op or step draws, and are folded first.
     """
     names = [seed, *(salt for salt in salts if isinstance(salt, str | int))]
     digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
@@ -56,7 +56,7 @@ def fold(seed: int, epoch: tf.Tensor, *salts: Salt) -> tf.Tensor:
 
 
 def mix64(value: tf.Tensor) -> tf.Tensor:
-    """Scatter the bits of uint64 values, a bijection (SplitMix64: Steele et al., OOPSLA 2014)."""
+    """Scatter the bits of uint64 values by a bijection (SplitMix64, Steele et al., OOPSLA 2014)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (
             value ^ tf.bitwise.right_shift(value, tf.constant(shift, tf.uint64))

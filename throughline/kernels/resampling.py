@@ -1,4 +1,4 @@
-"""OpenCV's ops as matrix products, for the train step and exported models, which hold no Python.
+"""OpenCV's ops as matrix products, for train steps and exported models, which cannot call Python.
 
 Resizing and blurring are linear along each axis, so each image is multiplied by one matrix for its
 rows and one for its columns. Boxes, filters and borders are those of `pixels.py`, in float32
@@ -62,7 +62,7 @@ def _(op: Blur, element: Element, draw: RandomStream) -> Element:
 
 
 def compute_in_tensorflow(op: Op, element: Element, draw: RandomStream) -> Element:
-    """Run one op on an example or a batch without calling Python, which no SavedModel holds."""
+    """Run one op on an example or a batch without calling Python, which a SavedModel cannot do."""
     if not op.opencv or element["image"].shape.rank > len(IMAGE_AXES):
         return compute_on_device(op, element, draw)
     batch = {name: value[None] for name, value in element.items()}
@@ -108,7 +108,7 @@ def _averages(
 def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
     """Return weights (batch, sources, sources) of Gaussians of `sigma` (batch,) pixels.
 
-    They end at three sigmas, are reflected at borders, and keep a pixel alone for sigma 0.
+    They end at three sigmas and are reflected at borders; for sigma 0 they change nothing.
     """
     most = (round(largest * 6 + 1) | 1) // 2
     taps = tf.range(-most, most + 1, dtype=tf.float32)

@@ -1,6 +1,6 @@
 """Tokenizers in TensorFlow, the same for writing a snapshot and for streams.
 
-Number 0 is padding, no token. If a tokenizer's file has a token there, all are shifted by one.
+Number 0 is padding, never a token. If a tokenizer's file numbers a token 0, all are shifted by one.
 """
 
 import re
@@ -34,8 +34,8 @@ class Tokenizer:
       encode: Turns texts (batch,) into ragged tokens (batch, tokens) int32, from 1.
       vocabulary: Upper bound of the numbers, excluded.
       words: The text of each token; empty for bytes.
-      unknown: Token for all other text; None if every text has tokens.
-      module: What a SavedModel must track besides, if anything.
+      unknown: Token for text that no other token covers; None for bytes, which cover all.
+      module: Object that a SavedModel must also track, if any.
     """
 
     encode: Callable[[tf.Tensor], tf.RaggedTensor]
@@ -89,9 +89,9 @@ def open_tokenizer(op: Tokenize) -> Tokenizer:
 
 
 def lower_case(texts: tf.Tensor, *, accents: bool = True, syllables: bool = False) -> tf.Tensor:
-    """Return texts (batch,) in lower case, without `accents` unless kept.
+    """Return texts (batch,) in lower case, and without accents unless `accents` is true.
 
-    Without accents, Hangul is written in `syllables` or in letters.
+    Where accents are removed, Hangul is written in syllables if `syllables`, else in letters.
     """
     texts = tf.strings.lower(texts, encoding="utf-8")
     if accents:
@@ -145,15 +145,14 @@ def _sentencepiece(content: bytes) -> Tokenizer:
     except RuntimeError as error:
         raise InvalidParams(
             [
-                "preprocess: tokenize.model is no SentencePiece model; a vocabulary file is for"
-                " `kind: wordpiece`"
+                "preprocess: tokenize.model is not a SentencePiece model; for a vocabulary file,"
+                " set `kind: wordpiece`"
             ]
         ) from error
     shift = int(processor.pad_id() != 0)
 
     # tensorflow_text's class leaves the model to the kernel that loads it, and setting a seed
-    # clears the cache of kernels. A resource with a shared name stays. A SavedModel makes it again
-    # from its function.
+    # clears the cache of kernels. A resource with a shared name stays. A SavedModel recreates it.
     class Model(tf.saved_model.experimental.TrackableResource):
         def _create_resource(self) -> tf.Tensor:
             return kernels.sentencepiece_op(model=content, shared_name=digest_blake2b(content))
@@ -186,8 +185,8 @@ def _wordpiece(content: bytes) -> Tokenizer:
     if UNKNOWN not in words or len(set(words)) < len(words):
         raise InvalidParams(
             [
-                f"preprocess: tokenize.model is no WordPiece vocabulary: a token per line in UTF-8,"
-                f" each once, {UNKNOWN} among them"
+                f"preprocess: tokenize.model is not a WordPiece vocabulary, which has one token per"
+                f" line in UTF-8, each once, {UNKNOWN} among them"
             ]
         )
     shift = int(words[0] != PADDING_WORD)

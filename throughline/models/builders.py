@@ -2,9 +2,9 @@
 
 A builder is `function(input_shape, outputs, **options) -> keras.Model`. It maps float inputs to one
 logit per class, or to one number per value to predict. A builder for text takes int32 tokens
-(length,), padded with 0, and an option `vocabulary`, their number. `table_input.py` adds columns as
-a second input. The full model that is saved and served takes stored inputs (such as uint8 images)
-and includes the postprocessing ops, so serving needs no preprocessing code.
+(length,), padded with 0, and an option `vocabulary`, the number of different tokens.
+`table_input.py` adds columns as a second input. The full model that is saved and served takes
+stored inputs (such as uint8 images) and includes the postprocessing ops.
 """
 
 import importlib
@@ -47,7 +47,7 @@ class Target:
     Attributes:
       kind: `soft_labels` are classes whose labels are vectors, because examples are mixed.
       shape: (classes,), the shape of the numbers to predict, or (vocabulary,).
-      mean, scale: Of the numbers in the training split (targets,); empty if unknown.
+      mean, scale: Of each target's numbers in the training split, (targets,); empty if unknown.
     """
 
     kind: Literal["class", "soft_labels", "regression", "next_token"]
@@ -95,7 +95,7 @@ def build_models(
       table: Columns that the model takes as a second input, if any.
 
     Raises:
-      UnknownModel: If there is no such builder or file, or if it gives no fitting Keras model.
+      UnknownModel: If there is no such builder or file, or if it does not give a fitting model.
     """
     name = INPUT_NAMES.get(dtype, "features")
     stored = keras.Input(input_shape, dtype=dtype, name=name)
@@ -165,14 +165,14 @@ def _check_network(
     inputs = getattr(network, "inputs", None) or ()
     if table is None and len(inputs) > 1:
         raise UnknownModel(
-            f"model.name: {settings.name} takes {len(inputs)} inputs, and the data have one;"
+            f"model.name: {settings.name} takes {len(inputs)} inputs, but the data has one;"
             " columns that data.numeric and data.categorical name would be a second one"
         )
     name = find_last_activation(network) or "linear"
     if target.kind != "regression" and name not in CLASS_ACTIVATIONS:
         key = "model.from" if settings.from_file else "model.name"
         raise UnknownModel(
-            f"{key}: {settings.from_file or settings.name} ends with {name}, and classes need"
+            f"{key}: {settings.from_file or settings.name} ends with {name}, but classes need"
             " logits, from a last layer without activation, or a softmax"
         )
 
@@ -181,18 +181,19 @@ def _check_sum(network: keras.Model, settings: ModelSettings, target: Target) ->
     named = settings.from_file or settings.name
     if network.compiled or type(network).train_step is not keras.Model.train_step:
         raise UnknownModel(
-            f"model: {named} compiles itself or has a train step of its own, and with columns next"
-            " to its input it is a part of what is trained; leave loss and optimizer to params.yaml"
+            f"model: {named} compiles itself or has a train step of its own, but with columns as a"
+            " second input it is only a part of the trained model; leave loss and optimizer to"
+            " params.yaml"
         )
     if target.kind != "regression" and gives_probabilities(network):
         raise UnknownModel(
-            f"model: {named} ends with a softmax, and what columns say is added before it; leave it"
-            " out, or give the builder an argument `columns`"
+            f"model: {named} ends with a softmax, but the outputs for columns are added before one;"
+            " leave the softmax out, or give the builder an argument `columns`"
         )
 
 
 def _rescale_outputs(network: keras.Model, target: Target) -> keras.Model:
-    """Rescale outputs to the unit of the targets, so that training does not depend on it."""
+    """Rescale outputs to the targets' unit, so that training does not depend on that unit."""
     times = math.prod(target.shape) // len(target.scale)  # the horizon of a series
     scale, mean = (list(each) * times for each in (target.scale, target.mean))
     layer = layers.Rescaling(scale, mean, name="unit", dtype=SINGLE)  # pyright: ignore[reportArgumentType]
@@ -227,7 +228,7 @@ def small_cnn(
 
 
 def mlp(input_shape: Shape, outputs: int, *, width: int = 256) -> keras.Model:
-    """Make a network with one hidden layer, the least work a model can be."""
+    """Make a network with one hidden layer, for steps with as little work as possible."""
     return keras.Sequential(
         [
             keras.Input(input_shape),
@@ -262,7 +263,7 @@ def _application(name: str) -> Any:
 
     def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
         if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
-            raise TypeError(f"{', '.join(sorted(decided))} follow from the data")
+            raise TypeError(f"set by this program, not by options: {', '.join(sorted(decided))}")
         return constructor(
             weights=None,
             input_shape=input_shape,
@@ -282,8 +283,8 @@ def _build(
     columns = {COLUMNS: table.width} if table and argument else {}
     if table is None and argument and argument.default is inspect.Parameter.empty:
         raise UnknownModel(
-            f"model.name: {settings.name} needs columns next to its input, and there are none: name"
-            " some by data.numeric and data.categorical, or give `columns` a default"
+            f"model.name: {settings.name} needs columns next to its input, but there are none: name"
+            " some in data.numeric and data.categorical, or give `columns` a default"
         )
     try:
         return builder(input_shape, outputs, **columns, **settings.options)
@@ -291,7 +292,7 @@ def _build(
         if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
             raise  # from within the user's builder: its traceback says more
         raise UnknownModel(
-            f"model.options: {settings.name} does not take {settings.options}: {error}"
+            f"model.options: {settings.name} does not accept {settings.options}: {error}"
         ) from error
     except ValueError as error:
         if ":" in settings.name:

@@ -1,7 +1,7 @@
 """The `postprocess` ops as Keras layers, which compute on the device what kernels do on the host.
 
 Every op with `device = True` has its layers here. They compute in single precision under any
-policy: half precision keeps 8 bits of a year or a category.
+policy: half precision would keep only 8 bits of a year or a category.
 """
 
 from functools import singledispatch

@@ -2,8 +2,8 @@
 
 The step waits outside of TensorFlow's graph, on the training's thread, from the arrival of its
 batch. It uses no core, no tf.data thread and no memory bandwidth. So it shows what an input
-pipeline achieves for an accelerator that is not there, and its stall is known by construction. It
-learns only the frequency of the classes, or the mean of the targets.
+pipeline achieves for an accelerator that is not there, and its stall is known by construction. The
+model learns only the frequency of the classes, or the mean of the targets.
 """
 
 import random

@@ -26,8 +26,8 @@ def load_network(
 ) -> tuple[keras.Model, bool]:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`.
 
-    If the file holds a model of this program, its inner network is returned, including the columns
-    that it takes. If the network has another number of `outputs`, its last layer is replaced. It
+    If the file holds a model of this program, its inner network is returned, with its input for
+    columns, if any. If the network has another number of `outputs`, its last layer is replaced. It
     computes in this process's precision, and all its layers are trainable, whatever the file says.
 
     Returns:
@@ -55,8 +55,8 @@ def load_network(
         None not in pair and pair[0] != pair[1] for pair in zip(taken, input_shape, strict=True)
     ):
         raise UnknownModel(
-            f"model.from: {path} takes inputs of shape {taken}, these are {input_shape}; make them"
-            " alike with preprocess, such as {resize: {height: …, width: …}}"
+            f"model.from: {path} takes inputs of shape {taken}, but these are {input_shape}; adapt"
+            " them in preprocess, such as by {resize: {height: …, width: …}}"
         )
     _apply_precision(network)
     for layer in network._flatten_layers():  # setting it on the model would not reach all layers
@@ -76,8 +76,8 @@ def _find_network(full_model: keras.Model) -> keras.Model:
 def _apply_precision(network: keras.Model) -> None:
     """Apply `train.mixed_precision` to a loaded network.
 
-    Layers that a mixed network keeps in single precision stay so. In another network, rescaling,
-    normalization and the last layers do.
+    A network of mixed precision keeps its layers of single precision. In another one, rescaling,
+    normalization and the last layers stay in single precision.
     """
     policy, every = keras.config.dtype_policy(), network._flatten_layers()
     models = [one for one in every if isinstance(one, keras.Model)]
@@ -93,7 +93,7 @@ def _apply_precision(network: keras.Model) -> None:
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
-    """Load weights from a file, layer by layer; weights of other shapes are kept and named.
+    """Load weights from a file, layer by layer; those missing or of other shapes are named.
 
     Raises:
       UnknownModel: If the file holds no weights, or none of them fits.
@@ -117,8 +117,8 @@ def load_weights(network: keras.Model, path: Path) -> None:
             missing.append(weight.path)
     if len(missing) == len(weights):
         raise UnknownModel(f"model.weights: nothing of {path} fits the layers of {network.name}")
-    begin = f"; {', '.join(missing[:SHOWN])} keep their initial values" if missing else ""
-    echo(f"  {len(weights) - len(missing)} of {len(weights)} weights are from {path}{begin}")
+    begin = f"; others keep their initial values: {', '.join(missing[:SHOWN])}" if missing else ""
+    echo(f"  weights from {path}: {len(weights) - len(missing)} of {len(weights)}{begin}")
 
 
 def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
@@ -161,7 +161,7 @@ def _replace_output(network: keras.Model, outputs: int) -> keras.Model:
         return replace_head(network, last, outputs)
     if last is None or isinstance(last, keras.Model | Transformer):
         raise UnknownModel(
-            f"model.from: {network.name} gives {network.output_shape[-1]} outputs, {outputs} are"
+            f"model.from: {network.name} gives {network.output_shape[-1]} outputs, not {outputs} as"
             " needed, and its last layer cannot be replaced; load it in a builder of your own"
         )
     logits = keras.layers.Dense(outputs, name=NEW_OUTPUT, dtype=SINGLE)(last.input)

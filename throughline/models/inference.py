@@ -1,4 +1,4 @@
-"""The inputs of a trained model and the meaning of its outputs, which its file says.
+"""The inputs of a trained model and the meaning of its outputs, as its file describes them.
 
 Both are stored in model.keras itself, as members that Keras ignores. So class names, vocabularies
 of columns and the tokenizer always belong to the model.
@@ -90,7 +90,7 @@ def read_spec(path: Path) -> InferenceSpec:
     """Read the spec in a model's file.
 
     Raises:
-      OutdatedModel: If the file has no spec, or the spec of another version of this program.
+      OutdatedModel: If the file is damaged, has no spec, or that of another program version.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -112,11 +112,11 @@ def read_spec(path: Path) -> InferenceSpec:
 
 
 def _refuse_damaged(path: Path, error: Exception) -> OutdatedModel:
-    return OutdatedModel(f"{path} is no model.keras, or damaged ({error}); {RETRAIN}")
+    return OutdatedModel(f"{path} is damaged, or not a model.keras ({error}); {RETRAIN}")
 
 
 def find_spec(path: Path) -> InferenceSpec | None:
-    """Read the spec in a model's file as `read_spec`; None if this program did not save it."""
+    """Read the spec in a model's file like `read_spec`; None if this program did not save it."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as file:
@@ -172,7 +172,7 @@ def _find_activation(tensor: Any) -> str | None:
 
 
 def describe_outputs(path: Path) -> dict[str, Any] | None:
-    """Return a model's task, and its classes or targets in order; None if its file has no spec."""
+    """Return a model's task, and classes or targets in order; None if `read_spec` cannot tell."""
     try:
         spec = read_spec(path)
     except OutdatedModel:
@@ -182,7 +182,7 @@ def describe_outputs(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedModel]:
-    """Load the model of a file for the length of the block.
+    """Load the model of a file, with its tokenizer, for the length of the block.
 
     A file that is not `trusted` may only name code of this project, and may not contain code.
 

@@ -28,8 +28,8 @@ SAVABLE = (
     f" put {REGISTER} above its class."
 )
 LOADABLE = (
-    "A layer of your own needs a get_config() that returns its constructor's arguments; it, and a"
-    f" function that a layer is given, stands at the top level of its module, with {REGISTER}"
+    "A layer of your own needs a get_config() that returns its constructor's arguments. Define it,"
+    f" and any function that a layer is given, at the top level of a module, with {REGISTER}"
     " above it."
 )
 
@@ -53,7 +53,7 @@ class LoadRequirements:
         if not self.safe:
             return (
                 "the model has a Lambda layer, which holds Python code that Keras does not load in"
-                " safe mode: it is trained and saved, but MLflow gets its file only and cannot"
+                " safe mode: it is trained and saved, but MLflow gets only its file and cannot"
                 f" serve it; to change that, make the layer a class of its own, with {REGISTER}"
                 " above it"
             )

@@ -122,8 +122,8 @@ def _check_without_python(folder: Path) -> None:
     if calling:
         raise UnsavableModel(
             f"the model cannot be exported: {calling[0].rpartition('/')[0] or calling[0]} calls"
-            " Python (tf.numpy_function or tf.py_function), which a SavedModel does not hold; write"
-            " it in ops of TensorFlow. `python -m tasks.predict` uses the model as it is"
+            " Python (tf.numpy_function or tf.py_function), which a SavedModel cannot contain;"
+            " write it in TensorFlow ops. `python -m tasks.predict` uses the model as it is"
         )
 
 

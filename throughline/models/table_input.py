@@ -25,8 +25,8 @@ class TableInput:
     """The columns of a model's second input: first numbers, then categories.
 
     Attributes:
-      mean: In the training split (columns,); 0 for categories.
-      deviation: In the training split (columns,); 1 for categories.
+      mean: Of each column in the training split, (columns,); 0 for categories.
+      deviation: Standard deviation in the training split, (columns,); 1 for categories.
       categories: How many categories each categorical column has.
     """
 
@@ -66,7 +66,7 @@ def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> k
     given = {one.name: one for one in network.inputs}
     if given.keys() != {name, COLUMNS}:
         raise UnknownModel(
-            f"model.name: the builder takes `{COLUMNS}`, and its network has inputs named"
+            f"model.name: the builder takes `{COLUMNS}`, but its network has inputs named"
             f" {', '.join(given)}; expected {name} and {COLUMNS}, by keras.Input(…, name=…)"
         )
     if network.compiled or type(network).train_step is not keras.Model.train_step:

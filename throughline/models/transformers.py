@@ -20,8 +20,8 @@ LOSS = "loss"  # Keras' name for it among the metrics
 class Transformer(layers.Layer):
     """Embedding and `blocks` of attention and a dense layer, in pre-norm form.
 
-    A subclass defines what follows, such as a last layer `head`. Not registered with Keras: MLflow
-    would make every model that it logs need this module.
+    A subclass defines what follows, such as a last layer `head`. Not registered with Keras, because
+    MLflow would then make every model that it logs need this module.
 
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
     """
@@ -68,7 +68,7 @@ class Transformer(layers.Layer):
 
 
 class TransformerEncoder(Transformer):
-    """Classifies the mean over the tokens of each segment, by `outputs` logits."""
+    """Classifies each segment by the mean over its tokens, with `outputs` logits."""
 
     def __init__(self, *, outputs: int, **options: Any) -> None:
         super().__init__(**options)
@@ -110,7 +110,7 @@ class TransformerEncoder(Transformer):
 
 
 class TransformerDecoder(Transformer):
-    """Causal attention with the logits of each next token; if `tied`, by the embedding's weights.
+    """Predicts each next token by causal attention; `tied` logits use the embedding's weights.
 
     Sources: Radford et al., 2019; for tied weights Press and Wolf, EACL 2017.
     """
@@ -146,7 +146,7 @@ class _Block(layers.Layer):
     def __init__(self, width: int, heads: int, dropout: float, **options: Any) -> None:
         super().__init__(**options)
         if heads < 1 or width % heads:
-            raise ValueError(f"width {width} is no multiple of heads {heads}")
+            raise ValueError(f"width {width} is not a multiple of heads {heads}")
         self.attention = layers.MultiHeadAttention(heads, width // heads)
         self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
         self.widen = layers.Dense(4 * width, activation="gelu")
@@ -238,7 +238,7 @@ class PackedModel(keras.Model):
         """Return the mean loss over the documents of a batch, and add it to the epoch's.
 
         `y_pred` is (rows, documents, outputs); `sample_weight` (rows, documents) is 1 for a
-        document.
+        document and 0 for an empty slot.
         """
         loss: Any = super().compute_loss(x, y, y_pred, sample_weight, training)
         self._loss_of_documents.update_state(loss, sample_weight=ops.sum(sample_weight))

@@ -47,14 +47,14 @@ AUTOTUNE_MEMORY = 2  # the available memory divided by this bounds AUTOTUNE's bu
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What steps are built from besides each other: the plan and one split of the prepared data.
+    """What every step is built from: the plan, one split of the prepared data, and this worker.
 
     Attributes:
       examples, steps_per_epoch: Per epoch, over all workers.
       order: The rows of each step; None for a stream.
       records: The records of indexed shards, if the plan reads them.
       buckets: The length buckets of a stream that has some.
-      first_step: The step at which to begin.
+      first_step: The step at which to begin, counted over all epochs.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ class BuildContext:
     first_step: int = 0
 
     def options(self) -> tf.data.Options:
-        """Return the plan's options.
+        """Return tf.data's options for the plan.
 
         By default tf.data rewrites the graph, which would make a naive pipeline less naive.
         Processes that share a host share AUTOTUNE's cores and memory.
@@ -91,16 +91,16 @@ class BuildContext:
         return options
 
     def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
-        """Return the seed of tf.data's draws for step `who` in an epoch: int64, not negative."""
+        """Return a nonnegative int64 seed for the random draws of step `who` in an epoch."""
         bits = fold(self.seed, epoch, who)
         return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
     def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
-        """Select what a batch has of the element, unless a step after `step` needs more of it."""
+        """Select the features that batches hold, unless a step after `step` needs others, too."""
         return self.select(element) if self.is_last(step) else element
 
     def is_last(self, step: Step) -> bool:
-        """Return whether no later step of the plan needs more of an element than a batch has."""
+        """Return whether no step after `step` needs features that batches do not hold."""
         kinds = Map | SampleByClass | Window | TokenWindow
         return step is [each for each in self.plan.steps if isinstance(each, kinds)][-1]
 
@@ -116,9 +116,10 @@ def map_rows(
     first: tf.Tensor,
     stop: tf.Tensor,
 ) -> Dataset:
-    """Return what `fetch` makes of the number and rows of each of the steps [first, stop).
+    """Call `fetch` with the number and the rows of each step in [first, stop).
 
-    They are scalars int64, counted over all epochs. The rows of many steps are computed at once.
+    `first` and `stop` are int64 scalars, counted over all epochs. The rows of many steps are
+    computed in one call.
     """
     steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
     numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
@@ -132,7 +133,7 @@ def map_rows(
 def build_steps(
     steps: Sequence[Step], dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
 ) -> Dataset:
-    """Build steps one after another, for an epoch (scalar int64)."""
+    """Add `steps` in turn to `dataset` (None: they start it), for an `epoch` (int64 scalar)."""
     for step in steps:
         dataset = build_step(step, dataset, context, epoch)
     if dataset is None:
@@ -221,7 +222,7 @@ def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Te
         reordered=isinstance(source, Read) and source.shuffle_files and several and not caches,
     )
     if caches:
-        # One pass fills the cache. Otherwise the stream of each class would fill a copy of its own.
+        # One pass fills the cache. Otherwise each class's stream would fill a copy of its own.
         filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
         sampled = filled.concatenate(sampled, name=step.trace_name)
     return sampled.map(context.select, name="select") if context.is_last(step) else sampled

@@ -36,13 +36,14 @@ Steps = tuple[Step, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class InputPipeline:
-    """Batches of one split, epoch by epoch, as a plan says.
+    """The batches of one split, epoch by epoch, as a plan makes them.
 
     Batches are (input, label). The input is image (batch, height, width, channels), features
     (batch, …) or text (batch, longest) int32; with table columns it is {image, columns: (batch,
     columns) float32}. The label is (batch,) int64, or what the task predicts. With `with_keys`,
-    batches are dicts that also have `key` (batch,) int64. `scratch` holds disk caches and lives as
-    long as the pipeline.
+    batches are dicts that also have `key` (batch,) int64. In packed batches, the input is {text,
+    segment_ids, positions}, and a weight per document follows the label. `scratch` holds disk
+    caches and lives as long as the pipeline.
 
     Raises:
       ImpossiblePlan: The split is too large or has too few shards for the plan (`check_extent`).
@@ -89,7 +90,7 @@ class InputPipeline:
 
     @property
     def examples_per_step(self) -> float:
-        """Examples of this worker in a full batch; for texts on average over an epoch's batches."""
+        """This worker's examples in a full batch; for texts, the average of an epoch's batches."""
         texts = self.plan.spec.schema.is_text and self.plan.window is None
         whole = self.examples / self.steps_per_epoch if texts else self.batch_size
         return whole / self.worker.count
@@ -105,7 +106,7 @@ class InputPipeline:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a full batch's input as it leaves the host; for texts without padding."""
+        """Bytes of a full batch's input as it leaves the host, without the padding of texts."""
         specs = tf.nest.flatten(self.element_spec[0])
         variable = self.segments is None and self.plan.window is None
         if self.data.shards.schema.is_text and variable:
@@ -118,7 +119,7 @@ class InputPipeline:
 
     @without_autograph
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
-        """Return the batches of steps [first_step, epochs · steps), counted over all epochs.
+        """Return the batches of [first_step, epochs · steps_per_epoch), counted over all epochs.
 
         A plan that reads the snapshot or indexed shards starts at any step; a stream starts with
         the epoch that contains `first_step`.
@@ -137,7 +138,7 @@ class InputPipeline:
 
     @without_autograph
     def epoch_by_epoch(self) -> tf.data.Dataset:
-        """Return one epoch, and the next at each iteration: for `fit(dataset, epochs=…)`."""
+        """Return a dataset that yields the next epoch whenever it is iterated, for Keras' `fit`."""
         numbers = tf.data.Dataset.from_tensors(1).map(
             lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs"
         )
@@ -156,9 +157,7 @@ class InputPipeline:
         return counted.with_options(self._context.options())
 
     def steps(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
-        """Return what the steps of a training take: batches, or their numbers if it gathers them
-        on the device.
-        """
+        """Return a batch for each training step, or its number if the device gathers batches."""
         if self.plan.gathers_on_device:
             return tf.data.Dataset.range(first_step, epochs * self.steps_per_epoch)
         return self.dataset(first_step=first_step, epochs=epochs)
@@ -198,7 +197,7 @@ class InputPipeline:
 
     @cached_property
     def _iterations(self) -> tf.Variable:
-        """The number of iterations that `epoch_by_epoch` has had."""
+        """How many times the dataset of `epoch_by_epoch` has been iterated."""
         with tf.init_scope():
             return tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
 
@@ -225,7 +224,7 @@ class InputPipeline:
 def _build_snapshot_batches(
     context: BuildContext, reader: SnapshotReader, step_ranges: tf.data.Dataset
 ) -> tf.data.Dataset:
-    """Return the batches of ranges of steps (first and stop, scalars int64), back to back.
+    """Return the batches of all `step_ranges` (first and stop, int64 scalars), back to back.
 
     The columns are read at the start of a range. A function that captured them would copy all of
     them whenever tf.data rewrites the graph; one that read them at each step would run one step at
@@ -250,11 +249,11 @@ def _build_snapshot_batches(
 def _build_stream_batches(
     context: BuildContext, epochs: tf.data.Dataset, *, open_early: bool
 ) -> tf.data.Dataset:
-    """Return the batches of the epochs with these numbers (scalars int64), back to back.
+    """Return the batches of the epochs with these numbers (int64 scalars), back to back.
 
-    One iterator goes through all epochs, because destroying one waits for AUTOTUNE's thread, as
-    long as the epoch has lasted. With `open_early`, a plan that prefetches opens each epoch while
-    the previous one is consumed.
+    One iterator goes through all epochs, because destroying an iterator waits for AUTOTUNE's
+    thread, for as long as the epoch has lasted. With `open_early`, a plan that prefetches opens
+    each epoch while the previous one is consumed.
     """
     once, per_epoch, after_epochs = split_by_epochs(context.plan)
     first_epoch = tf.constant(0, tf.int64)
@@ -262,8 +261,8 @@ def _build_stream_batches(
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
         if not tf.executing_eagerly():
-            # Only for this graph: op seeds do not depend on the process's, and TensorFlow fails if
-            # that is 0 and an op's seed is a tensor.
+            # Only in this graph: its draws must not depend on the process's seed, and TensorFlow
+            # fails if that is 0 and an op's seed is a tensor.
             tf.random.set_seed(GRAPH_SEED)
         return build_steps(per_epoch, source, context, epoch)
 
@@ -281,7 +280,10 @@ def _build_stream_batches(
 
 
 def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
-    """Split a stream's steps: built once (up to a cache), for every epoch, and after all."""
+    """Split a stream's steps into those built once, for every epoch, and after all epochs.
+
+    Those built once end with a cache, or else are the reading of files or arrays.
+    """
     steps = plan.steps
     caches = [number for number, step in enumerate(steps) if isinstance(step, Cache)]
     lists_source = isinstance(steps[0], Read) and steps[0].source in ("files", "arrays")

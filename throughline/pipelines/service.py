@@ -1,12 +1,12 @@
-"""A local tf.data service: dispatcher and workers as processes that live as long as a block.
+"""A tf.data service: a dispatcher and workers, by hand or for as long as a `with` block lasts.
 
     python -m throughline.pipelines.service dispatcher --workers 2       prints its address
     python -m throughline.pipelines.service worker --dispatcher ADDRESS
 
 TensorFlow lets both listen on every interface of the host, without authentication: keep them in a
-private network. On one host the service adds no processor; it pays if workers run on other hosts,
-which join by the address. A process whose standard input is a pipe ends when that closes, so none
-outlives a parent that is killed.
+private network. On one host the service adds no CPU; it pays off if workers run on other hosts,
+which join by the dispatcher's address. A process whose standard input is a pipe ends when the pipe
+closes, so none outlives a parent that is killed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from throughline.shared.scratch import Scratch
 from throughline.shared.termination import end_with_parent
 
 START_S = 120
-OUTAGE_S = 120.0  # how long another's dispatcher may be away for a restart
+OUTAGE_S = 120.0  # how long a dispatcher not started here may be away, to be restarted
 PING_S = 2.0
 CONNECT_S = 10
 STOP_S = 10
@@ -43,7 +43,7 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def run_local_service(workers: int) -> Iterator[str]:
-    """Start a dispatcher and workers on this machine, yield the address, and stop them all.
+    """Start a local dispatcher and workers, yield the dispatcher's address, and stop them all.
 
     A process that dies is restarted at the same address, where consumers wait for it; the
     dispatcher continues from its journal.
@@ -73,7 +73,7 @@ def run_local_service(workers: int) -> Iterator[str]:
 def _keep_alive(
     running: list[subprocess.Popen[str]], commands: list[list[str]], stopping: threading.Event
 ) -> None:
-    """Restart processes that have died by `commands`, each at its own port."""
+    """Restart processes that have died, each by its command, which names its port."""
     while not stopping.wait(CHECK_S):
         for number, command in enumerate(commands):
             if running[number].poll() is not None:
@@ -87,13 +87,13 @@ def _keep_alive(
 
 @contextmanager
 def watch_service(address: str, *, outage_s: float = OUTAGE_S) -> Iterator[None]:
-    """Use the service of the dispatcher at `grpc://host:port` in the block.
+    """Watch the dispatcher at `grpc://host:port` while the block uses it.
 
-    End this process if the dispatcher is away for `outage_s`, because TensorFlow would wait for it
-    forever, in a call that nothing interrupts.
+    End this process if the dispatcher does not answer for `outage_s`, because TensorFlow would wait
+    for it forever, in a call that nothing interrupts.
 
     Raises:
-      ServiceFailed: The dispatcher does not answer now.
+      ServiceFailed: The dispatcher does not answer when the block is entered.
     """
     check_listens(address)
     left = threading.Event()
@@ -115,8 +115,8 @@ def _watch(address: str, outage_s: float, left: threading.Event) -> None:
             if time.monotonic() - away_since > outage_s and not left.is_set():
                 end_process(
                     ServiceFailed(
-                        f"{failed}. It has been away for {outage_s:g} s; run the same command again"
-                        " when it is back, and a training goes on from its last checkpoint"
+                        f"{failed}. It has not answered for {outage_s:g} s. When it is back, run"
+                        " the same command again: training continues from its last checkpoint"
                     )
                 )
 
@@ -163,8 +163,8 @@ def _read_address(process: subprocess.Popen[str]) -> str:
     watchdog.cancel()
     if not line:
         raise ServiceFailed(
-            f"a process of the tf.data service ended with code {process.wait()} before it was up;"
-            " see its output above"
+            f"a process of the tf.data service ended with code {process.wait()}, or was not up"
+            f" within {START_S} s; see its output above"
         )
     return line
 
@@ -172,8 +172,8 @@ def _read_address(process: subprocess.Popen[str]) -> str:
 def _exit_on_sigterm() -> None:
     """End the process on SIGTERM with the signal's number as exit code.
 
-    A container's first process ignores SIGTERM without a handler, and one of Python would never be
-    called while TensorFlow waits for a dispatcher: it holds the interpreter's lock meanwhile.
+    Without a handler, a container's first process ignores SIGTERM. A Python handler would not run
+    while TensorFlow waits for a dispatcher, because TensorFlow holds the GIL meanwhile.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -187,23 +187,23 @@ def _parse_options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     roles = parser.add_subparsers(dest="role", required=True)
-    dispatcher = roles.add_parser("dispatcher", help="know the workers and distribute work to them")
+    dispatcher = roles.add_parser("dispatcher", help="distribute work to the workers")
     known = dispatcher.add_mutually_exclusive_group(required=True)
     known.add_argument(
         "--workers",
         type=int,
-        help="how many workers of this host will join; static sharding needs to know",
+        help="number of workers that will join from this host; static sharding needs it",
     )
     known.add_argument(
         "--worker",
         action="append",
         metavar="HOST:PORT",
-        help="where a worker will be, here or elsewhere; repeatable, instead of --workers",
+        help="address of a worker, on any host; repeat it for each worker, instead of --workers",
     )
     dispatcher.add_argument(
         "--work-dir",
         metavar="FOLDER",
-        help="keep a journal there, from which a dispatcher that is started again goes on",
+        help="keep a journal there, from which a restarted dispatcher continues",
     )
     worker = roles.add_parser("worker", help="prepare batches")
     worker.add_argument(
@@ -216,12 +216,12 @@ def _parse_options() -> argparse.Namespace:
         "--host", default="localhost", help="name under which others reach this worker"
     )
     for role in (dispatcher, worker):
-        role.add_argument("--port", type=int, default=0, help="0: any free one")
+        role.add_argument("--port", type=int, default=0, help="port to listen at; 0: any free one")
     return parser.parse_args()
 
 
 def _serve(options: argparse.Namespace) -> tuple[Any, str]:
-    """Return TensorFlow's server of a role, which runs, and its address."""
+    """Start TensorFlow's server for the role; return it with its address."""
     import tensorflow as tf
 
     service = tf.data.experimental.service

@@ -1,6 +1,6 @@
-"""The bytes that a pipeline keeps of a split, and checks of plans against the amount of data.
+"""How many bytes a pipeline keeps of a split, and checks of plans against the amount of data.
 
-Sizes are known, or estimated from the first records.
+Sizes that are not known are estimated from the first records.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from throughline.plan.steps import Cache, Map, Prefetch, Read, Shuffle, Step, sh
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.limits import available_memory
 
-SAMPLED_RECORDS = 16  # whose size stands for that of all
+SAMPLED_RECORDS = 16  # records whose mean size is taken for that of all
 
 
 def estimate_kept_bytes(
     plan: Plan, data: PreparedData, split: str, *, where: Literal["memory", "disk"]
 ) -> float:
-    """Return the bytes that a plan keeps of a split after its first epoch."""
+    """Return how many bytes of a split a plan keeps in memory or on disk after its first epoch."""
     kept = 0.0
     for before, step in zip((None, *plan.steps), plan.steps, strict=False):
         if where == "memory" and isinstance(step, Read) and step.source == "arrays":
@@ -33,9 +33,9 @@ def estimate_kept_bytes(
 
 
 def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.0) -> float:
-    """Return the bytes of a split in a snapshot that stores this fraction of its rows.
+    """Return the bytes of a split in a snapshot that stores the inputs of this fraction of rows.
 
-    Estimated from the first records for images of variable size that are not all stored now.
+    If images vary in size and are not all stored now, estimate it from the first records.
     """
     rows, column = data.snapshot.splits[split], data.input_column
     values = (column, column.extent) if column.ragged else (column,)
@@ -51,9 +51,9 @@ def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.
 
 
 def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
-    """Return the bytes of a cache after this step.
+    """Return the bytes of a cache after the step `before`.
 
-    Known from a whole snapshot after all of preprocessing, else estimated.
+    After all of preprocessing it is as large as the snapshot; elsewhere it is estimated.
     """
     if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
         return estimate_snapshot_bytes(data, split)
@@ -81,7 +81,7 @@ def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
 
 
 def estimate_record_bytes(data: PreparedData, split: str) -> float:
-    """Return the bytes of a split's records as read; for compressed shards an estimate."""
+    """Return the bytes of a split's uncompressed records; of compressed shards, an estimate."""
     shards = data.shards.for_split(split)
     if all(shard.compression == "none" for shard in shards):
         return sum(shard.bytes for shard in shards)
@@ -101,7 +101,8 @@ def check_extent(plan: Plan, data: PreparedData, split: str) -> None:
     """Check a plan against the extent of a split.
 
     Raises:
-      ImpossiblePlan: A shuffle buffer does not fit into memory, or a worker has no shard to read.
+      ImpossiblePlan: A shuffle buffer does not fit into memory, or the workers of a tf.data
+        service outnumber the shards that they share.
     """
     _check_service(plan, data, split)
     _check_buffer(plan, data, split)
@@ -114,16 +115,16 @@ def _check_service(plan: Plan, data: PreparedData, split: str) -> None:
     shards = len(data.shards.for_split(split))
     if isinstance(first, Read) and first.source == "shards" and service.workers > shards:
         raise ImpossiblePlan(
-            f"service.workers: {service.workers} workers cannot each have files of their own, for"
-            f" the {split} split has {shards} shards; use at most {shards} workers or `sharding:"
+            f"service.workers: {service.workers} workers need a shard each with `sharding: static`,"
+            f" and the {split} split has only {shards}; use at most that many, or `sharding:"
             f" dynamic`, or set shard.min_shards to {service.workers} or more and run `dvc repro`"
         )
 
 
 def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
-    """Check the memory of a shuffle buffer of records, or of a disk cache's elements.
+    """Check that a shuffle buffer of records, or of a disk cache's elements, fits into memory.
 
-    A memory cache shares its examples with the buffer; windows and file names are small.
+    Skip memory caches, which share their examples with the buffer, and windows and file names.
     """
     shuffle = next((step for step in plan.steps if isinstance(step, Shuffle)), None)
     cache = next((step for step in plan.steps if isinstance(step, Cache)), None)
@@ -142,6 +143,7 @@ def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
     if needed > available:
         raise ImpossiblePlan(
             f"shuffle.size: {buffers * size:,} examples in shuffle buffers would take"
-            f" {needed / 2**30:,.1f} GiB of memory, {available / 2**30:,.1f} GiB are available; set"
-            f" it to {max(1, int(size * available / needed)):,} or less, or use `read: snapshot`"
+            f" {needed / 2**30:,.1f} GiB of memory, and {available / 2**30:,.1f} GiB are available;"
+            f" set it to {max(1, int(size * available / needed)):,} or less, or use `read:"
+            " snapshot`"
         )

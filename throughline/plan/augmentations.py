@@ -13,8 +13,8 @@ Method = Literal["area", "bilinear"]
 METHOD: Any = Field(
     default="area",
     description=(
-        "interpolation: area averages the pixels where an image shrinks and is bilinear elsewhere;"
-        " bilinear is so everywhere, and aliases"
+        "interpolation: area averages pixels where an image shrinks and is bilinear elsewhere;"
+        " bilinear is so everywhere, which aliases where an image shrinks"
     ),
 )
 LARGEST_KERNEL = 10.0  # sigma [pixels]
@@ -94,9 +94,7 @@ class Contrast(Op):
 
 @register
 class Cutout(Op):
-    """Blacken a square at a random place, cut off at the edges.
-    Source: DeVries and Taylor, 2017.
-    """
+    """Blacken a square at a random place, cut at the edges. Source: DeVries and Taylor, 2017."""
 
     name = "cutout"
     random = True
@@ -121,7 +119,7 @@ class Mixup(NeedsClasses):
         default=0.2,
         gt=0,
         le=8,
-        description="1: every share is as likely; toward 0: mostly one of the two",
+        description="1: all shares are equally likely; toward 0: mostly one of the two",
     )
 
 
@@ -147,9 +145,7 @@ class ResizedCrop(Sized):
 
 @register
 class ResizedCenterCrop(ResizedCrop):
-    """Show the same as `resize: {shorter: …}` followed by `center_crop`, without computing the
-    pixels that the crop drops.
-    """
+    """Crop like `resize: {shorter: …}` and `center_crop`, without computing the dropped pixels."""
 
     name = "resized_center_crop"
     shorter: int = Field(
@@ -200,9 +196,7 @@ class RandomResizedCrop(ResizedCrop):
 
 @register
 class Grayscale(Op):
-    """Replace the colors of random images by their luma (ITU-R BT.601); images of one channel are
-    unchanged.
-    """
+    """Replace the colors of random images by luma (BT.601); one-channel images are unchanged."""
 
     name = "grayscale"
     random = True
@@ -211,9 +205,7 @@ class Grayscale(Op):
 
 @register
 class Saturation(Op):
-    """Blend every image with its luma, or away from it, by a random factor; images of one channel
-    are unchanged.
-    """
+    """Blend every image with or away from its luma by a random factor; gray ones are unchanged."""
 
     name = "saturation"
     random = True
@@ -263,4 +255,4 @@ class RandAugment(Op):
     opencv = True
     host_only = True
     ops: int = Field(default=2, ge=1, le=14, description="changes per image")
-    magnitude: int = Field(default=9, ge=0, le=30, description="their strength")
+    magnitude: int = Field(default=9, ge=0, le=30, description="strength of the changes")

@@ -1,4 +1,4 @@
-"""TF_CONFIG of a cluster's tasks, by the variables of Slurm and Kubernetes. No TensorFlow."""
+"""TF_CONFIG of a cluster's tasks, from variables of Slurm and Kubernetes. No TensorFlow."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,11 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
-    """Return TF_CONFIG of this task: as given, of a Slurm step, or of an Indexed Job on `hosts`.
+    """Return TF_CONFIG of this task: as given, or from Slurm, or of an Indexed Job on `hosts`.
 
     Raises:
-      ImpossiblePlan: Nothing says which task this is, or there are too few `hosts`.
+      ImpossiblePlan: Nothing says which task this is, there are too few `hosts`, or Slurm's tasks
+        cannot be listed (`list_slurm_addresses`).
     """
     if given := environment.get(TF_CONFIG):
         return given
@@ -27,22 +28,23 @@ def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
         addresses = [host if ":" in host else f"{host}:{FIRST_PORT}" for host in hosts]
     else:
         raise ImpossiblePlan(
-            "nothing says which task of a cluster this is: start it by Slurm's srun, by an Indexed"
-            " Job of Kubernetes, or set TF_CONFIG"
+            "nothing says which task of a cluster this is: start it with Slurm's srun or as an"
+            " Indexed Job of Kubernetes, or set TF_CONFIG"
         )
     if not 0 <= index < len(addresses):
         raise ImpossiblePlan(
-            f"this is task {index} of a cluster, and {len(addresses)} hosts are named; name as many"
-            " as there are tasks (--hosts)"
+            f"this is task {index} of a cluster, counted from 0, and the number of its hosts is"
+            f" {len(addresses)}; name one host per task (--hosts), or set TF_CONFIG"
         )
     return make_tf_config(addresses, index)
 
 
 def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
-    """Return the addresses of the tasks of a Slurm step, node by node, with ports of the job.
+    """Return the addresses of a Slurm step's tasks, node by node; the job's id gives the ports.
 
     Raises:
-      ImpossiblePlan: The tasks are not numbered node by node, or are on other nodes.
+      ImpossiblePlan: Slurm's lists cannot be read or differ in length, or the tasks are not
+        numbered node by node.
     """
 
     def read(name: str) -> str:
@@ -53,7 +55,8 @@ def list_slurm_addresses(environment: Mapping[str, str]) -> list[str]:
     first = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
     if len(nodes) != len(tasks):
         raise ImpossiblePlan(
-            f"Slurm names {len(nodes)} nodes and the tasks of {len(tasks)}; set TF_CONFIG instead"
+            f"Slurm's lists of nodes and of tasks per node differ in length, {len(nodes)} and"
+            f" {len(tasks)}; set TF_CONFIG instead"
         )
     placed = [
         (node, f"{node}:{first + number}")
@@ -80,8 +83,8 @@ def expand_nodes(text: str) -> list[str]:
     """
     if not _NODES.fullmatch(text):
         raise ImpossiblePlan(
-            f"Slurm's list of nodes, {text}, is not read here: only names may be shortened that end"
-            " with their numbers in brackets; set TF_CONFIG instead"
+            f"Slurm's list of nodes, {text}, cannot be read here: numbers in brackets are allowed"
+            " only at the end of a name; set TF_CONFIG instead"
         )
     nodes = []
     for name, ranges in re.findall(_NODE, text):

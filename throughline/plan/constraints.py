@@ -1,6 +1,6 @@
 """Combinations of fields that would be wrong or useless in a configuration, each with its reason.
 
-A reason begins with the field it concerns. Where it is implemented depends on what decides it:
+A reason begins with the field it concerns. Where a check is implemented depends on what it needs:
 
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
@@ -52,8 +52,8 @@ def _of_caches(
     names, after = [op.name for op in preprocess], config.cache.after
     if after in [op.name for op in augment]:
         yield (
-            f"cache.after: {after} is random; cached, every epoch would repeat the first one's"
-            " draws"
+            f"cache.after: {after} is random, and a cache would repeat its draws of the first epoch"
+            " in every epoch; name an op of preprocess"
         )
     elif after not in [*names, "preprocess"]:
         yield (
@@ -66,8 +66,8 @@ def _of_caches(
         )
     if config.read == "indexed_shards":
         yield (
-            "cache: it would keep the order of the first epoch, and indexed shards come in another"
-            " one each epoch; drop `cache`, or use `read: shards` with a buffer"
+            "cache: a cache keeps the order of the first epoch, but indexed shards are read in a"
+            " new one each epoch; drop `cache`, or use `read: shards` with a buffer"
         )
     if config.service:
         yield (
@@ -90,7 +90,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
     what = RANDOM_ACCESS.get(config.shuffle.kind)
     if not in_any_order and what:
         yield (
-            f"shuffle.kind: {what} needs random access; `read: {config.read}` is a stream, use"
+            f"shuffle.kind: {what} needs random access, and `read: {config.read}` is a stream; use"
             " `buffer`, or `read: snapshot` or `indexed_shards`"
         )
     if config.snapshot.fraction < 1 and not reads_snapshot:
@@ -104,8 +104,8 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
         readers, shards = config.interleave.parallel, config.interleave.cycle_length
         if readers > shards:
             yield (
-                f"interleave.parallel: {readers} readers have no more than `cycle_length: {shards}`"
-                " shards to read; raise cycle_length, or use fewer, or `cores`"
+                f"interleave.parallel: {readers} readers have only `cycle_length: {shards}` shards"
+                " to read at a time; raise cycle_length, use fewer readers, or `cores`"
             )
 
 
@@ -113,13 +113,13 @@ def _of_order(config: PipelineConfig) -> Iterator[str]:
     in_any_order = config.read in ("snapshot", "indexed_shards")
     if in_any_order and not config.deterministic:
         yield (
-            f"deterministic: a step of `read: {config.read}` is always of the same examples, by"
-            " which a training goes on where it stopped; drop `deterministic`"
+            f"deterministic: a step of `read: {config.read}` always has the same examples, so that"
+            " training can resume at any step; drop `deterministic`"
         )
     if config.shuffle.size != "auto" and config.shuffle.kind not in ("buffer", "window"):
         yield (
-            f"shuffle.size: `kind: {config.shuffle.kind}` has none; drop it, or use `kind: buffer`,"
-            " or `window`"
+            f"shuffle.size: `kind: {config.shuffle.kind}` has no size; drop it, or use `kind:"
+            " buffer` or `window`"
         )
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
@@ -131,11 +131,11 @@ def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[s
     if config.read == "snapshot" and config.decode.approximate:
         yield "decode: a snapshot is decoded already; drop `decode`"
     if config.decode.ratio > 1 and config.decode.crop == "fused":
-        yield "decode: a crop cannot be fused with decoding at a smaller size; choose one"
+        yield "decode: a crop cannot be fused with decoding at a smaller size; drop one of the two"
     elif config.decode.crop == "fused" and [op.name for op in preprocess[1:2]] != ["center_crop"]:
         yield (
-            "decode.crop: what can be fused is a `center_crop` right after `decode`, and there is"
-            " none; put it there, or drop `crop`"
+            "decode.crop: only a `center_crop` right after `decode` can be fused, and there is"
+            " none; put one there, or drop `crop`"
         )
 
 
@@ -150,8 +150,8 @@ def _of_placement(config: PipelineConfig) -> Iterator[str]:
             )
         if config.prefetch != "none":
             yield (
-                "prefetch: with `snapshot_on: device` the train step gathers its batch itself;"
-                " there is nothing to prepare ahead"
+                "prefetch: with `snapshot_on: device` the train step gathers its batch itself, so"
+                " there is nothing to prepare ahead; use `prefetch: none`"
             )
     if config.service and config.read == "indexed_shards":
         yield (
@@ -185,11 +185,11 @@ def _of_lengths(config: PipelineConfig) -> Iterator[str]:
         )
     if config.read == "indexed_shards":
         yield (
-            "batch: tf.data's buckets cannot be entered at any step, as `read: indexed_shards` is;"
-            " use `read: snapshot`, or `read: shards` without that"
+            "batch: `read: indexed_shards` can start at any step, which tf.data's buckets cannot;"
+            " use `read: snapshot`, or `read: shards`"
         )
     if config.vectorize:
-        yield "vectorize: lengths are known after the ops; drop `vectorize` or `batch`"
+        yield "vectorize: lengths are known only after the ops; drop `vectorize` or `batch`"
     if config.sampling != "uniform":
         yield "sampling: batches by length draw every example once; drop `sampling` or `batch`"
     if config.shuffle.kind in ("window", "lanes"):
@@ -210,7 +210,7 @@ def _of_places_of_ops(
             )
     for op in augment if config.snapshot_on == "device" else ():
         if op.host_only:
-            yield f"snapshot_on: {op.name} runs on the host alone; use host, or drop {op.name}"
+            yield f"snapshot_on: {op.name} runs only on the host; use host, or drop {op.name}"
         if op.takes == "example":
             yield (
                 f"snapshot_on: {op.name} takes one example at a time, and the train step has whole"
@@ -218,22 +218,22 @@ def _of_places_of_ops(
             )
     for op in postprocess:
         if config.postprocess_on == "device" and not (op.device or op.on_labels):
-            yield f"postprocess: {op.name} cannot run on the device"
+            yield f"postprocess: {op.name} cannot run on the device; use `postprocess_on: host`"
 
 
 def _of_batches_of_ops(preprocess: Sequence[Op], later: Sequence[Op]) -> Iterator[str]:
     for op in preprocess:
         if op.takes == "batch":
             yield (
-                f"preprocess: {op.name} takes whole batches, and what is stored is made of single"
+                f"preprocess: {op.name} needs whole batches, and what is stored is made of single"
                 " examples; move it to augment or postprocess"
             )
     of_batches = ""
     for op in later:
         if of_batches and op.takes == "example":
             yield (
-                f"augment: {op.name} takes one example at a time, so it must come before"
-                f" {of_batches}"
+                f"augment: {op.name} takes one example at a time, so put it before {of_batches},"
+                " which needs batches"
             )
         if op.takes == "batch" and not of_batches:
             of_batches = op.name
@@ -242,11 +242,11 @@ def _of_batches_of_ops(preprocess: Sequence[Op], later: Sequence[Op]) -> Iterato
 def _of_lanes(config: PipelineConfig, batch_size: int) -> Iterator[str]:
     kind, lanes = config.shuffle.kind, config.shuffle.lanes
     if kind == "lanes" and lanes is None:
-        yield "shuffle.lanes: how many parts are there? Use a multiple of the number of processes"
+        yield "shuffle.lanes: `kind: lanes` needs it; use a multiple of the number of processes"
     elif kind != "lanes" and lanes is not None:
-        yield f"shuffle.lanes: `kind: {kind}` has none; drop it, or use `kind: lanes`"
+        yield f"shuffle.lanes: `kind: {kind}` has no lanes; drop it, or use `kind: lanes`"
     elif lanes and batch_size % lanes:
         yield (
-            f"shuffle.lanes: every batch takes as many rows of each, and batch_size, {batch_size},"
-            f" is no multiple of {lanes}"
+            f"shuffle.lanes: every batch takes equally many rows of each lane, but batch_size,"
+            f" {batch_size}, is not a multiple of {lanes}"
         )

@@ -16,10 +16,9 @@ from throughline.settings import PipelineConfig
 def find_variable_size_problems(
     config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
 ) -> list[str]:
-    """List problems of these ops and of the configuration with images of variable size."""
+    """List problems that these ops and the configuration have with images of variable size."""
     problems = [
-        f"augment: {op.name} needs batches, and images must have the same size before: put the crop"
-        " first"
+        f"augment: {op.name} needs batches of images of one size; put the crop or resize before it"
         for op in ops_to_uniform_shape
         if op.takes == "batch"
     ]
@@ -52,7 +51,7 @@ def find_data_problems(
         problems += _of_sequences(config)
     elif config.batch:
         problems.append(
-            "batch: only text differs in length; drop `batch`, the number of examples is batch_size"
+            "batch: only text differs in length; drop `batch`, and set `batch_size` alone"
         )
     on_device = config.postprocess_on == "device"
     for section, op in ops if config.read == "snapshot" else ():
@@ -66,11 +65,11 @@ def find_data_problems(
     if encoding.name == "image" and config.decode.ratio != 1:
         problems += _of_sizes([op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":
-        problems.append("sampling: a number to predict is no class to draw by; drop `sampling`")
+        problems.append("sampling: only classes can be drawn by, not numbers; drop `sampling`")
     if config.batch and config.batch.pack and (columns or predicts_number):
         what = "columns" if columns else "numbers to predict"
         problems.append(
-            f"batch.pack: texts with {what} are not packed; use `batch: {{pad_to: auto}}` instead"
+            f"batch.pack: texts with {what} cannot be packed; use `batch: {{pad_to: auto}}`"
         )
     return problems
 
@@ -87,7 +86,7 @@ def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
     noun, text = encoding.noun, encoding.modality == "text"
     parts = "documents" if text else "blocks"
     if config.batch:
-        yield f"batch: windows of {noun} have one length; drop `batch`, their number is batch_size"
+        yield f"batch: windows of {noun} have one length; drop `batch`, and set `batch_size` alone"
     if config.read == "indexed_shards":
         yield (
             f"read: a window of {noun} is made of several records; use `read: snapshot`, or"
@@ -102,7 +101,7 @@ def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
     if config.sampling != "uniform":
         yield f"sampling: windows of {noun} have no class; drop `sampling`"
     if config.vectorize:
-        yield "vectorize: windows are batched when they exist; drop `vectorize`"
+        yield "vectorize: windows are batched only after they are cut; drop `vectorize`"
     if config.service:
         yield f"service: its workers would cut windows out of different {parts}; drop `service`"
     if text and config.snapshot_on == "device":
@@ -114,8 +113,8 @@ def _of_sizes(ops: Sequence[Op]) -> Iterator[str]:
     for op in ops:
         if op.counts_pixels:
             yield (
-                f"decode.ratio: {op.name} counts pixels of the full size; decoded at another size"
-                " it would cut something else"
+                f"decode.ratio: {op.name} counts pixels of the full size, so it would do something"
+                " else to smaller images; drop `ratio`, or resize before"
             )
             return
         if op.shape((64, 128, 3)) == op.shape((128, 256, 3)):  # the same at any ratio
@@ -129,7 +128,7 @@ def _of_sizes(ops: Sequence[Op]) -> Iterator[str]:
 def find_ops_problems(
     encoding: Encoding, ops: Sequence[tuple[str, Op]], *, predicts_number: bool, columns: bool
 ) -> list[str]:
-    """List problems of ops, each given with its section, with data of this encoding.
+    """List problems that ops, given as (section, op), have with data of this encoding.
 
     The data may have a number to predict, or a table input (`columns`).
     """
@@ -140,13 +139,13 @@ def find_ops_problems(
     if "categories" in names and "rescale" in names[: names.index("categories")]:
         problems.append(
             "postprocess: rescale changes the numbers of the categories; use `standardize`, which"
-            " leaves them as they are, or put it after `categories`"
+            " keeps them, or put rescale after `categories`"
         )
     changing = [op for section, op in ops if section == "postprocess" and not op.on_labels]
     problems += [
-        f"postprocess: standardize takes mean and deviation of the stored values, which"
-        f" {before.name} has changed by then; put it first, drop {before.name}, or give it `mean`"
-        " and `deviation`"
+        f"postprocess: standardize uses mean and deviation of the stored values, but"
+        f" {before.name} changes these before; put standardize first, drop {before.name}, or give"
+        " standardize `mean` and `deviation`"
         for before, op in pairwise(changing)
         if isinstance(op, Standardize) and op.mean is None
     ]
@@ -158,8 +157,8 @@ def find_ops_problems(
             )
         if columns and op.mixes_labels:
             problems.append(
-                f"{section}: {op.name} mixes images of different examples, and not their columns;"
-                " drop it, or data.numeric and data.categorical"
+                f"{section}: {op.name} mixes images of different examples, but not their columns;"
+                f" drop {op.name}, or data.numeric and data.categorical"
             )
     return problems
 
@@ -169,32 +168,32 @@ def _of_op(op: Op, *, section: str, encoding: Encoding) -> Iterator[str]:
     if op.works_on and modality not in op.works_on:
         yield (
             f"{section}: {op.name} works on {' and '.join(op.works_on)}, not on {encoding.noun};"
-            f" drop it, in an overlay by a {section} of its own"
+            f" drop it; an overlay needs its own `{section}` for that"
         )
     if section == "preprocess" and op.on_labels:
         yield (
-            f"preprocess: {op.name} changes labels, which are stored as they are; move it to"
+            f"preprocess: {op.name} changes labels, but they are stored unchanged; move it to"
             " postprocess"
         )
     made_by_rescaling = modality == "images" and isinstance(op, Rescale | Standardize)
     measured = isinstance(op, Standardize) and op.mean is None
     if section == "preprocess" and (isinstance(op, Categories) or made_by_rescaling or measured):
         yield (
-            f"preprocess: {op.name} makes the floats that a model sees, which are not what is"
-            " stored; move it to postprocess"
+            f"preprocess: {op.name} makes the floats that a model sees, but a snapshot stores what"
+            " is before them; move it to postprocess"
         )
     if section != "postprocess":
         return
     # params.yaml has rescale without arguments, for images.
     if modality == "numbers" and isinstance(op, Rescale) and "scale" not in op.model_fields_set:
         yield (
-            "postprocess: rescale divides by 255, as pixels need it; use `standardize`, in a table"
-            " with `categories` after it, or give rescale its `scale`"
+            "postprocess: rescale divides by 255, which is for pixels; use `standardize`, in a"
+            " table with `categories` after it, or give rescale its `scale`"
         )
     if not (op.random or op.on_labels or op.device or hasattr(op, "layer")):
         yield (
-            f"postprocess: {op.name} has no layer, and a model holds what postprocess does; move"
-            " it to preprocess, or give a class of your own a method layer()"
+            f"postprocess: {op.name} has no Keras layer, but a model holds what postprocess does;"
+            " move it to preprocess, or give a class of your own a method layer()"
         )
 
 
@@ -218,7 +217,7 @@ def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
 
 def _problem_of_file(op: Tokenize) -> str:
     if not op.file:
-        return f"{op.kind} need no file; drop `model`, or set kind"
+        return f"`kind: {op.kind}` needs no file; drop `model`, or set another kind"
     return "" if Path(op.model).is_file() else f"{op.model} does not exist"
 
 
@@ -226,7 +225,4 @@ def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
     """List reasons against storing or reading only a `fraction` of a snapshot's rows."""
     if fraction == 1 or encoding.modality == "images":
         return []
-    return [
-        f"snapshot.fraction: a part of the rows can be stored of images, not of {encoding.noun};"
-        " drop it"
-    ]
+    return [f"snapshot.fraction: only images can be stored in part, not {encoding.noun}; drop it"]

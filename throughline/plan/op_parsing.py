@@ -77,7 +77,7 @@ def _find_op(name: str) -> type[Op] | str:
         return f"cannot be imported ({error})"
     if isinstance(kind, type) and issubclass(kind, Op):
         return kind
-    return "is no class that inherits from throughline.plan.ops.Op"
+    return "is not a class that inherits from throughline.plan.ops.Op"
 
 
 def _problem(where: str, kind: type[Op], item: Any) -> str:
@@ -85,7 +85,7 @@ def _problem(where: str, kind: type[Op], item: Any) -> str:
     place = f"{where}.{key}" if key else where
     if item["type"] == "extra_forbidden":
         known = list(kind.model_fields)
-        hint = did_you_mean(key, known) if known else "it takes none"
+        hint = did_you_mean(key, known) if known else "the op has none"
         return f"{place} is not an argument; {hint}"
     if item["type"] == "missing":
         return f"{place} is missing"

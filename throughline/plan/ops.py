@@ -2,7 +2,7 @@
 
 This module imports no TensorFlow, so that a plan can be made, checked and printed in milliseconds;
 `kernels.py` computes the ops. A change of what an op computes needs a new `version`, which changes
-every snapshot key. A new op is a class with `@register` here, a kernel there and an equality test.
+its snapshots' keys. A new op is a class with `@register` here, a kernel there and an equality test.
 `augmentations.py` has the ops that augment images.
 """
 
@@ -32,7 +32,7 @@ REGISTRY: dict[str, type[Op]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What an op may take from the data.
+    """What `Op.bind` may use of the data.
 
     Attributes:
       mean, deviation: Per channel or column of the training split; 0 and 1 for categories.
@@ -56,20 +56,20 @@ class _ClassName:
 
 
 class Op(BaseModel):
-    """One step of work on an example's features; its repr and version are its identity.
+    """One step of work on an example's features; name, version and arguments identify it.
 
     Attributes:
       takes: Whether the kernel accepts one example, a batch (a leading dimension on every feature),
         or both.
       random: It draws anew each epoch, as a pure function of (seed, epoch, example key).
       device: It can also run as the first layer of the model.
-      works_on: Modalities of the data that it takes (`plan/schema.py`); empty: all.
+      works_on: Modalities of the data that it accepts (`plan/schema.py`); empty: all.
       on_labels: It changes labels, and stays on the host.
       mixes_labels: It needs labels that are vectors.
       counts_pixels: Its arguments count pixels of the full-size image.
       crops: Its result is a rectangle of the image, perhaps resized, which `draw_crop_windows`
         draws, so that a fetch from the snapshot reads nothing else.
-      flips: It can be part of such a fetch.
+      flips: It mirrors images, and can be part of such a fetch.
       opencv: OpenCV computes its pixels, in one Python call.
       host_only: It has no form that an accelerator could run within the train step.
     """
@@ -115,7 +115,7 @@ class Op(BaseModel):
         return before
 
     def in_evaluation(self) -> Op | None:
-        """Return the replacement of a random op in evaluation, or None."""
+        """Return what replaces this op in evaluation if it is random; None: nothing does."""
         return None
 
     def bind(self, facts: DataFacts) -> Op:
@@ -140,7 +140,7 @@ class NeedsClasses(Op):
 
 
 class Sized(Op):
-    """An op whose result has a size of its own."""
+    """An op whose result is of one (height, width), whatever the size before."""
 
     height: int = Field(gt=0, le=LONGEST_SIDE, description="rows of the result")
     width: int = Field(gt=0, le=LONGEST_SIDE, description="columns of the result")
@@ -175,9 +175,7 @@ class Parse(Op):
 
 @register
 class Decode(Op):
-    """Turn stored bytes into a uint8 image (height, width, channels), or into numbers. The data
-    decides how.
-    """
+    """Turn bytes into a uint8 image (height, width, channels) or numbers, depending on the data."""
 
     name = "decode"
     works_on = ()
@@ -203,7 +201,7 @@ class DecodeImage(Op):
 
 
 class DecodeRaw(Op):
-    """Reinterpret raw values of one fixed shape: `decode` for arrays, tables and series."""
+    """Reinterpret raw values in shape `size` (None: any): `decode` for arrays, tables, series."""
 
     name = "decode"
     size: tuple[int | None, ...]
@@ -212,9 +210,9 @@ class DecodeRaw(Op):
 
 @register
 class Resize(Op):
-    """Resample and round back to uint8, so that no large floats are passed on: to (height, width),
-    or to a `shorter` side of that many pixels, which keeps the aspect. An image longer than 8 times
-    its shorter side is first cut to its center of that length.
+    """Resample to (height, width), or to a `shorter` side of that many pixels, which keeps the
+    aspect; then round to uint8, so that no large floats are passed on. With `shorter`, an image
+    longer than 8 times its shorter side is first cut to its center of that length.
     """
 
     name = "resize"
@@ -245,14 +243,14 @@ class Resize(Op):
             raise ValueError("give `height` and `width`, or `shorter` alone")
         if self.antialias and self.method in ("area", "nearest"):
             raise ValueError(
-                f"`antialias` changes nothing of `method: {self.method}`; drop it, or use bilinear"
+                f"`antialias` has no effect with `method: {self.method}`; drop it, or use bilinear"
                 " or bicubic"
             )
         return self
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and the arguments that are set, so that newer arguments keep old keys."""
+        """Name, version and the arguments that are set, so that a new argument keeps old keys."""
         given = {key: value for key, value in super().identity.items() if value is not None}
         return given if self.shorter is None else {**given, "longest_aspect": LONGEST_ASPECT}
 
@@ -271,13 +269,12 @@ class Resize(Op):
         return _smaller(height, longest), _smaller(width, longest)
 
     def scaled(self, height: Any, width: Any) -> tuple[Any, Any]:
-        """Return height and width once the shorter side is `shorter`; numbers or tensors."""
+        """Return height and width, numbers or tensors, scaled to a shorter side of `shorter`."""
         shortest, shorter = _smaller(height, width), self.shorter or 0
         return height * shorter // shortest, width * shorter // shortest
 
 
-def _smaller(one: Any, other: Any) -> Any:
-    """Return the smaller of two whole numbers or tensors."""
+def _smaller(one: Any, other: Any) -> Any:  # of whole numbers or tensors
     return (one + other - abs(one - other)) // 2
 
 
@@ -299,7 +296,7 @@ class Pad(Op):
     pixels: int = Field(gt=0, le=4096, description="width of the border [pixels]")
     mode: Literal["zeros", "reflect"] = Field(
         default="zeros",
-        description="what the border shows: zeros, or reflect for the image's own edge",
+        description="what the border shows: zeros, or reflect: the image mirrored at its edge",
     )
 
     def shape(self, before: Shape) -> Shape:
@@ -342,7 +339,7 @@ class Standardize(Op):
             raise ValueError("give `mean` and `deviation`, or neither")
         mean, deviation = self.mean or (), self.deviation or ()
         if len(mean) != len(deviation) or any(value < 0 for value in deviation):
-            raise ValueError("give a `mean` and a `deviation`, from 0, for each channel or column")
+            raise ValueError("give as many `deviation` as `mean` values, and no negative deviation")
         return self
 
     def shape(self, before: Shape) -> Shape:
@@ -354,8 +351,8 @@ class Standardize(Op):
         given = len(self.mean or ())
         if given > 1 and before and before[-1] not in (None, given):
             raise ImpossiblePlan(
-                f"standardize has {given} means, and there are {before[-1]} channels or columns;"
-                " give one for each, or one for all"
+                f"standardize: `mean` has {given} values, but the number of channels or columns is"
+                f" {before[-1]}; give one value for each, or one for all"
             )
         return before
 

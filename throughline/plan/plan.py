@@ -1,4 +1,4 @@
-"""Makes plans from parameters: an ordered, printable tuple of frozen steps. Pure; no TensorFlow.
+"""Makes plans from parameters: ordered, printable tuples of frozen steps. Pure; no TensorFlow.
 
 The order is right by construction and reads top to bottom in `_stream_steps`. Impossible
 combinations are refused with a reason before anything runs (`constraints.py`). `dataset.py` builds
@@ -50,7 +50,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """The computation of every configuration. `batch_size` counts the examples of all workers."""
+    """What every configuration computes. `batch_size` counts the examples of all workers."""
 
     schema: Schema
     preprocess: Sequence[Op]
@@ -66,7 +66,7 @@ class InputSpec:
 
     @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:
-        """The leading augmenting ops that bring images of variable size to one size."""
+        """The leading augmenting ops that bring images of variable size to one size, else all."""
         needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
         return (
             self.augment
@@ -76,7 +76,7 @@ class InputSpec:
 
     @property
     def per_example_augment(self) -> Sequence[Op]:
-        """The leading augmenting ops for single examples, because they must be or are faster so."""
+        """The leading augmenting ops that must run, or run faster, on single examples."""
         needing = [number for number, op in enumerate(self.augment, 1) if op.takes == "example"]
         return max(
             self.augment[: max(needing, default=0)],
@@ -88,7 +88,7 @@ class InputSpec:
 
     @property
     def fetched_augment(self) -> Sequence[Op]:
-        """The leading augmenting ops that a fetch can do: one that crops, and those that flip."""
+        """The leading augmenting ops that can be part of fetching rows: a crop, then any flips."""
         crop = tuple(self.augment[:1])
         if not crop or not crop[0].crops:
             return ()
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def batching(self) -> BatchSettings | None:
-        """How sequences are batched by their lengths; None otherwise."""
+        """How sequences are batched by their lengths; None if they are not."""
         for step in self.steps:
             if isinstance(step, Gather | BucketBatch):
                 return step.batching
@@ -217,7 +217,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
 
 
 def set_storage_order(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration in storage order, each example once, to evaluate or compare."""
+    """Return the configuration in storage order, each example once, to evaluate or compare it."""
     return config.model_copy(
         update={
             "shuffle": ShuffleSettings(kind="none"),
@@ -236,7 +236,7 @@ def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> li
 
 
 def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
-    """Lay out a gather of rows whose numbers are computed, so that no buffer shuffles them."""
+    """Lay out a gather of rows whose numbers are computed, so that no shuffle buffer is needed."""
     whole = config.snapshot.fraction == 1
     stored = (Parse.of(spec.schema), *resolve_decode(spec.preprocess, spec.schema))
     gather = Gather(
@@ -286,8 +286,8 @@ def _stream_steps(
     # The number of ops that see images of variable size, which cannot be batched.
     variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
-    # No buffer is large enough, so the order of files changes each epoch. Windows, however, need
-    # the stored order.
+    # No shuffle buffer is large enough, so the order of shards changes each epoch, too. Windows,
+    # however, need the stored order.
     shuffle_files = config.shuffle.kind == "buffer" and source == "shards" and spec.window is None
     steps: list[Step] = [
         Read(source=source, interleave=config.interleave, shuffle_files=shuffle_files)
@@ -297,7 +297,7 @@ def _stream_steps(
         cached, ops = _split_after(ops, config.cache.after)
         steps += [_map(config, cached), Cache(where=config.cache.where)]
 
-    # After the cache, which holds every example once. The class must be known.
+    # After the cache, which holds every example once. Labels must be parsed first.
     if config.sampling != "uniform":
         labeled, ops = (
             (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
@@ -308,7 +308,7 @@ def _stream_steps(
         steps += [_map(config, ops), spec.window]
         ops = ()
 
-    # While examples are small, and after the cache, which would freeze the order.
+    # Shuffle while examples are small, and after the cache, which would freeze the order.
     if config.shuffle.kind == "buffer":
         steps += [Shuffle(size=config.shuffle.size)]
 
@@ -346,15 +346,15 @@ def _map(config: PipelineConfig, ops: Ops) -> Map:
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
-    """Split ops after the one of this name; after all for `preprocess`, or a crop in decoding."""
+    """Split ops after the one of this name; after all for `preprocess`, or a fused crop."""
     end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
     return ops[:end], ops[end:]
 
 
 def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
-    """Split ops for single examples, at least `at_least`, from those for batches.
+    """Split ops into at least `at_least` for single examples, and the rest for batches.
 
-    With `vectorize`, every op that can takes batches.
+    With `vectorize`, as many as possible run on batches; otherwise, only from the first that must.
     """
     if vectorize:
         single = [op.takes == "example" or op.prefers_single_examples for op in ops]

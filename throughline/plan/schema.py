@@ -42,7 +42,7 @@ class Encoding:
     compressed: ClassVar[bool] = False
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op | None:
-        """Return the op that `decode` means in a configuration, or in the snapshot without one.
+        """Return the op that `decode` stands for in a configuration, or in the snapshot if None.
 
         None means that values need no op: they are numbers, or texts, which `tokenize` takes.
         """
@@ -65,7 +65,7 @@ def register(kind: type[Encoding]) -> type[Encoding]:
 
 
 def find_encoding(named: Any) -> Encoding:
-    """Return the encoding of this name.
+    """Return the encoding with this name, or the given encoding.
 
     Raises:
       ValueError: There is none.
@@ -73,7 +73,7 @@ def find_encoding(named: Any) -> Encoding:
     if isinstance(named, Encoding):
         return named
     if named not in ENCODINGS:
-        raise ValueError(f"{named} is no encoding; known: {', '.join(ENCODINGS)}")
+        raise ValueError(f"{named} is not an encoding; known: {', '.join(ENCODINGS)}")
     return ENCODINGS[named]
 
 
@@ -88,7 +88,7 @@ class TableColumns:
 
     Attributes:
       categories: Vocabularies of the trailing columns; an empty word is the empty cell.
-      medians: Replacements of empty cells, by the names of numeric columns.
+      medians: Replacements for empty cells, by the names of numeric columns.
       decimal: The decimal mark in numbers that are text.
       thousands: The separator of thousands in them, if any.
     """
@@ -106,8 +106,9 @@ class TableColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One value of every example, with `shape` (None: sizes differ between examples) and the NumPy
-    `dtype` that it is decoded to.
+    """One value of every example.
+
+    `shape` has None where sizes differ between examples; `dtype` is NumPy's, once decoded.
     """
 
     name: str
@@ -119,7 +120,7 @@ class Feature:
 
     @property
     def channels(self) -> int:
-        """Size of the last axis, such as 3 for images in color."""
+        """Size of the last axis, such as 3 for images in color; 1 if it is not known."""
         return self.shape[-1] or 1
 
     @property
@@ -129,7 +130,7 @@ class Feature:
 
     @property
     def record_dtype(self) -> str:
-        """The dtype in a record: its own for numbers, otherwise bytes."""
+        """The dtype in a record: its own for numbers of a table, otherwise string (bytes)."""
         return self.dtype if self.encoding.storage == "table" else "string"
 
 

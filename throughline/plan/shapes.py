@@ -1,4 +1,4 @@
-"""How data are decoded and cut into windows, and their shape after each op. No TensorFlow."""
+"""How data is decoded and cut into windows, and its shape after each op. No TensorFlow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from throughline.shared.errors import ImpossiblePlan, InvalidParams
 def resolve_decode(
     preprocess: Sequence[Op], schema: Schema, config: PipelineConfig | None = None
 ) -> tuple[Op, ...]:
-    """Replace `decode` by the op for the data's encoding and a configuration, which may be none."""
+    """Replace `decode` by the op for the data's encoding and `config`, with the crop if fused."""
     value = schema.input
     decode = value.encoding.decode(value, config)
     ops = [decode if isinstance(op, Decode) else op for op in preprocess]
@@ -25,7 +25,7 @@ def resolve_decode(
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
-    """Return after how many of `ops` all examples keep one shape; None if they never do."""
+    """Return after how many of `ops` all examples have one shape for good; None if never."""
     shape: Shape = schema.input.batch_shape
     needed = None if shape is None else 0
     for count, op in enumerate(ops, 1):
@@ -49,7 +49,7 @@ def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
 
 
 def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, ...]:
-    """Return the shape of an example in a snapshot; None in it for sizes that differ."""
+    """Return the shape of the model's input in a snapshot, with None for sizes that differ."""
     variable = ops_until_uniform(preprocess, schema) is None
     value = schema.input
     return (
@@ -96,7 +96,7 @@ def choose_window(
     The splits follow one another. No window crosses one of the `cuts` of the whole series.
 
     Raises:
-      InvalidParams: A target is no column, or a split is shorter than one window.
+      InvalidParams: A target is not a column, or no window fits into a split.
     """
     unknown = [name for name in settings.targets if name not in columns]
     if unknown:
@@ -113,11 +113,11 @@ def choose_window(
     for split, count in steps.items():
         if window.count(split, count) == 0:
             needed = f"window.length + window.horizon = {window.length + window.horizon}"
-            between = " between two gaps of the series" if window.cuts_of(split) else ""
+            fewer = "fewer between any two gaps than" if window.cuts_of(split) else "fewer than"
             raise InvalidParams(
                 [
-                    f"window: the {split} split has {count} time steps, fewer than {needed}"
-                    f"{between}; shorten the window or give the split more data"
+                    f"window: the {split} split has {count} time steps, {fewer} {needed}; shorten"
+                    " the window or give the split more data"
                 ]
             )
     return window

@@ -74,11 +74,10 @@ class Step(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Step):
-    """Windows of a series: `length` steps of all columns, then `horizon` steps of the `targets`
-    (indices of columns).
+    """Windows of a series: `length` steps of all columns, then `horizon` steps of `targets`.
 
-    No window crosses one of the `cuts`, each a split and the time step of that split before which
-    others are missing.
+    `targets` are indices of columns. No window crosses one of the `cuts`, each a split and the time
+    step of that split before which others are missing.
     """
 
     params_key: ClassVar[str] = "window"
@@ -104,7 +103,7 @@ class Window(Step):
         return sum(count for _, count in self.list_runs(split, steps))
 
     def list_runs(self, split: str, steps: int) -> list[tuple[int, int]]:
-        """Return the number of the first window between two cuts, and how many follow each other.
+        """Return, for each part between cuts, the number of its first window and their count.
 
         Window n of a split begins at its time step n × `stride`.
         """
@@ -117,9 +116,7 @@ class Window(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWindow(Step):
-    """Windows of text: all documents of a split joined and cut into pieces of `length` tokens. The
-    label of each token is the next token.
-    """
+    """All documents of a split, joined and cut into `length` tokens; labels are the next tokens."""
 
     params_key: ClassVar[str] = "window"
 
@@ -129,15 +126,13 @@ class TokenWindow(Step):
         return f"window[{self.length} tokens]"
 
     def count(self, tokens: int) -> int:
-        """Return the number of windows in a split of this many `tokens`; a rest is dropped."""
+        """Return the number of windows in a split of this many `tokens`; the rest is dropped."""
         return max(0, (tokens - 1) // self.length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read(Step):
-    """Deliver stored examples: file names, records in memory, or serialized records of shards.
-    Shards may be shuffled each epoch.
-    """
+    """Deliver file names, records in memory, or serialized records of shards, maybe shuffled."""
 
     params_key: ClassVar[str] = "read"
 
@@ -165,9 +160,7 @@ class Read(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadIndexedShards(Step):
-    """Deliver serialized records of uncompressed shards by number in any order, one by one or as
-    whole batches.
-    """
+    """Deliver records of uncompressed shards by number, in any order, singly or in batches."""
 
     params_key: ClassVar[str] = "read"
     trace_name: ClassVar[str] = "records"
@@ -234,8 +227,9 @@ class Gather(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Step):
-    """Run consecutive ops in one call. `first_op_position` is the first op's position in `augment`,
-    negative for ops before it.
+    """Run consecutive ops in one call.
+
+    `first_op_position` is the first op's position in `augment`, negative for ops before it.
     """
 
     params_key: ClassVar[str] = "map"
@@ -308,9 +302,7 @@ class Batch(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketBatch(Step):
-    """Batch examples of similar length: tf.data's bucket_by_sequence_length. The last batches of
-    the buckets come at the end of the epoch.
-    """
+    """Batch examples of similar length, with tf.data's bucket_by_sequence_length."""
 
     params_key: ClassVar[str] = "batch"
     trace_name: ClassVar[str] = "bucket_batch"

@@ -24,21 +24,19 @@ class Tokenize(Op):
             " parts, split at spaces and punctuation · bytes: every byte of the UTF-8"
         ),
     )
-    vocabulary: int = Field(
-        default=8000, ge=16, le=1_000_000, description="tokens that are fitted, at most"
-    )
+    vocabulary: int = Field(default=8000, ge=16, le=1_000_000, description="tokens to fit, at most")
     model: str = Field(
         default="",
         description=(
-            "file of a tokenizer that is there already: SentencePiece's .model, or WordPiece's"
-            " vocabulary, a token per line; empty: fitted on the training split"
+            "file of an existing tokenizer: SentencePiece's .model, or WordPiece's vocabulary, a"
+            " token per line; empty: one is fitted on the training split"
         ),
     )
     lower: Literal["auto", "always", "never"] = Field(
         default="auto",
         description=(
-            "whether text is lower-cased before: always, never, or auto, which is if no token has a"
-            " capital letter"
+            "whether text is lower-cased first: always, never, or auto: if no token has a capital"
+            " letter"
         ),
     )
 
@@ -73,7 +71,7 @@ class Truncate(Op):
 
     name = "truncate"
     works_on = ("text",)
-    tokens: int = Field(gt=0, le=1 << 20, description="tokens that are kept")
+    tokens: int = Field(gt=0, le=1 << 20, description="how many tokens are kept")
 
 
 @register

@@ -57,11 +57,11 @@ class TrainingWorker:
         multiple = self.multiple
         if lanes and lanes % multiple:
             raise ImpossiblePlan(
-                f"shuffle.lanes: {lanes} are no multiple of {multiple}, which every batch is"
-                f" shared by; use {-(-lanes // multiple) * multiple}"
+                f"shuffle.lanes: {lanes} is not a multiple of {multiple}, as batch sizes are;"
+                f" use {-(-lanes // multiple) * multiple}"
             )
         if lanes and not examples:
-            raise ImpossiblePlan(f"shuffle.lanes: there are fewer examples than {lanes}; use fewer")
+            raise ImpossiblePlan(f"shuffle.lanes: fewer examples than {lanes} lanes; use fewer")
         if multiple % self.count:
             raise ImpossiblePlan(
                 f"train.batch_multiple: {multiple} cannot be shared equally by {self.count}"
@@ -72,7 +72,7 @@ class TrainingWorker:
                 {max(1, batch_size // multiple) * multiple, -(-batch_size // multiple) * multiple}
             )
             whose = (
-                f"is no multiple of train.batch_multiple, {multiple}"
+                f"is not a multiple of train.batch_multiple, {multiple}"
                 if multiple > self.count
                 else f"cannot be shared equally by {self.count} processes"
             )
@@ -81,9 +81,10 @@ class TrainingWorker:
             )
         if examples < multiple:
             raise ImpossiblePlan(
-                f"there are fewer examples than {multiple}, of which every batch is a multiple"
+                f"there are fewer examples than train.batch_multiple, {multiple}, and every batch"
+                " is a multiple of it"
                 if multiple > self.count
-                else f"there are fewer examples than the {self.count} processes, of which each"
+                else f"there are fewer examples than the {self.count} processes, each of which"
                 " needs one"
             )
 
@@ -95,20 +96,20 @@ def find_training_worker(
     batch_multiple: int | Literal["auto"],
     gpus: int,
 ) -> TrainingWorker:
-    """Return which worker this is: by TF_CONFIG, or else the first of the parameters' processes.
+    """Return which worker this is: by TF_CONFIG, or else the first of `processes`.
 
-    With `auto`, there is one for each of the `gpus`.
+    With `processes` auto, there is one for each of the `gpus`, at least one.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG is wrong, or its number of workers differs from the parameters'.
+      ImpossiblePlan: TF_CONFIG is wrong, or names another number of workers than `processes`.
     """
     stated = training_worker_from_tf_config(environment)
     multiple = None if batch_multiple == "auto" else batch_multiple
     if stated.count > 1:
         if processes not in ("auto", stated.count):
             raise ImpossiblePlan(
-                f"TF_CONFIG names {stated.count} workers, and train.processes is {processes}; set"
-                f" it to auto or {stated.count}, or unset TF_CONFIG"
+                f"TF_CONFIG names {stated.count} workers, but train.processes is {processes}; set"
+                f" train.processes to auto or {stated.count}, or unset TF_CONFIG"
             )
         return replace(stated, batch_multiple=multiple)
     count = max(1, gpus) if processes == "auto" else processes
@@ -128,10 +129,11 @@ def list_addresses(environment: Mapping[str, str]) -> list[str]:
 
 
 def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
-    """Return which worker this is by TF_CONFIG, the chief first; the only one if it is not set.
+    """Return which worker this is by TF_CONFIG, the chief first; the only one if none are named.
 
     Raises:
-      ImpossiblePlan: TF_CONFIG does not say, so that workers could train on the same examples.
+      ImpossiblePlan: TF_CONFIG cannot be read, has other roles than chief and worker, or does not
+        say which of them this is, so that workers could train on the same examples.
     """
     text = environment.get(TF_CONFIG) or "{}"
     try:
@@ -146,7 +148,7 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
         ) from error
     if others:
         raise ImpossiblePlan(
-            f"TF_CONFIG: cluster.{others[0]} takes no part in reading a snapshot; name a chief and"
+            f"TF_CONFIG: cluster.{others[0]} takes no part in training here; name a chief and"
             " workers only"
         )
     count = sum(counts.values())
@@ -163,6 +165,6 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
 
 
 def name_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """Return `count` visible GPUs as CUDA_VISIBLE_DEVICES names them, one by one."""
+    """Return the names of the first `count` visible GPUs, as CUDA_VISIBLE_DEVICES takes them."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[:count] if named else [str(number) for number in range(count)]

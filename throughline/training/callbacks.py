@@ -105,7 +105,7 @@ def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
     ]
     try:
         return _dump(states, parts)
-    except Exception as error:  # whatever objects raise that are asked for their state
+    except Exception as error:  # objects that are asked for their state may raise anything
         for callback, state in zip(callbacks, states, strict=True):
             for name, value in state.items():
                 try:
@@ -129,7 +129,7 @@ def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
     try:
         return _Unpickler(stored, parts).load()
     except Exception as error:
-        raise ValueError(f"what callbacks remember cannot be read: {error}") from error
+        raise ValueError(f"the callbacks' state cannot be read: {error}") from error
 
 
 def _dump(value: Any, parts: Sequence[Any]) -> bytes:

@@ -88,7 +88,7 @@ class CheckpointStore:
     ) -> StoredCheckpoint | None:
         """Load the newest usable checkpoint into `variables`, and return it.
 
-        A checkpoint that does not fit, or of which `check` raises a ValueError, is set aside.
+        A checkpoint that does not fit, or for which `check` raises a ValueError, is set aside.
         Returns None, with the variables unchanged, if none is usable.
         """
         if not self._usable_checkpoints:
@@ -128,7 +128,7 @@ class CheckpointStore:
                 folder.mkdir(parents=True)
                 flush(folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
-        # An interrupted training left them; a usable checkpoint at this position was resumed from.
+        # Left by an interrupted training; if usable, this one would have resumed from it.
         for stale in (temporary, final):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
@@ -181,8 +181,8 @@ class CheckpointStore:
                     if self._fingerprint.get(part) != work.get(part)
                 )
                 echo_problem(
-                    f"an interrupted training is not continued, its {', '.join(differing)}"
-                    f" differ{'s' if len(differing) == 1 else ''}; its checkpoints stay until a"
+                    f"an interrupted training is not continued, because its {', '.join(differing)}"
+                    f" differ{'s' if len(differing) == 1 else ''}; its checkpoints are kept until a"
                     f" training completes: {from_here(folder.parent)}"
                 )
 

@@ -123,12 +123,11 @@ class CheckpointCallback(StepFollower):
     ) -> None:
         """Follow a train function, and keep the state of the other callbacks.
 
-        For a resumed training, the current values of the variables are those that it continues
-        with.
+        A resumed training continues with the current values of the variables.
 
         Args:
           monitor: Is paused while a graph is built and while the model is validated.
-          agree: Returns whether a condition of this process holds in any that train together.
+          agree: Returns whether a condition holds in any of the processes that train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
         self._network = find_network(train_function.model)
@@ -140,8 +139,8 @@ class CheckpointCallback(StepFollower):
     def restore(self, model: keras.Model) -> Position:
         """Load the newest usable checkpoint into the model, and return its position.
 
-        Returns the beginning if there is no usable checkpoint. Logs the metrics of the restored
-        epochs again.
+        Returns the beginning if there is none, or if checkpoints of this model would be incomplete.
+        Logs the metrics of the restored epochs again.
 
         Raises:
           ImpossiblePlan: If the checkpoint was trained on differently cut batches.
@@ -177,7 +176,7 @@ class CheckpointCallback(StepFollower):
             try:
                 dump_states(self._others, list_parts(self._network))
             except TypeError as error:
-                self._keep_none(f"a callback holds what cannot be stored ({error})")
+                self._keep_none(f"a callback has state that cannot be stored ({error})")
         if self._agree(bool(self._no_checkpoints)) and not self._no_checkpoints:
             self._keep_none("another process cannot keep its state")
         self._agree_to_end()
@@ -211,8 +210,8 @@ class CheckpointCallback(StepFollower):
         """Print a long epoch's progress every few seconds, and write a checkpoint if one is due."""
         if (draws := self._train_function.draws) and not self._no_checkpoints:
             self._keep_none(
-                f"{', '.join(sorted(draws))} of the train step draws by a state that no checkpoint"
-                " holds; use keras.random with a SeedGenerator"
+                "the train step draws random numbers from a state that no checkpoint holds"
+                f" ({', '.join(sorted(draws))}); use keras.random with a SeedGenerator"
             )
         # The batch number of Keras may exceed the steps of the epoch.
         steps = self._train_function.steps
@@ -277,9 +276,10 @@ class CheckpointCallback(StepFollower):
         by_length = self._pipeline.plan.batching is not None
         if before != multiple and (by_length or state.get("examples", examples) != examples):
             raise ImpossiblePlan(
-                f"the interrupted training's batches were multiples of {before}, now they would be"
-                f" of {multiple}, with other examples; set train.batch_multiple: {before} to go"
-                f" on, or remove {CHECKPOINT_FOLDER} in the folder of its results to begin again"
+                f"the interrupted training cut its batches to multiples of {before}; now they would"
+                f" be cut to multiples of {multiple}, with other examples. To continue, set"
+                f" train.batch_multiple: {before}; to begin again, remove {CHECKPOINT_FOLDER} in"
+                " the folder of its results"
             )
 
     def _go_on(self, stored: bytes) -> None:
@@ -289,7 +289,7 @@ class CheckpointCallback(StepFollower):
 
     def _keep_none(self, reason: str) -> None:
         self._no_checkpoints = reason
-        echo_problem(f"no checkpoints are kept, an interrupted training begins again: {reason}")
+        echo_problem(f"no checkpoints are kept, so an interrupted training begins again: {reason}")
 
     def _save(self, step: int, *, ended: bool = False) -> None:
         """Write a checkpoint; if that fails, training continues, and the earlier one stays."""
@@ -323,8 +323,8 @@ class CheckpointCallback(StepFollower):
         except (OSError, TypeError, tf.errors.OpError) as error:  # TypeError from callbacks' state
             reason = disk_reason(error) or first_line(error)
             echo_problem(
-                f"no checkpoint could be written ({reason}); training continues, the earlier one"
-                " stays"
+                f"no checkpoint could be written ({reason}); training continues, and the earlier"
+                " one stays"
             )
 
 

@@ -45,7 +45,7 @@ class SquaredErrorInUnits(keras.losses.Loss):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly from zero over `steps`, then follows `after`, a rate or a schedule."""
+    """Rises linearly over the first `steps`, then follows `after`, a rate or a schedule."""
 
     def __init__(self, after: Any, steps: int) -> None:
         super().__init__()
@@ -94,11 +94,11 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
             key="train.loss",
             defaults=outputs,
         )
-    if packed:  # the mean over documents, not over the free places for them
+    if packed:  # the mean over documents, not over empty slots
         if not isinstance(loss, keras.losses.Loss):
             raise UnknownModel(
-                f"train.loss: {settings.loss} is a function, of which Keras takes the mean over all"
-                " room for documents that batch.pack leaves; name a keras.losses.Loss"
+                f"train.loss: {settings.loss} is a function, which Keras would average over empty"
+                " slots of packed rows, too; name a keras.losses.Loss"
             )
         loss.reduction = "mean_with_sample_weight"
     metrics = [
@@ -119,7 +119,7 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
 
 
 def gives_one_number(loss: Any, model: keras.Model) -> bool:
-    """Return whether a loss is one number for a batch, rather than one for each example."""
+    """Return whether a loss gives one number for a batch, not one per example; False if unknown."""
     shape: Any = getattr(model, "output_shape", None)
     if loss is None or not isinstance(shape, tuple):
         return False
@@ -128,15 +128,15 @@ def gives_one_number(loss: Any, model: keras.Model) -> bool:
     for labels in (np.zeros(outputs.shape[:-1], np.int64), outputs):  # class numbers, or vectors
         try:
             return np.ndim(call(labels, outputs)) == 0
-        except Exception:  # noqa: BLE001 - of other labels than its own it may raise anything
+        except Exception:  # noqa: BLE001 - it may raise anything for labels of another kind
             continue
     return False
 
 
 def describe_own_compile(settings: TrainSettings) -> str:
     return (
-        "its builder has compiled the model: train.learning_rate"
-        f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used;"
+        "the model's builder has compiled it: train.learning_rate"
+        f" {settings.learning_rate:g} and train.schedule {settings.schedule} are not used, but"
         f" train.jit_compile {str(settings.jit_compile).lower()} is"
     )
 
@@ -150,7 +150,7 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
     if both:
         raise UnknownModel(
             f"{', '.join(both)}: the model's builder compiles it, with an optimizer, loss and"
-            " metrics of its own; leave out one of both"
+            " metrics of its own; remove this from params.yaml, or compile() from the builder"
         )
     if settings.steps_per_execution > 1:
         model.steps_per_execution = settings.steps_per_execution
@@ -169,12 +169,12 @@ def _check_shapes(model: keras.Model) -> None:
     outputs = labels[::-1, None] ** 2
     try:
         as_given, in_columns = (np.asarray(loss(one, outputs)) for one in (labels, labels[:, None]))
-    except Exception:  # noqa: BLE001 - of these values it may raise anything; of its own it says so
+    except Exception:  # noqa: BLE001 - it may raise anything for these values
         return
     if not np.isclose(as_given, in_columns, rtol=1e-3):
         raise UnknownModel(
-            f"the loss {type(loss).__name__} compares each label with all outputs: labels are"
-            " (batch,), and the model gives (batch, 1); begin its call with y_true ="
+            f"the loss {type(loss).__name__} compares each label with all outputs: labels have"
+            " shape (batch,), but outputs (batch, 1); begin its call with y_true ="
             " keras.ops.reshape(y_true, keras.ops.shape(y_pred))"
         )
 
@@ -191,7 +191,7 @@ def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.O
     if callable(optimizer):  # a user's function
         optimizer = optimizer(rate)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UnknownModel(f"train.optimizer: {settings.optimizer} gives no Keras optimizer")
+        raise UnknownModel(f"train.optimizer: {settings.optimizer} is not a Keras optimizer")
     return optimizer
 
 
@@ -230,7 +230,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
         if kind is None:
             raise UnknownModel(
                 f"{key}: Keras has no {name} among its {key.rpartition('.')[2]};"
-                " your own: package.module:name"
+                " name your own as package.module:name"
             )
     if inspect.isclass(kind):
         taken = inspect.signature(kind).parameters
@@ -238,7 +238,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
-        raise UnknownModel(f"{key}: {name} does not take {given}: {error}") from error
+        raise UnknownModel(f"{key}: {name} does not accept {given}: {error}") from error
 
 
 def _find_class(name: str, module: Any) -> type | None:

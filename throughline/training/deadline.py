@@ -54,7 +54,7 @@ class Deadline:
 
     @contextmanager
     def start_within(self, seconds: float) -> Iterator[None]:
-        """Let SIGALRM end this process if the block, which meets the others, exceeds `seconds`."""
+        """Let SIGALRM end this process if the block, which connects to others, takes `seconds`."""
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(seconds)]
         command += [str(self._worker), *self._others]
         with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:
@@ -81,16 +81,16 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that a process waited too long, and which `others`, with (address), do not answer."""
+    """Print that a process waited too long, and which `others`, "name (address)", are gone."""
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = (
         f"there is no answer from {', '.join(absent)}"
         if absent
-        else "the others are there: they wait for something else, or for their input"
+        else "the others answer: they wait for something else, or for their input"
     )
     sys.stderr.write(
         f"ProcessLost: {whose} has waited {seconds:g} s for {what}; {found}. The limits are"
-        " train.start_timeout_s and train.step_timeout_s; the same command goes on from the last"
+        " train.start_timeout_s and train.step_timeout_s; the same command continues from the last"
         " checkpoint\n"
     )
     sys.stderr.flush()
@@ -107,7 +107,7 @@ def answers(address: str) -> bool:
 
 
 def main() -> None:
-    """End another process by SIGALRM, unless this process is killed within the time limit."""
+    """End another process by SIGALRM, unless this process or the other ends within the limit."""
     process, seconds, whose, *others = sys.argv[1:]
     ready, _, _ = select.select([sys.stdin], [], [], float(seconds))
     if not ready:  # if stdin is closed, the other process is gone

@@ -1,4 +1,4 @@
-"""An epoch's row of history.csv: the names of its columns, in the log and in MLflow."""
+"""An epoch's row of history.csv, and the names of its values in the log and in MLflow."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -22,7 +22,7 @@ _WATCHED_LOSSES = 1000  # per epoch, at most
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a training is: complete epochs, and steps of the current epoch."""
+    """How far a training has come: complete epochs, and steps of the current epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -71,7 +71,7 @@ class SplitEvaluation:
             done += self._test_function.steps
             every.on_test_batch_end(done - 1, logs)
         if whole:
-            next(iterator, None)  # a cache is complete only once the end of the data set is reached
+            next(iterator, None)  # a cache is complete only once the end of the dataset is reached
         logs = self._agree(as_numbers(logs))
         every.on_test_end(logs)
         return logs
@@ -97,6 +97,9 @@ def fit(
       batches: One sequence from the start of the schedule to its end, so that an epoch's first
           batch is ready in time.
       last_logs: The logs of the epoch before the start, for a training without steps left.
+
+    Raises:
+      TrainingDiverged: If the loss of an epoch is not finite.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
@@ -169,9 +172,9 @@ class LossWatch:
         first = next((done for done, one in self._kept.items() if not math.isfinite(one)), None)
         at = f", by step {first:,}" if first else ""
         raise TrainingDiverged(
-            f"the loss is {loss} in epoch {epoch + 1}{at}; the model learns nothing any more."
+            f"the loss is {loss} in epoch {epoch + 1}{at}; the model cannot learn any more."
             " Lower train.learning_rate, clip gradients (train.optimizer: {adam: {clipnorm: 1.0}}),"
-            " or look for values and labels in the data that are no finite numbers"
+            " or look for values and labels in the data that are not finite"
         )
 
 

@@ -51,12 +51,12 @@ def find_incomplete(model: keras.Model) -> str | None:
             return f"the optimizer {name} has no state before its first step"
         held = value.variables if isinstance(value, tf.Module) else [value]
         if any(isinstance(one, tf.Variable) and id(one) not in known for one in held):
-            return f"{name} is a tf.Variable, of which Keras does not know; use keras.Variable"
+            return f"{name} is a tf.Variable, which Keras does not track; use keras.Variable"
     return None
 
 
 def find_draws(graph: tf.Graph) -> set[str]:
-    """Find the random ops in a graph and its functions that draw from no variable of the model.
+    """Find the random ops in a graph and its functions whose state is not in the model's variables.
 
     Keras' random layers are not among them, because their seeds are variables of the model.
     """

@@ -33,7 +33,7 @@ STARTED_HERE = "THROUGHLINE_PROCESS_OF"  # set in a process that ends with its s
 LOST_ANOTHER = 76  # exit code of a process that ended because another one is gone
 LOOPBACK = "127.0.0.1"
 CHECK_S = 0.1
-# For the others to end by themselves after a failure, and to end on SIGTERM.
+# Seconds for the others to end by themselves after a failure, and to end on SIGTERM.
 GRACE_S, TERMINATE_S = 15.0, 5.0
 CHIEF_FIRST_S = 3.0  # how long the others continue after SIGTERM, so that the chief ends first
 LAST_LINES = 30
@@ -175,7 +175,7 @@ def _raise_failure(processes: Sequence[Process]) -> None:
     what = f"process {first.index} of {len(processes)} {how}"
     for line in first.lines:
         sys.stderr.write(f"process {first.index}: {line}\n")
-    raise ProcessLost(f"{what}; the same command goes on from the last checkpoint")
+    raise ProcessLost(f"{what}; the same command continues from the last checkpoint")
 
 
 def _describe_end(process: Process) -> tuple[int, str] | None:
@@ -192,7 +192,7 @@ def _describe_end(process: Process) -> tuple[int, str] | None:
     if killed_by in {*signal.Signals}:
         return 0, f"was killed by {signal.Signals(killed_by).name}"
     if code == LOST_ANOTHER:
-        return 3, "has lost another one"
+        return 3, "has lost another process"
     return (1, f"ended with code {code}") if code else None
 
 

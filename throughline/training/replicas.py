@@ -133,8 +133,8 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
     gpus = count_training_gpus()
     if gpus > 1:
         raise ImpossiblePlan(
-            f"{worker} sees {gpus} GPUs, and each process trains on one; set"
-            " CUDA_VISIBLE_DEVICES for each (with Slurm: --gpus-per-task=1)"
+            f"{worker} sees {gpus} GPUs, but each process trains on one; set"
+            " CUDA_VISIBLE_DEVICES for each process (with Slurm: --gpus-per-task=1)"
         )
     check_port(addresses[worker.index])
     communication = tf.distribute.experimental.CommunicationImplementation
@@ -170,7 +170,7 @@ def check_port(address: str) -> None:
     except OSError as error:
         raise ImpossiblePlan(
             f"TF_CONFIG: port {port} of {address} cannot be used on this host"
-            f" ({error.strerror}); give this process another one"
+            f" ({error.strerror}); give this process another port"
         ) from error
 
 
@@ -197,7 +197,7 @@ def explain_losses(worker: TrainingWorker) -> Iterator[None]:
         which = ", ".join(f"process {number}" for number in sorted(tasks)) or "another process"
         raise ProcessLost(
             f"{worker} has lost {which}: {(named or lines)[0][:LONGEST_REASON]}\nThe same command"
-            " goes on from the last checkpoint"
+            " continues from the last checkpoint"
         ) from error
 
 

@@ -29,12 +29,12 @@ def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
     check_gradients_add_up(network)
     synchronize_normalization(network)
     if not count_training_gpus():
-        model.jit_compile = False  # XLA has no form of what processes exchange
+        model.jit_compile = False  # XLA does not support the exchange between processes
     if type(network).train_step is not keras.Model.train_step:
         echo_fact(
-            "the model has a train step of its own: its gradients are added up over the processes,"
-            " so its loss has to be divided by their number, as Keras' losses are, and it would"
-            " clip those of a slice (docs/training.md, Several processes)"
+            "the model has a train step of its own: its gradients are summed over the processes, so"
+            " it must divide its loss by their number, as Keras does, and clipping would apply to"
+            " the gradients of a slice (docs/training.md, Several processes)"
         )
 
 
@@ -46,35 +46,35 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
         )
         replicas.check_same(
             {"weights": digest_to_int(content)},
-            remedy="a layer keeps what it has seen of its own slice of the batches, or an"
-            " operation is not repeatable; train in one process",
+            remedy="a layer keeps state from its own slice of the batches, or an operation is not"
+            " deterministic; train in one process",
         )
 
 
 def check_gradients_add_up(model: keras.Model) -> None:
-    """Check that the slices' gradients, as Keras adds them up, are those of the whole batch.
+    """Check that the slices' gradients, which Keras adds up, give those of the whole batch.
 
     Raises:
-      UnknownModel: If the optimizer clips gradients or synchronizes only in some steps, or if a
-          loss is not divided by the number of examples.
+      UnknownModel: If the optimizer clips gradients or synchronizes only in some steps, if outputs
+          have a mask, or if a loss is not divided by the number of examples.
     """
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
     for one in (*parts, *getattr(optimizer, "optimizers", ())):
         if clip := next((name for name in CLIPS if getattr(one, name, None)), None):
             raise UnknownModel(
-                f"train.optimizer: of several processes {clip} clips the gradient of each slice,"
+                f"train.optimizer: with several processes, {clip} clips the gradient of each slice,"
                 " not that of the batch; leave it out, or train in one process"
             )
         if periodic := next((name for name in PERIODIC if getattr(one, name, None)), None):
             raise UnknownModel(
-                f"train.optimizer: {periodic} has several processes meet in some steps alone, for"
-                " which TensorFlow has no form; leave it out, or train in one process"
+                f"train.optimizer: with {periodic}, several processes would synchronize in some"
+                " steps only, which TensorFlow cannot do; leave it out, or train in one process"
             )
     if any(getattr(each, "_keras_mask", None) is not None for each in outputs):
         raise UnknownModel(
-            "the model's outputs have a mask, by which the loss of several processes is divided by"
-            " what counts in each slice, not in the batch; end the mask before them, or train in"
+            "the model's outputs have a mask, so with several processes the loss is divided by what"
+            " counts in each slice, not in the batch; end the mask before the outputs, or train in"
             " one process"
         )
     for given in keras.tree.flatten(getattr(model, "loss", None)):
@@ -85,12 +85,12 @@ def check_gradients_add_up(model: keras.Model) -> None:
         elif getattr(loss, "reduction", None) == "mean_with_sample_weight":
             reason = "its reduction divides it by the weights of each slice, not of the batch"
         elif gives_one_number(loss, model):
-            reason = "it is one number for a slice, which Keras does not divide by that of slices"
+            reason = "it is one number per slice, which Keras does not divide by how many there are"
         else:
             continue
         raise UnknownModel(
-            f"train.loss: {name} is not that of the batch with several processes: {reason}; use a"
-            " loss of single examples, all of which count, or train in one process"
+            f"train.loss: with several processes, {name} is not the loss of the batch: {reason};"
+            " use a loss per example in which all examples count, or train in one process"
         )
 
 

@@ -85,7 +85,6 @@ class StepFunction:
         self._ahead.settle()
 
     def end(self) -> None:
-        """End an epoch after its last execution."""
         self.settle()
         self.timer.end()
 
@@ -96,7 +95,7 @@ def make_execution(
     trains: bool = True,
     traced: Callable[[tf.Graph], object] = lambda graph: None,
 ) -> Execution:
-    """Return a function that runs a step on the next batches and returns the last step's logs.
+    """Return a function that runs steps on the next batches and returns the last one's logs.
 
     The graph is built at the first call. `traced` is then called with the graph of a step; an eager
     model has none.
@@ -245,7 +244,10 @@ class StepTimer:
         return [epoch.rate for epoch in self.epochs]
 
     def step_times(self) -> StepTimes:
-        """Return percentiles over the steady steps; an execution counts once per step."""
+        """Return percentiles over the steady steps; an execution counts once per step.
+
+        The first steps of each epoch do not count, nor, if there are more, the first epoch.
+        """
         each = [np.repeat(epoch.step_ms, epoch.steps) for epoch in self.epochs]
         milliseconds = np.concatenate([one[EPOCH_WARM_UP_STEPS:] for one in each[1:] or each])
         if not milliseconds.size:

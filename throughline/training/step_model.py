@@ -112,14 +112,14 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
         feed.segments or models.target.kind not in ("class", "soft_labels")
     ):
         raise UnknownModel(
-            "train.class_weights: neither packed rows nor next tokens have one class each; leave it"
-            " out"
+            "train.class_weights: packed rows and next tokens do not have one class per example;"
+            " leave it out"
         )
     own_step = type(models.network).train_step is not keras.Model.train_step
     if feed.class_weights is not None and own_step:
         raise UnknownModel(
-            "train.class_weights: the model has a train step of its own, which may not use them;"
-            " leave it out, and weigh the examples there"
+            "train.class_weights: the model has a train step of its own, which may ignore them;"
+            " leave them out, and weigh the examples in that step"
         )
     postprocess, gather = (models.postprocess if feed.stored else None), feed.gather
     if models.emulation:
@@ -140,8 +140,8 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
     elif feed.segments:
         if models.network.compiled:
             raise UnknownModel(
-                "batch.pack weighs the documents of a row in loss and metrics, and the model's"
-                " builder compiles its own; leave that to params.yaml, or use"
+                "batch.pack weighs the documents of a row in loss and metrics, but the model's"
+                " builder compiles its own; leave loss and metrics to params.yaml, or use"
                 " `batch: {pad_to: auto}`"
             )
         network = make_packed_model(models.network, segments=feed.segments)
@@ -151,7 +151,7 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
     if feed.class_weights is not None and gives_one_number(network.loss, network):
         raise UnknownModel(
             "train.class_weights: the loss is one number for a batch, in which no example can weigh"
-            " more than another; leave it out, or return a loss for each example"
+            " more than another; leave them out, or return a loss for each example"
         )
     weigh = None if feed.class_weights is None else _make_weigh(feed.class_weights)
     if models.emulation or not (postprocess or gather or weigh):
@@ -160,7 +160,7 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
 
 
 def find_network(model: keras.Model) -> keras.Model:
-    """Return the compiled network, which callbacks see, of what `make_step_model` made."""
+    """Return the compiled network, which callbacks see, in a model from `make_step_model`."""
     return model.network if isinstance(model, StepModel) else model
 
 
@@ -169,8 +169,8 @@ def compute_class_weights(
 ) -> np.ndarray | None:
     """Return the weight of each class, (classes,) float32; None if all have the same weight.
 
-    `auto` is the inverse of the class's share of the training split, so that examples have a mean
-    weight of 1.
+    `auto` is the inverse of the class's share of the training split, scaled so that examples have a
+    mean weight of 1.
 
     Raises:
       UnknownModel: If there are no classes, a name is not a class, all weights are 0, or `auto` is
@@ -180,12 +180,12 @@ def compute_class_weights(
         return None
     classes = data.shards.classes
     if data.shards.schema.target is None or data.shards.schema.predicts_number or not classes:
-        raise UnknownModel("train.class_weights: the data have no classes; leave it out")
+        raise UnknownModel("train.class_weights: the data has no classes; leave it out")
     if isinstance(setting, str):
         if sampling != "uniform":
             raise UnknownModel(
-                "train.class_weights: auto goes by how often the data has each class, and the"
-                " configuration's sampling draws them as often as it says; leave out one of both"
+                "train.class_weights: auto follows how often the data has each class, but the"
+                " configuration's sampling changes how often it is drawn; leave out one of the two"
             )
         labels = np.asarray(data.memmap("train", "label"))
         counts = np.bincount(labels, minlength=len(classes))

@@ -19,10 +19,10 @@ from throughline.settings import ShuffleSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The order of `count` rows, or windows, in every epoch, in batches and workers' slices.
+    """The order of `count` rows, or windows, in every epoch, cut into batches and workers' slices.
 
-    With `classes` rows are drawn by class, otherwise each comes once. Steps are int64, counted over
-    all epochs; rows are int64.
+    With `classes`, rows are drawn by class; otherwise each comes once. Steps are int64, counted
+    over all epochs; rows are int64.
     """
 
     count: int
@@ -52,7 +52,7 @@ class EpochOrder:
         return first * self.count // lanes, stop * self.count // lanes
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return the rows (steps, batch on this worker) of `steps` (n,).
+        """Return the rows (n, batch on this worker) of `steps` (n,).
 
         A smaller last batch of an epoch is filled up with its last row; `trim` removes that.
         """

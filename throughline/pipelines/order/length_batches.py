@@ -4,7 +4,7 @@ A bucket holds the examples for which its boundary is the smallest that suffices
 depends on the lengths alone and never changes. Each epoch permutes every bucket, cuts it into
 batches, the last one smaller, and permutes the batches of all buckets. So every example comes once,
 the number of steps is constant, an epoch can be entered anywhere, and no order pads less with these
-boundaries (docs/decisions, 2.3).
+boundaries (docs/decisions, 2.3). With several workers, some are moved or left out: `make_buckets`.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ SHORTEST_BOUNDARY = 32  # tokens, if no boundaries are given
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """A partition by length as tables, all (buckets,) int64 but `rows`.
+    """A partition by length as tables, all (buckets,) int64 except `rows`.
 
     Attributes:
       rows: (examples,) int64, bucket by bucket.
       boundaries: Length to which a bucket's examples are padded.
       starts: Where a bucket begins in `rows`.
-      counts: Its examples.
-      used: How many of them an epoch has.
+      counts: How many examples a bucket holds.
+      used: How many of them an epoch uses.
       sizes: Examples in a full batch over all workers.
-      first_steps: Its first batch in an epoch that is not shuffled.
+      first_steps: A bucket's first batch in an epoch that is not shuffled.
     """
 
     rows: np.ndarray
@@ -58,10 +58,10 @@ def make_buckets(
 ) -> Buckets:
     """Partition examples of `lengths` (examples,) by the smallest boundary that suffices.
 
-    `sizes` are those of full batches per boundary, multiples of `workers`. Every batch can be cut
-    into equal slices for the workers: a bucket's surplus, its longest examples, goes one bucket up.
-    The rest of the whole, fewer examples than workers, is left out of the largest bucket, other
-    ones each epoch. Empty buckets are dropped.
+    `sizes` are the examples of full batches per boundary, multiples of `workers`. Every batch can
+    be cut into equal slices for the workers: a bucket's surplus, its longest examples, moves up one
+    bucket. What remains of the whole, fewer examples than workers, is left out of the largest
+    bucket, different ones each epoch if shuffled. Empty buckets are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
@@ -73,7 +73,7 @@ def make_buckets(
     even = ends // workers * workers
     shifted = (ends - spare) // workers * workers  # for buckets from the largest on
     largest = int(np.argmax(np.diff(even, prepend=0)))
-    left = shifted - np.concatenate([[0], even[:-1]])  # for each, if the rest is left out of it
+    left = shifted - np.concatenate([[0], even[:-1]])  # each bucket's, if it leaves out the rest
     if left[largest] <= 0:
         largest = int(np.argmax(left))
     if left[largest] <= 0:  # one bucket for all
@@ -106,10 +106,10 @@ def double_until(longest: int) -> list[int]:
 
 
 def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1) -> list[int]:
-    """Return the examples of a batch of at most `tokens`, padding included, per boundary.
+    """Return, per boundary, how many examples fit into a batch of `tokens`, padding included.
 
     Raises:
-      ImpossiblePlan: There is no room for one example of the longest for each worker.
+      ImpossiblePlan: One example per worker, padded to the last boundary, does not fit.
     """
     longest = max(boundaries)
     if tokens < longest * workers:
@@ -142,7 +142,7 @@ class LengthBatches:
         return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return this worker's rows (steps, width) of `steps` (n,), filled up with the last row."""
+        """Return this worker's rows (n, width) of `steps` (n,), filled up with each's last row."""
         epoch, bucket, first, stop = self._slices(steps)
         width = -(-int(self.buckets.sizes.max()) // self.worker.count)
         positions = first[:, None] + tf.range(width, dtype=tf.int64)

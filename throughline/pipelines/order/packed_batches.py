@@ -1,9 +1,9 @@
 """Batches of rows that several documents share, as pure functions of (seed, epoch, step).
 
 Documents of equal length are interchangeable, so a plan gives each slot of a row a length, not a
-document; it is made once, of the lengths alone, before any token is read. Each epoch permutes the
-rows, and the documents of each length among the slots of that length: partners change, the number
-of steps and the padding do not.
+document; it is made once, from the lengths alone, before any token is read. Each epoch permutes the
+rows, and the documents of each length among the slots of that length: which documents share a row
+changes, the number of steps and the padding do not.
 """
 
 from collections import defaultdict
@@ -75,7 +75,7 @@ class PackedBatches:
         return count_steps(self._all_rows, self.batch_size)
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return this worker's documents (steps, width, segments) of `steps` (n,).
+        """Return this worker's documents (n, width, segments) of `steps` (n,).
 
         Empty slots are NO_DOCUMENT. A step's rows are filled up with its last row.
         """
@@ -110,7 +110,7 @@ class PackedBatches:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Return the first slots of all rows, including the empty rows at the end."""
+        """The first slots of all rows, including the empty rows at the end."""
         starts = self.plan.starts
         return np.pad(starts, (0, self._all_rows - self.plan.rows), mode="edge")
 
@@ -163,7 +163,7 @@ def fill_rows(counts: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarr
     """Assign documents to rows of `row_length` tokens by best-fit decreasing.
 
     From the longest to the shortest, each document goes to the row with the least room left that it
-    fits into. `counts` (row_length + 1,) are the documents of each length, none of length 0.
+    fits into. `counts` (row_length + 1,) are the numbers of documents per length, 0 for length 0.
     Returns the row and the length of each document, both (documents,) int64, longest first.
 
     All documents of a length are assigned at once: if one fits into the tightest row, the next goes

@@ -15,7 +15,7 @@ import tensorflow as tf
 from throughline.kernels.randomness import fold, mix64
 
 CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
-# Examples. TensorFlow's cipher works on at least 16 bits and repeats until it is in the range.
+# From so many examples on, TensorFlow's cipher pays: it maps ≥ 16 bits, repeated until in range.
 CIPHER_FROM = 1 << 14
 SWAP_ROUNDS = 24
 CHUNKS_PER_WINDOW = 16
@@ -66,12 +66,12 @@ def _swap(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return tf.cast(position, tf.int64)
 
 
-# Traced once per process, not for each dataset, which would take 0.2 s.
+# Traced once per process, not for each dataset, which would take 0.2 s each time.
 _swap_in_graphs = tf.function(_swap, autograph=False)
 
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
-    """Do as `swap_or_not`, faster for many examples, by Simon (Beaulieu et al., 2013)."""
+    """Like `swap_or_not`, but faster for many examples, by Simon (Beaulieu et al., 2013)."""
     flat = tf.reshape(positions, (-1,))
     words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
     words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
@@ -89,7 +89,7 @@ def window_shuffle(
 ) -> tf.Tensor:
     """Map positions to rows so that any `window` positions read only a few chunks of rows.
 
-    For data beyond memory or on slow disks: chunks of a sixteenth of the window come in random
+    For data larger than memory or on slow disks: chunks of a sixteenth of the window come in random
     order, and the rows within a window are permuted. A bijection, different each epoch.
 
     >>> positions, epoch = tf.range(12, dtype=tf.int64), tf.constant(0, tf.int64)
@@ -120,11 +120,10 @@ def lane_shuffle(
 ) -> tf.Tensor:
     """Map positions to rows so that a batch takes equally many rows from each of `lanes` parts.
 
-    The parts are contiguous and follow each other in the batch: whoever takes the same share of
-    every batch reads the same rows only. The rows of a lane are permuted. Lanes differ by at most
-    one row; a row more than in the smallest lane is left out, a different one each epoch.
-    `batch_size` is a multiple of `lanes`, and there are positions for `count // lanes` rows of
-    each.
+    These parts, the lanes, are contiguous and follow each other in the batch, so that a worker with
+    the same share of every batch always reads the same rows. The rows of a lane are permuted. A
+    lane that has one row more than others leaves out one, a different one each epoch. `batch_size`
+    is a multiple of `lanes`, and there are positions for `count // lanes` rows of each lane.
 
     >>> positions, epoch = tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64)
     >>> print(lane_shuffle(positions, count=9, lanes=2, batch_size=4, seed=1, epoch=epoch).numpy())
@@ -143,10 +142,10 @@ class ClassIndex:
     """Draws by class as tables, so that a draw is a few look-ups.
 
     Attributes:
-      kinds: (draws,) int32, the class of each of an epoch's draws.
-      rows: (…,) int64, the rows of each class, repeated so that its draws may begin at any of them.
-      offsets: (classes,) int64, the difference of a draw's place in `rows` and its number.
-      sizes: (classes,) int64, the number of rows.
+      kinds: (draws,) integers, the class of each of an epoch's draws.
+      rows: (…,) integers, the rows of each class, repeated so that draws may begin at any of them.
+      offsets: (classes,) int64, a draw's place in `rows` minus its number.
+      sizes: (classes,) int64, the number of rows, or 1 for a class without rows.
     """
 
     kinds: np.ndarray

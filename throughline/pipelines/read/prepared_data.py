@@ -47,8 +47,8 @@ class FileList:
 class PreparedData:
     """The shards, the snapshot and, on demand, the original files of a dataset.
 
-    `storage` holds shards that are not files; `fetched` are the snapshot's columns, if they are in
-    an object store.
+    `storage` holds shards that are not local files; `fetched` are the snapshot's columns if they
+    are in an object store.
     """
 
     shards_folder: Path
@@ -71,13 +71,13 @@ class PreparedData:
         return self.fetched.folder if self.fetched else self.snapshot_folder
 
     def for_rows(self, rows: tuple[int, int]) -> PreparedData:
-        """Return the data for a reader of rows [first, stop); a store's others are not fetched."""
+        """Return the data for a reader of rows [first, stop); a store's other rows stay there."""
         if self.fetched is None:
             return self
         return replace(self, fetched=replace(self.fetched, rows=rows))
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """List what is wrong with the bytes of a shard, if anything, and what to do about it."""
+        """List what is wrong with the bytes of a shard, and what to do; empty for a whole shard."""
         problems = self.shard_files.find_damage(shard)
         return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
@@ -91,7 +91,7 @@ class PreparedData:
     def memmap(self, split: str, name: str, *, rows: int | None = None) -> np.ndarray:
         """Memory-map the values of the first `rows` of a column, or of all that it stores.
 
-        From an object store they are fetched first.
+        Columns in an object store are fetched first.
         """
         column = self.column(name)
         if self.fetched:
@@ -108,17 +108,17 @@ class PreparedData:
         return rows.rows(self.input_column) / rows.count if rows.count else 1.0
 
     def find_rows(self, split: str, fraction: float) -> int:
-        """Return how many rows of a split, from the first on, this fraction is.
+        """Return how many rows of a split, from the first on, make up this fraction of it.
 
         Raises:
-          StaleSnapshot: The snapshot stores fewer.
+          StaleSnapshot: The snapshot stores the model's input for fewer.
         """
         rows = self.snapshot.splits[split]
         wanted, stored = count_stored(rows.count, fraction), rows.rows(self.input_column)
         if wanted > stored:
             raise StaleSnapshot(
-                f"{self.snapshot_folder} stores {stored:,} of the {wanted:,} rows that are read of"
-                f" the {split} split; run `dvc repro snapshot`"
+                f"{self.snapshot_folder} stores {stored:,} of the {wanted:,} rows to be read of the"
+                f" {split} split; run `dvc repro snapshot`"
             )
         return wanted
 
@@ -160,7 +160,7 @@ def open_prepared_data(
     preprocess: Sequence[Op],
     storage: Storage | None = None,
 ) -> PreparedData:
-    """Open what earlier stages wrote, and check that it belongs together.
+    """Open what earlier stages wrote, and check that its parts belong together.
 
     Shards and columns that are not in their folders are fetched from `storage` when first read.
 
@@ -207,7 +207,7 @@ def compute_snapshot_key(shards: ShardIndex, preprocess: Sequence[Op]) -> str:
 
 
 def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = None) -> FileList:
-    """List the image files of a split in the order of the shards; `among` restricts their keys."""
+    """List a split's image files in the order of the shards; with `among`, only of these keys."""
     manifest = read_manifest(manifest_folder)
     rows = manifest.for_split(split)
     rows = rows.iloc[shard_order(rows)]
@@ -229,7 +229,7 @@ def read_labels_and_weights(
     They are (examples,) int64 and (classes,) float64.
 
     Raises:
-      ImpossiblePlan: A weight names no class, all weights are 0, or a class to draw has no example.
+      ImpossiblePlan: A weight is for an unknown class, all are 0, or a drawn class has no example.
     """
     classes = data.shards.classes
     labels = np.asarray(data.memmap(split, "label"))
@@ -241,12 +241,12 @@ def read_labels_and_weights(
             )
     weights = np.asarray([weight_of.get(name, 1.0) for name in classes], np.float64)
     if not weights.any():
-        raise ImpossiblePlan("sampling: all classes have the weight 0; give one of them another")
+        raise ImpossiblePlan("sampling: all classes have weight 0; give one a larger weight")
     counts = np.bincount(labels, minlength=len(classes))
     missing = [classes[number] for number in np.flatnonzero((weights > 0) & (counts == 0))]
     if missing:
         raise ImpossiblePlan(
-            f"sampling: the {split} split has no example of {', '.join(missing)}; give such a class"
-            " the weight 0, or add examples to the data"
+            f"sampling: the {split} split has no example of {', '.join(missing)}; give such classes"
+            " weight 0, or add examples to the data"
         )
     return labels, weights

@@ -1,8 +1,8 @@
 """Fetches rows other than by a gather: crops from mapped columns, records from indexed shards.
 
 Records are numbered like the snapshot's rows: with the same seed, both deliver the same examples in
-the same steps. A Python call per batch picks them from mapped files, so workers of a tf.data
-service cannot run it.
+the same steps. One Python call per batch reads them from mapped files, so workers of a tf.data
+service cannot do this.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from throughline.shared.errors import MissingInput
 
 # Columns, rows (batch,), epoch → examples that can be batched.
 FetchFn = Callable[[Columns, tf.Tensor, tf.Tensor], Element]
-# Rows (batch,), boxes (batch, 5) → images.
+# Rows (batch,), boxes (batch, 5) as of `pixels.crop` → images.
 CropFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -44,15 +44,15 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
 
 
 def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
-    """Return the serialized records (batch,) of rows (batch,) int64, by one call of Python."""
+    """Return the serialized records (batch,) of rows (batch,) int64, in one Python call."""
     records = tf.numpy_function(table.read, [rows], tf.string, stateful=False)
     return tf.ensure_shape(records, (None,))
 
 
 def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
-    """Return the function that crops boxes of images to (batch, height, width, channels) uint8.
+    """Return a function that crops boxes of images to (batch, height, width, channels) uint8.
 
-    It reads only the pixels in the boxes.
+    It reads only the pixels in the boxes; `op` gives the size and interpolation of the results.
     """
     column = data.input_column
     values = np.asarray(data.memmap(split, column.name))
@@ -89,8 +89,8 @@ def make_decode_fn(
 ) -> FetchFn:
     """Return the function that reads and preprocesses records into examples of `features`.
 
-    It also runs the plan's ops for single examples. Ops that take batches are called once for all,
-    others on one example at a time, as when a snapshot is written.
+    It also runs the plan's ops for single examples. The first ops run once on the batch, as far as
+    they accept batches; from the first that does not, on one example at a time.
 
     Raises:
       MissingInput, CorruptShard: As for `open_record_table`.

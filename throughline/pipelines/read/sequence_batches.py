@@ -38,7 +38,7 @@ StepOrder = EpochOrder | LengthBatches | PackedBatches
 
 
 def sequence_lengths(data: PreparedData, split: str) -> np.ndarray:
-    """Return the tokens of each sequence of a split: (examples,) int64."""
+    """Return the number of tokens of each sequence of a split: (examples,) int64."""
     extent = data.input_column.extent
     return np.asarray(data.memmap(split, extent.name))[:, 1]
 
@@ -85,7 +85,7 @@ def open_order(
     Packed rows of all splits get the same number of segments, so that a model sees one shape.
 
     Raises:
-      ImpossiblePlan: The split lacks a class that is to be drawn, or texts are too long.
+      ImpossiblePlan: `sampling` does not fit the split's classes, or texts are too long.
     """
     batching = step.batching if isinstance(step, Gather) else None
     if batching is None:
@@ -125,7 +125,7 @@ def fetch_batch(
     step: tf.Tensor,
     rows: tf.Tensor,
 ) -> Element:
-    """Return the batch of a step (scalar), consisting of these `rows`."""
+    """Return the batch of a step (scalar) from its `rows`; if packed, from its documents."""
     if isinstance(batches, PackedBatches):
         return _fetch_packed(columns, feature, rows, batches.plan.row_length)
     return fetch_padded(columns, feature, rows, length=batches.length(step))
@@ -142,7 +142,7 @@ def fetch_padded(
 
 
 def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
-    """Return `documents` (rows, segments) packed; `weight` (rows, segments) is 0 for none."""
+    """Return `documents` (rows, segments) packed; `weight` (rows, segments): 0 for empty slots."""
     exists = documents != NO_DOCUMENT
     rows = tf.where(exists, documents, 0)
     begins, lengths = tf.unstack(tf.gather(columns[f"{feature}.extent"], rows), axis=2)
@@ -166,8 +166,8 @@ def _check_longest(key: str, lengths: np.ndarray, longest: int, split: str) -> N
     longer = int((lengths > longest).sum())
     if longer:
         raise ImpossiblePlan(
-            f"{key}: {longer:,} of {len(lengths):,} sequences of the {split} split have more than"
-            f" {longest:,} tokens, the longest {int(lengths.max()):,}; go up to that, or cut them:"
+            f"{key}: sequences of the {split} split have up to {int(lengths.max()):,} tokens,"
+            f" {longer:,} of {len(lengths):,} more than {longest:,}; raise it to that, or cut them:"
             f" `- truncate: {{tokens: {longest}}}` in preprocess"
         )
 

@@ -64,8 +64,8 @@ class SnapshotReader:
     def variables(self) -> Mapping[str, tf.Variable]:
         """The columns of batches: memory-mapped, or copied to the device if the split lives there.
 
-        On a GPU they are variables, too: it gathers rows of uint8 variables, but not of uint8
-        tensors.
+        On a GPU they are variables, too: TensorFlow gathers rows of uint8 variables there, but not
+        of uint8 tensors.
         """
         column, others = self.data.input_column, self._features[1:]
         values = (column.name, column.extent.name) if column.ragged else (column.name,)
@@ -99,7 +99,7 @@ class SnapshotReader:
 
     @property
     def _features(self) -> Sequence[str]:
-        """The features of an example before ops, the input first."""
+        """The features of an example before any op, the input first."""
         label = () if self.gather.window else ("label",)
         drawn = any(op.random or op.crops for op in self.gather.ops)
         key = ("key",) if self.with_keys or drawn else ()
@@ -112,7 +112,7 @@ class SnapshotReader:
 
     def make_gather_fn(self) -> GatherFn:
         """Return the function from a step (scalar int64, over all epochs) to its batch."""
-        # Make the variables here: within the scope of a strategy they would be copied.
+        # Make the variables here: within a tf.distribute strategy's scope they would be copied.
         make_batch, variables = self.make_batch_fn(), self.variables
 
         def gather(step: tf.Tensor) -> Element | tuple:
@@ -147,7 +147,7 @@ class SnapshotReader:
         return make_batch
 
     def make_fetch_fn(self) -> FetchFn:
-        """Return the function from columns, rows (batch,) and epoch to examples, stored or not."""
+        """Return the function from columns, rows (batch,), stored or not, and epoch to examples."""
         if self._all_stored:
             return self._make_stored_fetch_fn()
         decode = make_decode_fn(
@@ -180,7 +180,7 @@ class SnapshotReader:
         )
 
     def _make_crop_fetch_fn(self) -> FetchFn:
-        """Fetch only the boxes of images that the first op crops."""
+        """Return a function that reads of each image only the box that the first op crops."""
         ops, column = self.gather.fetched_ops, self.data.input_column
         crop = make_crop_fn(self._own_data, self.split, ops[0])
 
@@ -236,7 +236,7 @@ class SnapshotReader:
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
 
     def _number_windows(self, window: Window, rows: tf.Tensor) -> tf.Tensor:
-        """Return the numbers (batch,) of windows, given their places among those across no cut."""
+        """Return the numbers (batch,) of windows, given their places among those without a cut."""
         if not window.cuts_of(self.split):
             return rows
         runs = window.list_runs(self.split, self.data.shards.examples(self.split))
@@ -253,9 +253,9 @@ def _gather(columns: Columns, rows: tf.Tensor) -> Element:
 def map_variable(
     data: PreparedData, split: str, name: str, *, rows: int | None = None
 ) -> tf.Variable:
-    """Return a column, or its first rows, as a variable over its mapping: no time, no memory.
+    """Return a column, or its first rows, as a variable over its memory mapping, without a copy.
 
-    Graphs hold only a handle to a variable; tensors in them are copied when they are rewritten.
+    A graph holds only a handle to a variable; tensors in a graph are copied when it is rewritten.
     """
     values = np.asarray(data.memmap(split, name, rows=rows))
     read_ahead(column_path(data.columns_folder, split, name), values.nbytes)

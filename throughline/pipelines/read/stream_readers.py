@@ -23,7 +23,7 @@ from throughline.settings import Sampling
 def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -> tf.data.Dataset:
     """Return a split's stored examples: records, or features of files or arrays in memory.
 
-    `seed` shuffles the shards.
+    `seed` decides the order of the shards if the step shuffles them.
     """
     if step.source == "files":
         return _read_files(data, split)
@@ -63,7 +63,7 @@ def _read_shards(
 def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.data.Dataset:
     """Shuffle shards by `seed` alone, in a graph of its own.
 
-    Outside of a graph, the order would also depend on the seed that the process has set.
+    Outside a graph, the order would also depend on the seed that the process has set.
     """
 
     def mix(_: Any) -> tf.data.Dataset:
@@ -87,7 +87,7 @@ def _read_files(data: PreparedData, split: str) -> tf.data.Dataset:
 
 
 def _read_arrays(data: PreparedData, split: str) -> tf.data.Dataset:
-    """Load all records of the split into memory as values or encoded images."""
+    """Load all records of the split into memory, as values or still encoded."""
     schema = data.shards.schema
     count = sum(shard.records for shard in data.shards.for_split(split))
     records = (
@@ -105,7 +105,7 @@ def open_next_epoch_early(
 ) -> tf.data.Dataset:
     """Join the datasets of epochs (int64 scalars), filling the next one's shuffle buffer early.
 
-    `Dataset.interleave` opens two ahead, with the memory of three shuffle buffers, not two.
+    `Dataset.interleave` would open two ahead, which takes the memory of three buffers, not two.
     """
     specs = []
 
@@ -136,7 +136,7 @@ def open_next_epoch_early(
 
 
 def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int] = ()) -> tf.data.Dataset:
-    """Slide windows over a split's time steps, like tf.data's `window`, but across no cut."""
+    """Slide windows over a split's time steps, like tf.data's `window`, but never across a cut."""
     size = step.size
 
     def rows(block: dict[str, tf.Tensor]) -> tf.data.Dataset:
@@ -198,13 +198,13 @@ def sample_stream_by_class(
     """Draw as many examples as the split has from repeated streams, one per class.
 
     If the stream is not `reordered` each epoch, each class begins at a place that depends on the
-    epoch's `seed`. Otherwise examples at the end of a class with more than its share would never be
-    drawn.
+    epoch's `seed`. With a fixed beginning, the last examples of a class that has more examples than
+    draws would never be drawn.
     """
     count = data.shards.examples(split)
     labels, weights = read_labels_and_weights(sampling, data, split)
     classes = [int(label) for label in np.flatnonzero(weights)]
-    # If the shards are a sample, the average number of examples per class.
+    # If the shards hold a sample of the labeled examples, the expected numbers per class.
     sizes = np.bincount(labels, minlength=len(weights)) * count // len(labels)
 
     def stream(label: int) -> tf.data.Dataset:

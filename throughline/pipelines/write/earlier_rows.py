@@ -1,7 +1,7 @@
 """Copies rows of an earlier snapshot of the same shards: between files, or within an object store.
 
-Each shard is still read for its digest, and copies are compared with theirs, so that nothing
-damaged is taken over.
+Each shard is still read and compared with its digest, and each copied chunk, too, so that nothing
+damaged is copied.
 """
 
 import itertools
@@ -57,11 +57,11 @@ def find_earlier_rows(
     columns: Sequence[Column],
     files: Mapping[str, str],
 ) -> Mapping[tuple[str, str], EarlierRows]:
-    """Return the rows of whole shards in an earlier run's snapshot, by split and digest.
+    """Return the rows of whole shards in an earlier run's snapshot, by split and shard digest.
 
-    The rows must have been made by the same program, these ops and the same files, be stored in
-    equal columns, and be in the store of the destination, if it has one. In a store, rows of the
-    same `key` already have their names.
+    The rows must have been made by the same program, these ops and the same `files`, be stored in
+    equal columns, and be in the store of the destination, if it has one. The result is empty if
+    there are none, if they cannot be read, or if a store has them under this `key` already.
     """
     earlier, store = destination.earlier, destination.store
     if earlier is None:
@@ -144,12 +144,12 @@ def _divide(
 
 
 def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
-    """Copy the rows of a shard to their new place; None if no earlier snapshot has all of them."""
+    """Copy the rows of a shard to their new place; None if they cannot all be copied."""
     earlier, shard = placed.earlier, placed.shard
     if earlier is None or context.stored_of(placed) < shard.examples:
         return None
     if not context.shard_files.is_whole(shard):
-        return None  # the code that reads it reports the damage
+        return None  # the code that then reads the shard reports the damage
     read, extent = _open_earlier(context, shard.split, earlier), context.value.extent
     chunks: list[Chunk] = []
     parts: list[Moments] = []
@@ -180,9 +180,9 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
 def _open_earlier(
     context: WriteContext, split: str, earlier: EarlierRows
 ) -> Callable[[Column, Chunk], bytes]:
-    """Return the function that reads a column's bytes of a chunk, in order, with their digest.
+    """Return a function that reads the bytes of a column's chunk and checks their digest.
 
-    Each column's last object of a store stays loaded.
+    It keeps the last object of each column loaded, so call it for chunks in order.
     """
     store = context.store
     if store is None:
@@ -220,13 +220,13 @@ def _copy_objects(
     except ObjectStoreFailed as error:
         if store.url not in _REFUSED:
             _REFUSED.add(store.url)
-            echo_problem(f"rows are computed that the store could have copied: {error}")
+            echo_problem(f"rows are computed again, because the store did not copy them: {error}")
         return None
     return names
 
 
 def _decode(column: Column, data: bytes, extents: np.ndarray | None) -> np.ndarray:
-    """Return the values of a chunk, or all of their pixels, as they were computed."""
+    """Return a chunk's values as an array; those of a ragged column as (pixels, channels)."""
     flat = np.frombuffer(data, np.dtype(column.dtype))
     if extents is None:
         return flat.reshape(-1, *(size or 0 for size in column.shape))

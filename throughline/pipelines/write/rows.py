@@ -27,9 +27,10 @@ Shapes = Annotated[np.ndarray, PlainValidator(lambda lists: np.asarray(lists, np
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRows:
-    """The rows of one shard, from `start` of its split, in a snapshot of the same ops and program.
+    """The rows of one shard in an earlier snapshot that the same ops and program made.
 
-    They are in `objects` of a store, or below `folder`, which has `stored` rows of the input.
+    They begin at row `start` of the split. They are in `objects` of a store, or below `folder`,
+    whose input column has `stored` rows.
     """
 
     folder: Path
@@ -41,7 +42,7 @@ class EarlierRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedShard:
-    """A shard and its first row within its split; rows of `earlier` may be copied."""
+    """A shard, its first row within its split, and earlier rows that may be copied for it."""
 
     shard: Shard
     start: int
@@ -53,10 +54,10 @@ class PlacedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteContext:
-    """What writing one shard's rows needs to know of the whole.
+    """What writing one shard's rows needs to know of the whole snapshot.
 
     Attributes:
-      stored: For how many rows of each split, the first, the model's input is stored.
+      stored: How many rows of each split, from the first on, store the model's input.
       key: The snapshot's key, below which a store holds the columns.
       store: If given, columns are put there; the folder holds everything else.
     """
@@ -81,7 +82,7 @@ class WriteContext:
 
     @property
     def columns_of_all_rows(self) -> Sequence[Column]:
-        """The columns that store every row: all but the model's first input."""
+        """The columns that store every row: all but the model's first input and its offsets."""
         return [one for one in self.columns if one not in self.value_columns]
 
     @property
@@ -90,7 +91,7 @@ class WriteContext:
         return self.columns_of_all_rows if self.value.ragged else self.columns
 
     def stored_of(self, placed: PlacedShard) -> int:
-        """Return for how many rows of a shard, the first, the model's input is stored."""
+        """Return how many rows of a shard, from its first on, store the model's input."""
         left = self.stored[placed.shard.split] - placed.start
         return min(max(0, left), placed.shard.examples)
 
@@ -98,7 +99,7 @@ class WriteContext:
         return split == STATISTICS_OF and not self.schema.is_text
 
     def open_writer(self, split: str) -> ColumnUpload | ColumnFiles:
-        """Return what takes the rows of one shard: the store if there is one, or else files."""
+        """Return the writer of one shard's rows, to the store if there is one, else to files."""
         return ColumnUpload(self.store, self.key, split) if self.store else ColumnFiles(self, split)
 
     def part_path(self, split: str, start: int) -> Path:
@@ -137,7 +138,7 @@ class ColumnFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
-    """The rows of one shard.
+    """What is known about the written rows of one shard.
 
     Attributes:
       moments: Moments of the values, for the training split.

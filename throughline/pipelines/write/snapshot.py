@@ -1,7 +1,7 @@
-"""Runs the deterministic preprocessing once and stores its results as mapped columns.
+"""Runs the deterministic preprocessing once and stores its results as memory-mapped columns.
 
-The snapshot's key covers the contents of the shards and every op with arguments and version, so
-that stale data is never read. Shards finished before a kill are not preprocessed again.
+The snapshot's key covers the contents of the shards, every op with arguments and version, and
+library versions, so that stale data is never read. Shards finished before a kill are kept.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from throughline.shared.progress import echo_problem, progress
 if TYPE_CHECKING:
     from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
 
-UNKNOWN_SHARE = 0.05  # of the tokens; above it, a tokenizer seems not to be made for these texts
+UNKNOWN_SHARE = 0.05  # of the tokens; above it, the tokenizer does not seem to fit the texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSnapshot:
     """A snapshot's index, and how many examples were `copied` from an earlier one or `resumed`.
 
-    `resumed` ones were there from an interrupted run; all others took `rows_s`.
+    `resumed` ones were there from an interrupted run; writing all others took `rows_s` seconds.
     """
 
     index: SnapshotIndex
@@ -78,17 +78,19 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write the preprocessed examples of all splits into `out`.
 
-    Columns are image, features or text, the table input, label and key. For images, `settings` may
-    restrict them to the first rows; all are still preprocessed, for the statistics and to find
-    damage now. Images of different sizes and tokens make a ragged column. The rows of a series are
-    time steps without labels: windows are cut when they are read. With an object store the columns
-    go there, and the folder holds the index and small files; the bytes are the same. Rows that an
-    earlier snapshot has from the same shards, in the same kind of place, are copied. `names` gives
-    the ids of examples by key, for messages.
+    Columns are image, features or text, the table input, label and key. `settings` may store only
+    the first images; all are still preprocessed, for the statistics and to find damage now. Images
+    of different sizes, and tokens, make a ragged column. The rows of a series are time steps
+    without labels: windows are cut when they are read. With an object store, the columns go there,
+    and the folder holds the index and small files; the bytes are the same. Rows that an earlier
+    snapshot has from the same shards, in the same kind of place, are copied. `names` gives the ids
+    of examples by key, for messages.
 
     Raises:
-      CorruptShard: A record cannot be read or decoded; names shard and example. If `settings` say
-        `skip`: too many of them.
+      CorruptShard: A record cannot be read or decoded; names shard and example. With `on_corrupt:
+        skip`, only if too many cannot, or a series would have gaps.
+      InvalidParams: The tokenizer's file is not of its kind, or none can be fitted on the texts.
+      ImpossiblePlan: The results of preprocessing do not fit into their column.
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
@@ -107,7 +109,7 @@ def write_snapshot(
             others = len(damage.unusable) - 1
             more = f", and {others} more of this shard" if others else ""
             raise CorruptShard(
-                f"{first}{more}; remove the file or get it right and run `dvc repro`, or set"
+                f"{first}{more}; repair or remove the example's file and run `dvc repro`, or set"
                 " snapshot.on_corrupt to skip"
             ) from error
     for problem in damage.unusable.values():
@@ -232,7 +234,7 @@ def _name_example(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
 def _identify_partial(
     key: str, destination: Destination, settings: SnapshotSettings, damage: Damage
 ) -> str:
-    """Return the digest of what an interrupted run has to agree in, to be resumed."""
+    """Return the digest of all that must be the same for an interrupted run to be resumed."""
     return digest_json(
         {
             "key": key,
@@ -240,7 +242,7 @@ def _identify_partial(
             "problems": damage.problems,
             "program": digest_program("snapshot"),
             "needs": destination.needs,
-            # What a note calls written is in this store only.
+            # A shard that is noted as written has its columns in this store only.
             "store": destination.store.url if destination.store else "",
         }
     )
@@ -249,8 +251,8 @@ def _identify_partial(
 def _report_dropped(whole: ShardIndex, repaired: ShardIndex, out: Path) -> None:
     dropped = sum(whole.examples(split) - repaired.examples(split) for split in repaired.splits)
     echo_problem(
-        f"{dropped:,} examples dropped; all configurations read the repaired"
-        f" shards in {out / REPAIRED}"
+        f"examples dropped: {dropped:,}; all configurations read the repaired shards in"
+        f" {out / REPAIRED}"
     )
 
 
@@ -317,9 +319,9 @@ def _prepare_tokenizer(
         ) from error
     if prepared.unknown_share > UNKNOWN_SHARE:
         echo_problem(
-            f"{prepared.unknown_share:.0%} of the tokens are unknown, by the first training texts:"
-            " the model learns nothing of what they stand for. Use a tokenizer that fits the texts,"
-            " one that is fitted on them (without tokenize.model), or kind: bytes; see also"
+            f"{prepared.unknown_share:.0%} of the tokens of the first training texts are unknown:"
+            " the model learns nothing from what they stand for. Use a tokenizer made for such"
+            " texts, one fitted on them (without tokenize.model), or kind: bytes; see also"
             " tokenize.lower"
         )
     return prepared
@@ -328,7 +330,7 @@ def _prepare_tokenizer(
 def _place(
     shards: Sequence[Shard], earlier: Mapping[tuple[str, str], EarlierRows]
 ) -> Iterator[PlacedShard]:
-    """Yield each shard with its first row within its split and its rows of an earlier snapshot."""
+    """Yield each shard with its first row within its split and its rows in an earlier snapshot."""
     passed = dict.fromkeys((shard.split for shard in shards), 0)
     for shard in shards:
         yield PlacedShard(

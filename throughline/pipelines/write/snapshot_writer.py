@@ -41,7 +41,7 @@ UPLOADS = 8  # shards whose offsets are uploaded at a time
 
 
 class NotDecoded(Exception):
-    """Something in a shard could not be read or decoded by these ops."""
+    """A record of `shard` could not be read, or could not be decoded by `ops`."""
 
     def __init__(self, message: str, shard: str, ops: Sequence[Op]) -> None:
         super().__init__(message)
@@ -54,8 +54,8 @@ class NotDecoded(Exception):
 def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     """Write the rows of one shard, or copy them from an earlier snapshot.
 
-    Skip this if an interrupted run has left its note, which is written last, and the store, if any,
-    still has the shard's objects.
+    If an interrupted run has left the shard's note, which is written last, and the store, if any,
+    still has the shard's objects, return the rows as noted.
     """
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
@@ -75,7 +75,8 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
 
     Raises:
       NotDecoded: A record cannot be read or decoded.
-      CorruptShard: The shard does not hold what the index says.
+      CorruptShard: The shard does not hold as many examples as the index says.
+      ImpossiblePlan: The results of preprocessing do not fit into their column.
     """
     import_large("tensorflow")
     import tensorflow as tf
@@ -87,8 +88,8 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
         stored = context.stored[shard.split] - start
         for group in _preprocessed(path, shard, context):
             if context.takes_statistics(shard.split):
-                # Computed from what was preprocessed together, stored or not, for the same sums to
-                # the last bit.
+                # Summed over all rows preprocessed together, stored or not, so that the sums are
+                # always the same to the last bit.
                 inputs = group[context.value.name]
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
@@ -112,8 +113,8 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
         ) from error
     if count != shard.examples:
         raise CorruptShard(
-            f"{path}: holds {count} examples, the index says {shard.examples}; run `dvc repro"
-            " --force shard`"
+            f"{path}: holds {count} examples, but {shard.examples} according to the index; run `dvc"
+            " repro --force shard`"
         )
     writer.finish()
     found = join_shapes(shapes, len(context.value.shape))
@@ -121,30 +122,30 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
 
 
 def _as_stored(inputs: Any, context: WriteContext) -> Any:
-    """Return inputs in the column's type: tokens as narrow as they fit, others unchanged.
+    """Return inputs in the column's type: tokens are cast to it, others must have it.
 
     Raises:
-      ImpossiblePlan: The column would cut their values.
+      ImpossiblePlan: They have values, a type or a number of channels that the column cannot store.
     """
     column = context.value
     if context.schema.is_text:
         most = np.iinfo(column.dtype).max
         if any(len(one) and (one.min() < 0 or one.max() > most) for one in inputs):
             raise ImpossiblePlan(
-                f"preprocess: its tokens are not all from 0 to {most:,}, which a snapshot of this"
-                " tokenizer stores; have your op return its tokens alone"
+                f"preprocess: some of its tokens are not from 0 to {most:,}, the range of this"
+                " tokenizer in a snapshot; have your op return only tokens of the tokenizer"
             )
         return [tokens.astype(column.dtype) for tokens in inputs]
     if (dtype := inputs[0].dtype) != column.dtype:
         raise ImpossiblePlan(
-            f"preprocess: its result is {dtype}, and a snapshot stores {column.dtype}; have your op"
+            f"preprocess: its result is {dtype}, but a snapshot stores {column.dtype}; have your op"
             f" return {column.dtype}, or move it to postprocess"
         )
     channels = column.shape[-1] if column.shape else None
     if channels and isinstance(inputs, list) and any(one.shape[-1] != channels for one in inputs):
         raise ImpossiblePlan(
-            f"preprocess: its result is of shape {inputs[0].shape}, and a snapshot stores images of"
-            f" {channels} channels; have your op return that, or move it to postprocess"
+            f"preprocess: some of its results do not have the {channels} channels that a snapshot"
+            " of these images stores; have your op return as many, or move it to postprocess"
         )
     return inputs
 
@@ -198,7 +199,7 @@ def _write_extents(
 def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[dict[str, Any]]:
     """Yield a shard's preprocessed examples in order, about ROWS_BYTES at a time.
 
-    Values that differ in size are a list.
+    Inputs that differ in size come as a list of arrays.
     """
     import tensorflow as tf
 
@@ -238,7 +239,7 @@ def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
 
 
 def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Group examples to about ROWS_BYTES; values of `name`, which differ in size, become a list."""
+    """Group examples into about ROWS_BYTES; values of `name`, which differ in size, are a list."""
     passed = 0
 
     def number(example: dict[str, Any]) -> int:

@@ -1,8 +1,8 @@
 """Fits a tokenizer on the training split; the same texts give the same file.
 
 Shards hold examples in a random order that depends on their content, so the first texts are a
-sample. Fitting takes ten seconds per megabyte: all of a large dataset would take too long, and
-change little.
+random sample. Fitting takes ten seconds per megabyte, so that a whole large dataset would take too
+long, and change little.
 """
 
 import io
@@ -38,12 +38,12 @@ _NARROW = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTokenizer:
-    """A tokenizer whose file is in the snapshot's folder.
+    """A tokenizer; its file, if it has one, is in the snapshot's folder.
 
     Attributes:
       op: The op with that file.
-      vocabulary: How many numbers its tokens have.
-      files: The file's name and digest.
+      vocabulary: Upper bound of its token numbers, excluded.
+      files: The file's name and digest; empty for bytes.
       unknown_share: Share of the sample's tokens that stand for unknown text.
     """
 
@@ -60,12 +60,12 @@ class PreparedTokenizer:
 def prepare_tokenizer(
     preprocess: Sequence[Op], folder: Path, shards: Callable[[], Iterable[tuple[Path, str]]]
 ) -> PreparedTokenizer:
-    """Put the tokenizer's file into `folder`: the given one, or one fitted on these shards.
+    """Put the tokenizer's file into `folder` unless it is there: as given, or fitted on the shards.
 
-    Fitting reads only the first texts.
+    Fitting reads only the first texts. `shards` are paths and compressions.
 
     Raises:
-      InvalidParams: The given file is not of its kind, or there are too few texts.
+      InvalidParams: The given file is not of its kind, or none can be fitted on these texts.
     """
     op = next(op for op in preprocess if isinstance(op, Tokenize))
     if not op.file:
@@ -112,7 +112,7 @@ def _texts(shards: Iterable[tuple[Path, str]], *, lower: bool = False) -> Iterat
 
 
 def _sample(texts: Iterable[bytes]) -> Iterator[str]:
-    """Yield the first texts up to the size of the sample, the last one cut."""
+    """Yield the first texts, up to SAMPLE_BYTES together; the last one is cut."""
     left = SAMPLE_BYTES
     for text in texts:
         yield text[:left].decode(errors="ignore")
