@@ -15,7 +15,7 @@ def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = f"prepared data and results are kept there (default: {WORK})"
+    text = f"folder of prepared data and results (default: {WORK})"
     parser.add_argument("--work", type=_absolute, default=WORK.absolute(), metavar="DIR", help=text)
     return parser
 
@@ -40,7 +40,7 @@ def run_cases(
 ) -> list[dict[str, Any]]:
     """Run the cases whose results are not in the file yet; print and return the results of all.
 
-    The file has one JSON object a line. To measure again, remove it, or some of its lines.
+    The file has one JSON object per line. To measure again, remove it, or some of its lines.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines() if path.exists() else []

@@ -30,7 +30,7 @@ def presets(kind: str) -> dict[str, Any]:
 
 
 def choose_presets(*names: str, **more: Any) -> dict[str, Any]:
-    """Return an overlay with some presets for images, and configurations of one's own."""
+    """Return an overlay with these presets for images, and `more` configurations."""
     return {"pipelines!": {name: presets("images")[name] for name in names} | more}
 
 
@@ -69,19 +69,19 @@ def run_module(folder: Path, module: str, *arguments: str) -> None:
 
 
 def read_params(folder: Path, **changes: Any) -> Params:
-    """Return the parameters of prepared data, with other values of some of their sections."""
+    """Return the parameters of prepared data, with `changes` in place of some sections."""
     return check({**read_yaml(folder / PARAMS_FILE), **changes})
 
 
 def from_files(path: Path, **more: Any) -> dict[str, Any]:
-    """Return an overlay that reads a class folder per class."""
+    """Return an overlay that reads images from class folders."""
     split = {"validation": 0.01, "test": 0.0}
     data = {"source": "image_folder", "path": str(path), "fetch": "none", "split": split}
     return {"augment": [], "batch_size": 64, "data": data, **more}
 
 
 def find_photos(work: Path, photos: Path | None) -> Path:
-    """Return the given photos, or else those of the demo."""
+    """Return the folder of photos: the given one, or else the demo's."""
     return photos or prepare(work / "demo-photos", demo("photos")) / "data" / "raw" / "photos"
 
 
@@ -92,7 +92,7 @@ def photos(work: Path, source: Path) -> Path:
 
 
 def crops(work: Path, source: Path) -> Path:
-    """Photos in their sizes, which the snapshot keeps; a random 224×224 of each, unresized."""
+    """Photos in their original sizes, also in the snapshot; a random 224×224 crop, not resized."""
     cut = from_files(source, preprocess=["decode"], augment=[{"random_crop": CROP_224}])
     return prepare(work / "crops", demo("imagenet"), cut)
 
@@ -108,7 +108,7 @@ def fashion_mnist(work: Path) -> Path:
 
 
 def small(work: Path) -> Path:
-    """Tiny gray images, whose input takes only the time that a benchmark adds to it."""
+    """Tiny gray images: reading them takes hardly any time but what a benchmark adds."""
     work.mkdir(parents=True, exist_ok=True)
     source = work / "small.npz"
     if not source.exists():
@@ -119,7 +119,7 @@ def small(work: Path) -> Path:
 
 
 def windows(work: Path) -> Path:
-    """Windows of 24 steps and the next one, of a million steps of eight columns, batches of 256."""
+    """Windows of 24 steps and the next one, out of a million of eight columns; batches of 256."""
     work.mkdir(parents=True, exist_ok=True)
     path = work / "series.npy"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""How long preparation takes when data grows: at first, with nothing changed, with one file
+"""How long preparation takes when data changes: at first, with nothing changed, with one file
 changed, and with one removed. Measures `dvc repro snapshot` in a clone of this project, and the
 ingest stage with nothing changed.
 

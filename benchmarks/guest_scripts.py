@@ -8,7 +8,7 @@ from dataclasses import dataclass
 TRUTH = """
 import os, sys, time
 EPOCHS, PAIRS, FEWEST, LONG_S, SPAN_S = 6, 9, 5, 60, 1.5
-UNTIMED = 2  # pairs: one compiles, one says how long an epoch takes
+UNTIMED = 2  # pairs: one compiles, one shows how long an epoch takes
 
 def train_on(data, keep, run):
     if "TRUTH" not in os.environ:
@@ -145,7 +145,7 @@ def train(loader, model):
 
 @dataclass(frozen=True)
 class Case:
-    """The end of a script; a cache after the op that `freezes`, or after `batch`, freezes draws."""
+    """The end of a script; a cache after the op `freezes`, or after `batch`, freezes its draws."""
 
     script: str
     library: str = "tensorflow"
@@ -153,7 +153,7 @@ class Case:
 
     @property
     def unsafe(self) -> tuple[str, ...]:
-        """How an advice begins that freezes draws."""
+        """The beginnings of advice that freezes random draws."""
         return (f"{self.freezes}: .cache()", "batch: .cache()") if self.freezes else ()
 
     @property

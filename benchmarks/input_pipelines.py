@@ -1,5 +1,5 @@
-"""How fast every configuration delivers batches by itself: photos, random crops of photos,
-Fashion-MNIST and windows of a series.
+"""How fast every configuration delivers batches without training: of photos, random crops of
+photos, Fashion-MNIST and windows of a series.
 
     python -m benchmarks.input_pipelines [--data photos fashion_mnist] [--photos DIR]
 
@@ -7,7 +7,7 @@ Fashion-MNIST and windows of a series.
     python -m benchmarks.input_pipelines --data photos --peers ENV/bin/python
 
 Every configuration has its own process. All take turns, and the median over rounds counts. The
-start of an iterator is not counted. The floor of photos is memcpy of the same bytes by one thread.
+start of an iterator is not counted. The limit for photos is memcpy of the same bytes by one thread.
 With --peers, other libraries' loaders deliver the same photos (224×224 uint8, batches of 64) on all
 cores, each in its own processes. One that cannot be imported is left out, with a message.
 """
@@ -27,9 +27,9 @@ def main() -> None:
     add_photos(parser)
     parser.add_argument("--data", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="NAME", help="only these configurations, and naive"
+        "--only", nargs="*", default=[], metavar="NAME", help="only these configurations and naive"
     )
-    parser.add_argument("--peers", metavar="FILE", help="interpreter of other libraries")
+    parser.add_argument("--peers", metavar="FILE", help="Python interpreter of the other libraries")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
     options = parser.parse_args()
     for kind in options.data:

@@ -1,9 +1,9 @@
-"""A configuration on prepared data as a loader that takes turns, or their floor.
+"""A loader that takes turns: a configuration on prepared data, or memcpy as the limit.
 
     python -m benchmarks.our_loader NAME --data DIR
 
 Batches are uint8, as an accelerator would get them; configurations named `_float` cast on the host.
-`memcpy` copies batches of photos on one thread: nothing that reads them can be faster.
+`memcpy` copies batches of photos on one thread: no loader of photos can be faster.
 """
 
 import argparse
@@ -27,7 +27,7 @@ COPIED, BATCH = 24, 64  # batches, and examples of each
 
 
 def open_batches(folder: Path, name: str, stack: ExitStack) -> Iterator[Any]:
-    """Open a configuration's batches: an epoch is over if it fills a cache, else a moment is."""
+    """Open a configuration's batches; run an epoch if that fills a cache, else at most a second."""
     from throughline.assembly.inputs import make_input_spec, open_input_service, open_inputs
     from throughline.pipelines.input_pipeline import InputPipeline
     from throughline.plan.plan import make_plan
@@ -49,7 +49,7 @@ def open_batches(folder: Path, name: str, stack: ExitStack) -> Iterator[Any]:
 
 
 def copy_batches() -> Iterator[np.ndarray]:
-    """Yield batches that one thread copies from memory that is in no cache."""
+    """Yield batches that one thread copies from memory, of which the CPU's caches hold little."""
     shape = (COPIED, BATCH, *CROP_224.values(), 3)
     source = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     target = np.empty(shape[1:], np.uint8)
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", help="a configuration of its params.yaml, or memcpy")
+    parser.add_argument("name", help="a configuration of the data's params.yaml, or memcpy")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     options = parser.parse_args()
     raise_malloc_thresholds()

@@ -1,10 +1,10 @@
-"""Loaders of other libraries on the work of our photo benchmark, in their own environment.
+"""Other libraries' loaders for the photos of our benchmark, in their own environment.
 
     python benchmarks/peer_loaders.py NAME --files DIR
 
-Answers each line on standard input with the examples per second of a moment (`turns.py` asks). All
+Answers each line on standard input with the examples per second of a turn (`turns.py` asks). All
 decode JPEG, resize to 224×224 and stack uint8 images, shuffled, on all cores; `dlio` reads records
-instead. Imports nothing of ours: the environment is that of peers-requirements.txt.
+instead. Imports nothing of this project: the environment is that of peers-requirements.txt.
 """
 
 # pyright: reportMissingImports=false
@@ -29,9 +29,9 @@ READER_THREADS, TRANSFER_BYTES = 8, 262_144  # from DLIO's configuration
 
 
 def serve(batches: Iterator[Any], count: Callable[[Any], int]) -> None:
-    """Say that the first batch is made; then answer each line with the rate of a turn.
+    """Print that the first batch is ready; then answer each line with the rate of a turn.
 
-    A turn counts at least two batches, after those that were prepared before it.
+    A turn counts at least two batches, after using up those that were prepared before it.
     """
     next(batches)
     print("ready", flush=True)
@@ -158,7 +158,7 @@ def main() -> None:
     )
     parser.add_argument("name", choices=LOADERS)
     parser.add_argument("--files", type=Path, required=True, help="a folder of *.jpg or *.tfrecord")
-    parser.add_argument("--batch", type=int, default=64, help="examples of a batch")
+    parser.add_argument("--batch", type=int, default=64, help="examples per batch")
     options = parser.parse_args()
     files = sorted(options.files.rglob("*.jpg")) or sorted(options.files.glob("train-*.tfrecord"))
     serve(LOADERS[options.name](files, options.batch), lambda batch: options.batch)

@@ -1,18 +1,18 @@
-"""Published benchmarks of input pipelines, in their shape on this machine.
+"""Published benchmarks of input pipelines, repeated on this machine.
 
     python -m benchmarks.published --suite dlio
     python -m benchmarks.published --suite presto [--photos DIR]
 
-dlio: ResNet-50 of MLPerf Storage. Records of 114,660 bytes that are not decoded, in batches of the
-size that each accelerator takes, of which the last column says how many are kept busy for 90 % of
-the time. Our configurations run beside that benchmark's TensorFlow reader, rewritten. Its rules ask
-for data of five times the memory; here it is in the page cache, so readers are compared and not
-disks.
+dlio: ResNet-50 of MLPerf Storage. Records of 114,660 bytes, which are not decoded, in batches of
+each accelerator's size; the last line says how many accelerators are kept busy for 90 % of the
+time. Our configurations are compared with that benchmark's TensorFlow reader, rewritten. Its rules
+require five times as much data as memory; here data is in the page cache, so readers are compared,
+not disks.
 
-presto: the image pipeline of PRESTO (decode, shorter side to 256, center, random crop of 224) from
-what each of its cuts stores, beside the published rates, and the choice of a search by
-`python -m tasks.tune`. Its photos were ImageNet's of 115 kB, and its storage a cluster of hard
-disks; here it is the page cache.
+presto: the image pipeline of PRESTO (decode, shorter side to 256, center, random crop of 224), from
+what each of its cuts stores, beside the published rates and what `python -m tasks.tune` chooses.
+PRESTO read ImageNet's photos, of 115 kB, from a cluster of hard disks; here they are in the page
+cache.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Races of prepared data, long runs to check them by, and a program that disturbs them."""
+"""Races on prepared data, long runs to check them, and a program that disturbs them."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def race(params: Params, root: Path) -> RaceResult:
 
 
 def long_rate(job: str, params: Params, root: Path, *, order: str = "train") -> float:
-    """Return examples/s of the only configuration, in a long turn after a first one."""
+    """Return examples/s of the only configuration, in a long turn."""
     ((name, config),) = params.pipelines.items()
     entry = Entry(params=params, root=root, name=name, config=config)
     with Contestant(job, [(entry,)], log=root / "long.log") as one:
@@ -53,7 +53,7 @@ def long_rate(job: str, params: Params, root: Path, *, order: str = "train") -> 
 
 @contextmanager
 def half_a_core(taken: bool = True) -> Iterator[None]:
-    """Keep one core busy half of the time during the block."""
+    """Keep one core busy half of the time during the block, if `taken`."""
     if not taken:
         yield
         return

@@ -1,4 +1,4 @@
-"""How often are equal configurations called different, and different ones found?
+"""How often are equal configurations called different, and faster ones found?
 
     python -m benchmarks.ranking --simulate
     python -m benchmarks.ranking [--races 40]
@@ -76,7 +76,7 @@ def simulate() -> None:
 
 
 def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
-    """Return these shares for one number of configurations and of rounds; None: until decided."""
+    """Return a row's shares for its numbers of configurations and rounds (None: until decided)."""
     (count, fixed), draw, shares = cell, np.random.default_rng(0), []
     for gain in GAINS:
         hits, races = 0, RACES if fixed and gain == 1 else FEWER_RACES
@@ -90,7 +90,7 @@ def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
 
 def main() -> None:
     parser = command_line("ranking", __doc__)
-    parser.add_argument("--simulate", action="store_true", help="draw rounds, and race nothing")
+    parser.add_argument("--simulate", action="store_true", help="simulate rounds instead of racing")
     parser.add_argument("--races", type=int, default=40, help="real races (default: 40)")
     options = parser.parse_args()
     if options.simulate:

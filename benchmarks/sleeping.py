@@ -8,11 +8,11 @@ from tensorflow.python.data.experimental.ops import testing
 
 from throughline.plan.ops import Op
 
-SLICE_MS = 5.0  # shorter ones take notably longer on a busy machine
+SLICE_MS = 5.0  # shorter sleeps take notably longer on a busy machine
 
 
 class Sleep(Op):
-    """Pass a batch on after `ms`, uniformly ± `spread` of it."""
+    """Pass a batch on after `ms`, varied uniformly by ± `spread` of it."""
 
     name: ClassVar[str] = "sleep"
     takes: ClassVar[Literal["example", "batch", "both"]] = "batch"
@@ -21,8 +21,9 @@ class Sleep(Op):
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
 
     def compute(self, element: Any, draw: Any) -> Any:
-        """Sleep by tf.data's transformation, in slices of some 5 ms, as a sleep goes on while its
-        process is frozen, and real work does not. Finding the element's end takes a slice, too.
+        """Sleep in slices of some 5 ms; the end of the dataset takes one more.
+
+        A single sleep would go on while its process is frozen, unlike real work.
         """
         factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
         milliseconds = self.ms * factor

@@ -1,9 +1,9 @@
-"""Is the stall that a race reports the true one?
+"""Is the stall that a race reports correct?
 
     python -m benchmarks.stall [--beside]
 
-Inputs and models sleep, so that no core is used and the stall follows from their construction (a
-simulated queue); what they take beyond their sleep is timed once. With `--beside` another program
+Inputs and models sleep, so that no core is used and the true stall can be computed (by simulating a
+queue); how long they take beyond their sleep is measured once. With `--beside`, another program
 takes a core half of the time.
 """
 
@@ -28,7 +28,7 @@ CLEAR_PCT = 2.0  # points; a truth this near to a threshold may get either verdi
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping:
-    """Input and model that sleep [ms per batch], each uniformly ± `spread` of it."""
+    """Input and model that sleep [ms per batch], varied uniformly by ± `spread` of it."""
 
     input_ms: float
     model_ms: float
@@ -62,7 +62,7 @@ class Sleeping:
 
     @property
     def stall_pct(self) -> float:
-        """Stall in the steady state of a queue with `calls` servers and results in order."""
+        """The stall in a steady queue with a server per call or worker, and results in order."""
         servers = max(self.calls, self.workers)
         ahead = {"none": 0, "auto": 8}.get(str(self.prefetch), self.prefetch)
         ahead = int(ahead) + (servers if servers > 1 else 0)
@@ -115,7 +115,7 @@ def find_truths(root: Path) -> dict[str, float]:
 
     model_ms = beyond_ms(MODEL_ALONE, "train", "none")
     input_ms = {prefetch: beyond_ms(TRAINING, "pull", prefetch) for prefetch in ("none", 2)}
-    print(f"beyond its sleep a step takes {model_ms:.2f} ms, a batch by prefetch {input_ms}")
+    print(f"beyond sleep, a step takes {model_ms:.2f} ms, and a batch, by prefetch, {input_ms} ms")
     truths = {}
     for case in SLEEPING:
         more_ms = input_ms["none" if case.prefetch == "none" else 2]

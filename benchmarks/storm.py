@@ -78,7 +78,7 @@ def noting(input_shape, outputs):
 
 
 def make_trainings(work: Path) -> Path:
-    """Prepare a project of images whose first row is their number, flipped or not."""
+    """Prepare a project of images whose first row holds their number, also when flipped."""
     folder = work / "storm" / "project"
     if not folder.exists():
         images = np.random.default_rng(0).integers(0, 256, (EXAMPLES, SIDE, SIDE, 1), np.uint8)
@@ -127,18 +127,18 @@ class Trainings:
     served: Mapping[str, str]
 
     def train(self, params: dict[str, Any], *, processes: int, kill: str = NO_KILL) -> bool:
-        """Train, and return whether it came to its end."""
+        """Train, and return whether the training was completed."""
         params["train"]["processes"] = processes
         write_params(self.folder, params)
         command = (sys.executable, "-m", "tasks.train", "--pipeline", NAME)
         with start(self.folder, *command, shared={**self.served, "KILL": kill}) as process:
             output, _ = process.communicate(timeout=LONGEST_S)
         if kill == NO_KILL and process.returncode:
-            raise RuntimeError(f"a training that nobody killed ended:\n{output}")
+            raise RuntimeError(f"a training failed that was not killed:\n{output}")
         return process.returncode == 0
 
     def take_notes(self) -> list[tuple[int, int, int, Batch]]:
-        """Return steps, processes, how many there were, and what each had; forget them."""
+        """Return and delete the notes: step, process, number of processes, its examples."""
         paths = list(self.folder.glob("noted-*.jsonl"))
         notes = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
         for path in paths:
@@ -170,7 +170,7 @@ class Trainings:
         return {"processes": counts, "problems": problems, "train": params["train"]}
 
     def check_epochs(self, batches: Mapping[int, Batch]) -> list[str]:
-        """Say if an undisturbed training's epochs have not each example once."""
+        """Return a problem unless each undisturbed epoch has each of its examples exactly once."""
         count = PlanSummary.read(self.folder / "runs" / NAME).examples
         expected = TrainingWorker(batch_multiple=MULTIPLE).shared(count, BATCH)
         ids = [number for _, batch in sorted(batches.items()) for number, _ in batch]
@@ -179,7 +179,7 @@ class Trainings:
         return [] if whole else [f"{len(ids)} examples are not {EPOCHS} epochs of {expected}"]
 
     def check_steps(self, batches: Mapping[int, Batch]) -> list[str]:
-        """Say which steps had other batches than undisturbed ones, or were noted only in part."""
+        """Return which steps had other batches than if undisturbed, or lack a process's notes."""
         problems, seen = [], {step: set[tuple[int, int]]() for step in batches}
         for step, index, count, mine in self.take_notes():
             batch = batches.get(step, [])

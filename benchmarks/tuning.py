@@ -3,7 +3,7 @@ that people choose without a search.
 
     python -m benchmarks.tuning [--only photos] [--epochs 30] [--ram SIZE] [--disk SIZE]
 
-`python -m tasks.tune` answers each case. Then all plans that fit the budgets race for three rounds;
+`python -m tasks.tune` searches each case. Then all plans within the budgets race for three rounds;
 the fastest three, the search's choice and the presets race for fifteen more, in alternation. Regret
 is how many times as long the chosen training takes as the fastest, less one, by the lower end of
 its interval. A choice that breaks a budget has lost. Budgets of memory apply to contestants,
@@ -96,7 +96,7 @@ def race_all(search: Search, anchor: str) -> None:
 def race_phase(
     search: Search, pool: SearchPool, phase: str, names: Sequence[str], *, rounds: int
 ) -> None:
-    """Race names for so many rounds, minus those that the journal has."""
+    """Race `names` until the journal has so many rounds of them in this phase."""
     pool.open(names)
     for number in range(search.journal.rounds_of(phase, names), rounds):
         search.journal.add(pool.race(names, phase, number=number))
@@ -106,7 +106,7 @@ def main() -> None:
     parser = command_line("tuning", __doc__)
     add_photos(parser)
     add_choice(parser)
-    parser.add_argument("--epochs", type=int, default=30, help="of a training (default: 30)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of a training (default: 30)")
     for name in ("ram", "disk", "time"):
         parser.add_argument(f"--{name}", help=f"as --{name} of tasks.tune")
     options = parser.parse_args()

@@ -40,13 +40,13 @@ def take_turns(commands: Mapping[str, Sequence[str]], *, rounds: int) -> dict[st
             stack.enter_context(process)
             stack.callback(process.kill)
         for process in running.values():
-            process.stdout.readline()  # that it is ready
+            process.stdout.readline()  # waits until it is ready
         for number in range(rounds):
             for name, process in list(running.items()):
                 with suppress(BrokenPipeError):
                     os.write(process.stdin.fileno(), b"turn\n")
                 if not (answer := process.stdout.readline()):
-                    print(f"{name}: left out, it ended with code {process.wait()}", file=sys.stderr)
+                    print(f"{name}: left out: it ended with code {process.wait()}", file=sys.stderr)
                     del running[name], rates[name]
                     continue
                 rates[name].append(float(answer))
@@ -55,7 +55,7 @@ def take_turns(commands: Mapping[str, Sequence[str]], *, rounds: int) -> dict[st
 
 
 def show(title: str, rates: Mapping[str, float], base: str) -> None:
-    """Print rates, the highest first, and how many times that of the base each is."""
+    """Print rates, the highest first, and each as a multiple of the rate of `base`."""
     print(f"\n{title}\n{'loader':<24}{'examples/s':>12}{f'× {base}':>14}")
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         print(f"{name:<24}{rate:>12,.0f}{rate / rates[base]:>14.2f}")

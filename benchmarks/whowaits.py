@@ -2,8 +2,8 @@
 
     python -m benchmarks.whowaits [--python FILE] [--only TEXT]
 
-Every case is a script. Its true stall is measured apart: the script trains on real batches and on
-batches from memory in alternating epochs, and the median of pairs counts. The true gain of the
+Every case is a script. Its true stall is measured separately: the script trains on real batches and
+on batches from memory in alternating epochs, and the median of pairs counts. The true gain of the
 advised change is measured by epochs of the script with and without it. `--python` names an
 interpreter with what the cases need (TensorFlow; PyTorch, JAX and tf_keras for some).
 """
@@ -28,7 +28,7 @@ from whowaits.timing.rounds import median_interval
 LIMIT_S = 240.0
 REPORTED = ("verdict", "stall_pct", "stall_low_pct", "stall_high_pct", "seconds", "reason")
 CLOSE_GAIN = 0.25  # of the real gain
-CLOSE_PCT = 5.0  # points by which an interval may miss the truth, which has one, too
+CLOSE_PCT = 5.0  # points by which an interval may miss the truth, itself an interval
 
 
 def judge(name: str, *, python: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def judge(name: str, *, python: str) -> dict[str, Any]:
 
 
 def is_wrong(result: dict[str, Any]) -> bool:
-    """Return whether the truth contradicts a verdict by more than its noise."""
+    """Return whether the truth contradicts a verdict beyond its noise, or `whowaits` crashed."""
     low, high = result["true_range"]
     if result["verdict"] == "input-bound":
         return high < 20 - CLOSE_PCT

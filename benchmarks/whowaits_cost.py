@@ -58,7 +58,7 @@ def measure(layers: int, width: int, steps: int, *, pairs: int) -> str:
             self.ended = time.perf_counter(), time.thread_time()
 
     def time_step(watched: bool) -> list[float]:
-        """Return the microseconds of a step, and of its thread."""
+        """Return a step's time and the CPU time of its thread [µs]."""
         clock = Clock()
         watching = whowaits.watch() if watched else contextlib.nullcontext()
         with contextlib.redirect_stdout(io.StringIO()), watching:

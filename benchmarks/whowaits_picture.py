@@ -1,9 +1,9 @@
-"""A terminal run of `whowaits --patch`, as the SVG of whowaits/README.md.
+"""Draws a terminal run of `whowaits --patch` as the SVG of whowaits/README.md.
 
     python -m benchmarks.whowaits_picture [--to FILE]
 
-Runs the command on the script below and draws what it prints. Writes nothing if there is no patch,
-which happens on a machine that other programs keep busy.
+Runs the command on the script below and draws what it prints. Fails if there is no patch, which
+happens on a machine that other programs keep busy.
 """
 
 import argparse

@@ -37,23 +37,23 @@ READ = {
         "suffix: .jpg was added; they lack their folder: train was added",
     ),
     "without the upper folder": (["a/1.png", "b/1.png"], ["x/a/1.png", "x/b/1.png"], "x was added"),
-    "backslashes": ([r"a\1.png", r"b\1.png"], ["a/1.png", "b/1.png"], "backslashes divide"),
+    "backslashes": ([r"a\1.png", r"b\1.png"], ["a/1.png", "b/1.png"], "backslashes separate"),
     "backslashes without a suffix": ([r"a\1", r"b\1"], ["a/1.png", "b/1.png"], ".png was added"),
     "of another machine": (
         ["/kaggle/input/x/train/1.png", "/kaggle/input/x/train/2.png"],
         ["train/1.png", "train/2.png", "test/1.png"],
-        "kaggle/input/x is of another place and was left out",
+        "kaggle/input/x is from another place and was left out",
     ),
-    "of Windows": ([r"C:\x\a\1.png", r"C:\x\a\2.png"], ["a/1.png", "a/2.png"], "C:/x is of"),
-    "of a bucket": (["s3://b/x/1.png", "s3://b/x/2.png"], ["1.png", "2.png"], "s3:/b/x is of"),
-    "a level up": (["../a/1.png", "../a/2.png"], ["a/1.png", "a/2.png"], ".. is of another"),
-    "a single part left": (["/m/a/1.png", "/m/a/2.png"], ["1.png", "2.png"], "m/a is of another"),
+    "of Windows": ([r"C:\x\a\1.png", r"C:\x\a\2.png"], ["a/1.png", "a/2.png"], "C:/x is from"),
+    "of a bucket": (["s3://b/x/1.png", "s3://b/x/2.png"], ["1.png", "2.png"], "s3:/b/x is from"),
+    "a level up": (["../a/1.png", "../a/2.png"], ["a/1.png", "a/2.png"], ".. is from another"),
+    "a single part left": (["/m/a/1.png", "/m/a/2.png"], ["1.png", "2.png"], "m/a is from another"),
     "below the root first": (["1", "2"], ["1.png", "2.png", "old/1.png"], ".png was added"),
-    "of another suffix": (["1.dcm", "2.dcm"], ["1.png", "2.png"], "other suffixes, or other case"),
+    "of another suffix": (["1.dcm", "2.dcm"], ["1.png", "2.png"], "files differ in suffix or case"),
     "of another case": (
         ["A/1.JPG", "a/2"],
         ["a/1.jpg", "a/2.png"],
-        "other suffixes, or other case",
+        "files differ in suffix or case",
     ),
     "letters of other scripts": (["猫", "собака"], ["x/猫.png", "x/собака.png"], "x was added"),
 }
@@ -76,18 +76,18 @@ def test_names_that_are_paths_stay_and_the_others_follow_one_rule(tmp_path):
 
 
 REFUSED = {
-    "two suffixes": (["a", "b"], ["a.jpg", "a.png", "b.png"], "a may be a.jpg or a.png"),
-    "two folders": (["1.png"], ["x/1.png", "y/1.png", "y/2.png"], "1.png may be x/1.png or"),
+    "two suffixes": (["a", "b"], ["a.jpg", "a.png", "b.png"], "a fits .*: a.jpg or a.png"),
+    "two folders": (["1.png"], ["x/1.png", "y/1.png", "y/2.png"], "1.png fits .*: x/1.png or"),
     "another folder for each": (
         ["val/1.png", "train/2.png"],
         ["train/1.png", "train/2.png"],
-        r"1 of 2 files are not below .*, such as val/1\.png; train/2\.png is",
+        r"has 1 of 2 files, such as train/2\.png, but not val/1\.png",
     ),
-    "two machines": (["/a/1.png", "/b/2.png"], ["1.png", "2.png"], r"/a/1\.png was looked for"),
-    "another name": (["A", "B"], ["x.png", "b.png"], r"A was looked for.*there is b\.png"),
-    "no images": (["1", "2"], ["1.txt", "2.txt"], "there are no such files"),
-    "a third is missing": (["1", "2", "3"], ["1.png", "2.png"], "1 was looked for"),
-    "folders": (["a", "b"], ["a/1.png", "b/1.png"], "a was looked for"),
+    "two machines": (["/a/1.png", "/b/2.png"], ["1.png", "2.png"], r"the first is /a/1\.png, "),
+    "another name": (["A", "B"], ["x.png", "b.png"], r"first is A, and that folder holds b\.png"),
+    "no images": (["1", "2"], ["1.txt", "2.txt"], "that folder holds no images"),
+    "a third is missing": (["1", "2", "3"], ["1.png", "2.png"], "the first is 1, "),
+    "folders": (["a", "b"], ["a/1.png", "b/1.png"], "the first is a, "),
 }
 
 

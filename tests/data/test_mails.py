@@ -77,7 +77,7 @@ def test_then_npm_which_leaves_nothing_behind(tmp_path, archive, monkeypatch):
     ("script", "reason"),
     [
         ("echo npm error code ENOTFOUND; exit 1", "npm pack: npm error code ENOTFOUND"),
-        ("echo forged > a.tgz", "is not the published archive, its SHA-512 differs"),
+        ("echo forged > a.tgz", "is not the published archive: its SHA-512 differs"),
     ],
 )
 def test_what_is_not_to_be_had_says_what_was_tried(tmp_path, archive, monkeypatch, script, reason):

@@ -305,9 +305,9 @@ def test_names_of_several_files_of_one_person_or_video_are_noticed(names, notice
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        ("(p[0-9)", "is no regular expression: unterminated character set"),
-        ("p[0-9]", r"names no column; of a regular expression, it needs a \(…\)"),
-        ("(p[0-9])", r"is found in 2 of 3 ids, and not in a/q1_1\.png"),
+        ("(p[0-9)", "is not a regular expression: unterminated character set"),
+        ("p[0-9]", r"names no column; a regular expression needs one \(…\)"),
+        ("(p[0-9])", r"matches 2 of 3 ids, but not a/q1_1\.png"),
     ],
 )
 def test_a_group_that_finds_none_is_refused(group, words):
@@ -318,6 +318,6 @@ def test_a_group_that_finds_none_is_refused(group, words):
 
 def test_groups_that_the_source_divides_are_named():
     assert find_crossing(["p1", "p1", "p2"], ["train", "test", "test"]) == [
-        "1 groups are in several splits, as the source names these: p1"
+        "the source puts 1 groups into several splits: p1"
     ]
     assert not find_crossing(["p1", "p1", "p2"], ["train", "train", "test"])

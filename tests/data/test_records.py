@@ -80,7 +80,7 @@ def test_other_readers_read_our_files(tmp_path, compression):
             lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:],
             f"record 1 at byte {len(FRAMES[0])}: the checksum of the data does not match",
         ),
-        (lambda data: b"\xff" + data[1:], "record 0 at byte 0: the checksum of the length"),
+        (lambda data: b"\xff" + data[1:], "record 0 at byte 0: the length .* match its checksum"),
     ],
 )
 def test_damage_is_named_by_file_record_and_offset(tmp_path, damage, words):
@@ -150,9 +150,9 @@ CUT_OFF = part(1, part(1, part(1, b"i") + part(2, part(3, part(1, b"\x05\xac")))
     ("record", "said"),
     [
         (b"", "it has no features"),
-        (b"\x0a", "ends within the number"),
+        (b"\x0a", "the number before byte 1 is cut off"),
         (b"\x0a\x10abc", "ends within the field"),
-        (b"plain text", "is of no field|ends within"),
+        (b"plain text", "has no known type|ends within"),
         (part(1, b"\x0a\x09abc") + b"enough bytes", "ends within the field at byte 4"),
         (CUT_OFF, "ends within a number"),
     ],
@@ -194,10 +194,10 @@ def test_an_index_that_is_not_its_shards_is_refused(shards):
     files = ShardFiles(folder=first.parent)
     index = first.with_suffix(".offsets.npy")
     shutil.copy(other.with_suffix(".offsets.npy"), index)
-    with pytest.raises(CorruptShard, match=r"train-0\.offsets\.npy is not the index that was"):
+    with pytest.raises(CorruptShard, match=r"train-0\.offsets\.npy was not written with"):
         read_offsets(files, shard)
     deceived = replace(shard, offsets_digest=digest_file(index))
-    with pytest.raises(CorruptShard, match=r"is of 1 records in 23 bytes, train-0\.tfrecord has 3"):
+    with pytest.raises(CorruptShard, match=r"lists 1 records in 23 bytes, but train-0\S+ has 3"):
         read_offsets(files, deceived)
     index.unlink()
     with pytest.raises(MissingInput, match=r"train-0\.offsets\.npy is missing; run"):

@@ -152,7 +152,7 @@ def test_files_that_git_lfs_has_not_fetched_are_named(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("A text." if name == "a/1.txt" else pointer)
     settings = DataSettings(source="text_folder", path=str(tmp_path))
-    words = r"a/2\.txt is a pointer of Git LFS, and so are 1 more files; get .*git lfs pull"
+    words = r"a/2\.txt is a pointer of Git LFS, one of 2; get .*git lfs pull"
     with pytest.raises(UnreadableSource, match=words), open_source(settings, out=tmp_path / "out"):
         pass
     chosen = settings.model_copy(update={"leave_out": ["a/2.txt", "b"]})

@@ -142,6 +142,6 @@ def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_pa
     shutil.copytree(arrays / "manifest", tmp_path / "manifest")
     table = tmp_path / "manifest" / "examples.parquet"
     pd.read_parquet(table).iloc[:-1].to_parquet(table, index=False)
-    said = r"examples.parquet is damaged \(199 rows, manifest.json says 200\)"
+    said = r"examples.parquet is damaged \(199 rows, but manifest.json says 200\)"
     with pytest.raises(DamagedFile, match=said):
         read_manifest(tmp_path / "manifest")

@@ -212,8 +212,8 @@ def test_labels_are_classes_or_numbers_as_of_tables(tmp_path, labels, more, clas
     assert bool(found.dialect) == (bool(classes) and not more and floats)
 
 
-UNLABELED = "label -1, taken for an example without one"
-KEPT = f"{UNLABELED}; data.label_kind: class makes a class of it"
+UNLABELED = "label -1, which is read as a missing label"
+KEPT = f"{UNLABELED}; data.label_kind: class makes it a class"
 
 
 def write_labels(folder, labels, source):

@@ -155,7 +155,7 @@ ALONE = pa.table({"image": pa.array([{"path": "1.png"}] * 4, IMAGE), "label": [0
 REFUSED = {
     "paths alone": (
         [ALONE],
-        "column image holds the paths of images, and the bytes are not in the table",
+        "column image holds paths of images without their bytes",
     ),
     "several columns of images": (
         [pictures(range(4), mask=[b"x"] * 4)],
@@ -289,7 +289,7 @@ def test_files_next_to_those_of_splits_are_left_out_by_name_and_counted(form, tm
     found = ingest(settings(**data, leave_out=[named]), tmp_path / "manifest")
     assert found.stats["left_out"] == {f"data.leave_out: {named}": 7}
     assert found.classes == ("0", "1") and len(found.for_split("test")) == len(LABELS)
-    with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing is no folder"):
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing matches no folder"):
         ingest(settings(**data, leave_out=[named, "nothing"]), tmp_path / "manifest")
-    with pytest.raises(UnreadableSource, match=r"data\.leave_out names all of its files"):
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out leaves out all of its files"):
         ingest(settings(**data, leave_out=["*"]), tmp_path / "manifest")

@@ -275,7 +275,7 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
     assert splits == {"one": ("a", None), "two": ("a", "test"), "3": ("b", "test")}
     assert source.skipped == {".txt": 1}
     write_files(tmp_path, {"more.jsonl": line % b"four"})
-    with pytest.raises(UnreadableSource, match=r"test\.jsonl is named as a split, more\.jsonl is"):
+    with pytest.raises(UnreadableSource, match=r"test\.jsonl is named as a split, but more\.json"):
         scan("text_lines", tmp_path)
     source = scan("text_lines", tmp_path, layout="class")
     assert [item.split for item in documents_of(source)] == [None] * 3 + ["test"]

@@ -172,7 +172,7 @@ def test_whenever_an_ingest_is_killed_the_next_ingest_writes_what_a_fresh_one_do
             put_photo(root, number % FILES, next(versions))
         capfd.readouterr()
         ingest(settings, out, inspections=kept)
-        not_lost += "were not read again" in capfd.readouterr().out
+        not_lost += "not read again" in capfd.readouterr().out
         incremental = read_files(out)
         ingest(settings, out)
         assert read_files(out) == incremental, operation

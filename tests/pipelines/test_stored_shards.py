@@ -139,7 +139,7 @@ def test_what_was_fetched_and_is_damaged_is_found_and_can_be_fetched_again(put):
     data = path.read_bytes()
     path.write_bytes(data[:100] + b"?" + data[101:])
     assert files.find_damage(shard)
-    assert files.fix_hint(shard) == f"delete {path}, and it is fetched again"
+    assert files.fix_hint(shard) == f"delete {path} to fetch it again"
     assert find_damaged_shards(index, files) == {}, "the store has it whole"
     assert not files.is_here(shard)
     files.path(shard).write_bytes(data[:-1])

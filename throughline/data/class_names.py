@@ -1,4 +1,4 @@
-"""Checks the classes of a dataset: their names, those to leave out, and splits that lack some."""
+"""Checks, joins and leaves out the classes of a dataset, and compares them between splits."""
 
 import re
 import unicodedata
@@ -17,7 +17,7 @@ from throughline.shared.errors import UnreadableSource, UnusableDataset
 _UNLISTABLE = ("Cc", "Zl", "Zp")  # controls, and separators of lines and paragraphs
 _SHOWN = 3
 _UNKNOWN = ("none", "unknown", "missing", "undefined", "unlabeled", "not available")
-_ALIKE = "They differ by case alone: data.same_labels: ignore_case"
+_ALIKE = "Some classes differ only by case: set data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is not a mark to ignore
 _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
@@ -26,7 +26,7 @@ _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 def drop_odd_classes(
     rows: pd.DataFrame, classes: Sequence[str]
 ) -> tuple[pd.DataFrame, tuple[str, ...], list[Rejected]]:
-    """Drop examples of classes whose names cannot be listed one per line."""
+    """Reject examples whose class name is blank or cannot be printed on one line."""
     odd = {name: reason for name in classes if (reason := _find_problem(name))}
     if not odd:
         return rows, tuple(classes), []
@@ -45,13 +45,13 @@ def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
     for name in names:
         if (other := spelled.setdefault(unicodedata.normalize("NFC", name), name)) != name:
             raise UnreadableSource(
-                f"{path}: two {what} are both {name}, in two spellings of Unicode, {other!a}"
+                f"{path}: two {what} both look like {name} but differ in Unicode, {other!a}"
                 f" and {name!a}; give them one name"
             )
 
 
 def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
-    """Return a warning if names differ only by case, blanks, dashes or a final stop."""
+    """Return a warning if names differ only by case, blanks, dashes, underscores or a final dot."""
     groups = [group for group in _group_alike(names, "ignore_marks") if len(group) > 1]
     if not groups:
         return []
@@ -61,7 +61,7 @@ def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
 
 
 def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSettings) -> list[str]:
-    """Return a warning if a class, unless it is a folder, is named as if a label were missing."""
+    """Return a warning about classes named as if a label were missing; folders are not checked."""
     counts, kind = sum(map(Counter, balance.values()), Counter()), SOURCES[settings.source]
     marks = list_marks(counts, *_UNKNOWN) if kind.label_kind else []
     if not marks:
@@ -75,7 +75,7 @@ def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSetti
 def join_alike(
     rows: pd.DataFrame, classes: Sequence[str], how: str
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Give classes that are the same by `data.same_labels` the name that most examples have."""
+    """Give classes that are the same by `how` (`data.same_labels`) their most frequent name."""
     counts = Counter(rows["label"].tolist())
     name_of = {
         name: max(group, key=lambda one: (counts[one], one))
@@ -121,10 +121,11 @@ def leave_out_unlabeled(
 ) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
     """Drop and count the examples whose label -1 means that they have no label.
 
-    -1 has this meaning if the other classes have names, or are numbered from 0 or 1.
+    -1 has this meaning if the source lists classes without it, or if there are several others,
+    numbered from 0 or 1, and `data.label_kind` is not `class`.
 
     Raises:
-      UnreadableSource: labels are -1, 0 and 1, so that -1 may be a class as well.
+      UnreadableSource: labels are -1, 0 and 1, and -1 is so frequent that it may be a class.
     """
     minus_one = {name for name in {*rows["label"], *classes} if _is_minus_one(name)}
     marked = rows["label"].isin([*minus_one]).to_numpy()
@@ -135,17 +136,17 @@ def leave_out_unlabeled(
     asked = SOURCES[settings.source].label_kind and (named or settings.label_kind != "class")
     if not (asked and marked.any() and (named or numbered)):
         return rows, tuple(classes), {}
-    # In a split that has no other label, -1 surely says that there is none.
+    # In a split that has no other label, -1 certainly means a missing label.
     seen = rows["split"].isin(rows["split"][~marked].tolist()).to_numpy()
     counts = Counter(rows["label"][~marked].tolist())
     if numbers == [0, 1] and not named and 2 * (marked & seen).sum() >= min(counts.values()):
         raise UnreadableSource(
-            f"{settings.path}: labels are -1, 0 and 1, and -1 may be a class or say that an example"
-            " has none",
+            f"{settings.path}: labels are -1, 0 and 1, and -1 may be a class or mean that a label"
+            " is missing",
             f"set data.label_kind: class, or data.leave_out: ['{UNLABELED}']",
         )
-    kept = "" if named else "; data.label_kind: class makes a class of it"
-    reason = f"label -1, taken for an example without one{kept}"
+    kept = "" if named else "; data.label_kind: class makes it a class"
+    reason = f"label -1, which is read as a missing label{kept}"
     return rows.loc[~marked], tuple(others), {reason: int(marked.sum())}
 
 
@@ -162,7 +163,7 @@ def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
     for name in settings.leave_out:
         if f"data.leave_out: {name}" not in left_out:
             raise UnreadableSource(
-                f"{settings.path}: data.leave_out: {name} is no folder, file or class that is read"
+                f"{settings.path}: data.leave_out: {name} matches no folder, file or class"
             )
 
 
@@ -181,19 +182,20 @@ def compare_splits(
     for split, counts in held.items():
         if not counts.keys() & trained.keys():
             raise UnusableDataset(
-                f"{path}: no class of training is in the {split} split, which holds"
-                f" {sum(counts.values()):,} examples of {_name_some(counts)}; a model cannot be"
-                f" judged by them. {_ALIKE if _fold(counts) & _fold(trained) else _OTHERS}"
+                f"{path}: the {split} split has no class that is trained on: it holds"
+                f" {sum(counts.values()):,} examples of {_name_some(counts)}; these cannot be used"
+                f" to evaluate a model. {_ALIKE if _fold(counts) & _fold(trained) else _OTHERS}"
             )
         if split in given and (missing := _without(trained, counts)):
             warnings.append(
-                f"{len(missing)} of {len(trained)} classes that are trained on have no example in"
-                f" the {split} split: {_name_some(missing)}"
+                f"the {split} split lacks {len(missing)} of the {len(trained)} classes that are"
+                f" trained on: {_name_some(missing)}"
             )
     everywhere = sum(map(Counter, held.values()), Counter())
     if untrained := _without(everywhere, trained):
         warnings.append(
-            f"{len(untrained)} classes are judged by and never trained on: {_name_some(untrained)}"
+            f"training lacks {len(untrained)} of the {len(everywhere)} classes of other splits:"
+            f" {_name_some(untrained)}"
         )
     return warnings
 

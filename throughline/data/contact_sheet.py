@@ -1,6 +1,6 @@
 """Draws sample pictures of the training split, a row for each class, into one small PNG.
 
-It accompanies the data at a glance. The contents of examples alone decide which are drawn.
+It accompanies the data at a glance. Which examples are drawn depends only on their contents.
 """
 
 import io
@@ -28,7 +28,8 @@ _GAP, _NAME_WIDTH, _LETTERS = 4, 150, 22
 def write_sheet(manifest: Manifest, classes: Sequence[str], *, out: Path) -> None:
     """Draw examples of the first `classes` next to the manifest, which will be moved to `out`.
 
-    Draws nothing if examples are not images, or would have to be read from a bucket.
+    Draws nothing if examples are not images, are in a bucket or cannot be read, or if even the
+    smallest sheet is too large.
     """
     if manifest.schema.is_series or manifest.schema.input.encoding.modality != "images":
         return
@@ -73,7 +74,7 @@ def _read(examples: pd.DataFrame, manifest: Manifest, out: Path) -> Iterator[Ima
 
 
 def _find_now(uri: str, manifest: Manifest, out: Path) -> str:
-    """Return the present path of a file that ingest will move to `out`."""
+    """Return where a file is now: those below `out` are still in the manifest's folder."""
     path = Path(uri)
     return str(manifest.folder / path.relative_to(out)) if path.is_relative_to(out) else uri
 
@@ -90,7 +91,7 @@ def _shrink(image: Image.Image) -> Image.Image:
 
 
 def _load_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return Matplotlib's font, without importing it; it has more scripts than Pillow's."""
+    """Return Matplotlib's font, without importing it, or else Pillow's, which has fewer scripts."""
     found = find_spec("matplotlib")
     path = Path(found.origin).parent / "mpl-data" if found and found.origin else Path()
     try:

@@ -1,4 +1,4 @@
-"""Examines every example of a source once, and makes it a row of the manifest or a reject."""
+"""Examines every example of a source once, and turns it into a manifest row or a reject."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from throughline.data import sources
-from throughline.data.encodings import image_files  # noqa: F401 - by which images are examined
+from throughline.data.encodings import image_files  # noqa: F401 - for ingest's digest
 from throughline.data.encodings.array_files import JoinedArrays
 from throughline.data.encodings.arrays import table_input
 from throughline.data.encodings.base import FileEncoding, FileInfo, Reason, RejectedValue, Root
@@ -43,9 +43,9 @@ class Examined:
 
     Attributes:
       rows: the usable examples, as rows of the manifest.
-      columns: (rows, columns) float32, the schema's table input.
-      classes: names of the classes; empty if labels are numbers.
-      notes: how often something was noticed.
+      columns: the schema's table input (rows, columns) float32, if it has one.
+      classes: names of the classes; empty for numbers to predict and for series.
+      notes: how often something was noticed, by description.
       cuts: as in `Series`.
     """
 
@@ -65,7 +65,7 @@ class Examined:
 class Folder:
     """Where ingest writes: `path`, which is renamed to `final` when all is complete.
 
-    `inspections` caches what is found in files; with `verify` they are all read nevertheless.
+    `inspections` is the folder of the inspection cache; with `verify`, all files are read anyway.
     """
 
     path: Path
@@ -150,8 +150,8 @@ def write_documents(
 ) -> tuple[pd.DataFrame, list[Rejected]]:
     """Write the usable documents into one file in `folder`, one by one.
 
-    Returns the rows of the manifest, and the rejected documents. `row` is a document's first byte;
-    `cells` are the table cells that the source keeps.
+    Returns rows of the manifest, without keys, and the rejected documents. `row` is a document's
+    first byte in the file; `cells` are the table cells that the source keeps.
     """
     rows, rejected, end = [], [], 0
     with (folder / DOCUMENTS).open("wb") as file:
@@ -270,11 +270,11 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
 def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sources.Files:
     """Write the images of a table's column into `folder`, a few at a time.
 
-    Returns the source with these images: the `offset` of a file was its row in the column, and
+    Returns the source with these images: the `offset` of each, which was its row in the column,
     becomes its first byte in the written file.
 
     Raises:
-      UnreadableSource: the column holds only the paths of images.
+      UnreadableSource: the column holds only paths of images.
     """
     by_row = {file.offset: place for place, file in enumerate(source.files)}
     path, row, end = folder / IMAGES, 0, 0
@@ -303,11 +303,10 @@ def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sou
             row += batch.num_rows
     if source.files and not files and rejected[-1].reason.startswith("bytes missing"):
         raise UnreadableSource(
-            f"{column.files.path}: column {column.name} holds the paths of images, and the bytes"
-            " are not in the table",
-            "write it again with the images in it (of `datasets`: save_to_disk, or push_to_hub"
-            " with embed_external_files=True), or a column with the paths alone, which"
-            " data.path_column names",
+            f"{column.files.path}: column {column.name} holds paths of images without their bytes",
+            "save the table with its images (`datasets`: save_to_disk, or push_to_hub with"
+            " embed_external_files=True), or name a column that holds only paths in"
+            " data.path_column",
         )
     listed = source.listed
     if listed:
@@ -326,7 +325,7 @@ def _list_labels(
 
 
 def _remove_others(folder: Path, used: Collection[Path]) -> None:
-    """Remove copies that an interrupted run converted from files that have changed since."""
+    """Remove converted copies that are not `used`, which an interrupted run has left."""
     for path in folder.iterdir():
         if path not in used:
             path.unlink()
@@ -334,9 +333,9 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 
 @contextmanager
 def open_values_file(path: Path, values: np.ndarray | JoinedArrays) -> Iterator[BinaryIO]:
-    """Open a .npy file for writing values of this shape and dtype.
+    """Open a .npy file for writing values of the shape and dtype of `values`.
 
-    It is not memory-mapped: a full disk would kill the process instead of raising an error.
+    It is not memory-mapped, since a full disk would then kill the process, not raise an error.
     """
     with path.open("wb") as file:
         np.lib.format.write_array_header_2_0(

@@ -1,7 +1,7 @@
 """Inspects the files of a source on all cores, except files unchanged since an earlier ingest.
 
-Workers of a cluster may lack the folder that the stage sees. So the stage itself looks again at a
-file that a worker could not read, before it rejects the file.
+Workers of a cluster may lack the folder that the stage sees. So before the stage rejects a file
+that a worker could not read, it inspects the file itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Findings = list[tuple[str, Finding]]  # stamp of each file, and what was found i
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable(Rejected):
-    """A file whose bytes a process (its machine and number) could not get."""
+    """A file that could not be read by `process`, a host name and process ID."""
 
     process: tuple[str, int]
 
@@ -56,7 +56,7 @@ class FileInspection:
     def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
         """Return what is found in each file.
 
-        With `verify`, all files are read, and files that changed unnoticed are reported.
+        With `verify`, all files are read, and changes that stamps do not show are reported.
         """
         findings: list[Finding | None] = [None for _ in files]
         if not verify:
@@ -69,7 +69,7 @@ class FileInspection:
         self.cache.forget_others(files)
         if len(places) < len(files):
             same = len(files) - len(places)
-            echo_fact(f"{same:,} of {len(files):,} files have not changed and were not read again")
+            echo_fact(f"unchanged and not read again: {same:,} of {len(files):,} files")
         return [finding for finding in findings if finding is not None]
 
     def _inspect_in_order(self, files: Sequence[ExampleFile], *, verify: bool) -> Iterator[Finding]:
@@ -111,9 +111,9 @@ class FileInspection:
         ((_, own),) = inspect(FileBatch([file]))
         if not isinstance(own, Unreadable):
             raise EngineFailed(
-                f"engine: for a worker at {finding.process[0]} {file.path} {finding.reason}, and"
-                f" this machine reads it; workers need the files of data.path, {self.root.real}, at"
-                " the same path"
+                f"engine: a worker at {finding.process[0]} rejects {file.path} ({finding.reason}),"
+                f" but this machine can read it; workers need the files of data.path,"
+                f" {self.root.real}, at the same path"
             )
 
 
@@ -133,9 +133,9 @@ def inspect_batch(
     converted: Path,
     now: Callable[[], int],
 ) -> Findings:
-    """Return the stamp of each file, and what is found in it.
+    """Return the stamp of each file, and what was found in it.
 
-    Stamps are read before the files, so a file that changes meanwhile has another stamp later.
+    Stamps are read before the files, so a file that changes meanwhile no longer matches its stamp.
     """
     return [
         (read_stamp(file, now_ns=now()), _inspect(file, stored, inspect, converted))
@@ -156,11 +156,10 @@ def _report_stale(stale: Sequence[str], stamped_by: str, *, compared: int, count
     if stale:
         shown = ", ".join(stale[:STALE_SHOWN]) + (" …" if stale[STALE_SHOWN:] else "")
         echo_problem(
-            f"{len(stale):,} files had other contents than before, although their {stamped_by} were"
-            f" the same: {shown}"
+            f"{len(stale):,} files had changed, although their {stamped_by} were the same: {shown}"
         )
     else:
         echo_fact(
-            f"all {count:,} files were read; {compared:,} have the {stamped_by} of an earlier"
-            " ingest, and none of these has changed"
+            f"all {count:,} files were read; no changes in {compared:,} with the {stamped_by} of an"
+            " earlier ingest"
         )

@@ -119,8 +119,8 @@ class Found:
       skipped: number of files of other kinds, by suffix.
       left_out: number of examples that are not to be used, by reason.
       notes: how often something worth knowing was noticed.
-      features: descriptions of the features in records that others wrote, by name.
-      dialect: what was detected of a table's notation.
+      features: descriptions of the features in external TFRecords, by name.
+      dialect: what was detected of a table's notation, such as its delimiter.
       warnings: what the user may not have meant.
       groups: the group (`data.group`) by example id, if a column names it.
     """
@@ -139,13 +139,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Found):
-    """Files below one root; no file may lead outside it.
+    """Files below one root; only links that `data.follow_links` allows may lead outside it.
 
     Attributes:
       label_kind: `class`, or `number` if a label is `targets` numbers.
       listed: columns that are a further input of the model.
       classes: the classes in the order of their numbers, if the source numbers them.
-      objects: the folder of a bucket that the files are in.
+      objects: the folder of a bucket that the files are in, if any.
       column: the table column that holds the images; the `offset` of a file is then its row.
     """
 
@@ -223,7 +223,7 @@ def refuse_odd_names(root: Path, names: Sequence[str]) -> None:
     for name in names:
         if not is_utf8(name):
             raise UnreadableSource(
-                f"{root}: the name {readable(Path(name))} is no UTF-8; rename it"
+                f"{root}: the name {readable(Path(name))} is not UTF-8; rename it"
             )
 
 

@@ -23,9 +23,9 @@ _CLASSES_SHOWN, _RARE_SHOWN = 20, 3
 
 
 def tabulate(manifest: Manifest) -> pd.DataFrame:
-    """Return a row per class, the largest first: its examples in each split, and its first example.
+    """Return a row per class, largest first: examples per split, sizes of texts, the first id.
 
-    For numbers to predict, and for a series, rows have the ranges of columns instead.
+    For numbers to predict and for a series, there is a row per column instead, with its range.
     """
     examples = manifest.examples
     if manifest.schema.is_series:
@@ -54,8 +54,8 @@ def tabulate(manifest: Manifest) -> pd.DataFrame:
 def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
     """Return a row per column of a table, or None if the examples are not from a table.
 
-    A row has the column's kind, the range of its numbers (with medians that filled empty cells),
-    and how many cells are different and empty.
+    A row has the column's kind, the range of its numbers (empty cells count as the median), and
+    how many distinct values and empty cells it has.
     """
     readings = manifest.stats["columns"]
     if not readings:
@@ -87,7 +87,7 @@ def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
 
 
 def to_rows(table: pd.DataFrame) -> list[list[str]]:
-    """Return heading and rows of a table as text; of many rows, only the first."""
+    """Return the heading and first rows of a table as text, and a row that counts the others."""
     shown = table.head(_CLASSES_SHOWN)
     rows = [[str(table.index.name), *map(str, table.columns)]]
     rows += [
@@ -148,7 +148,7 @@ def read_problems(folder: Path) -> list[str]:
 
 
 def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
-    """Return what a source left out, and what can hardly be learned, one line each."""
+    """Return what was rejected or left out, and what can hardly be learned, one line each."""
     problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
     problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
     problems += stats["warnings"]
@@ -171,8 +171,8 @@ def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: boo
     if not rare:
         return None
     said = (
-        f"{len(rare):,} of {len(total):,} classes have a single example, which is trained on or"
-        f" judged, not both: {', '.join(rare[:_RARE_SHOWN])}{' …' if rare[_RARE_SHOWN:] else ''}"
+        f"a single example, for either training or evaluation, in {len(rare):,} of {len(total):,}"
+        f" classes: {', '.join(rare[:_RARE_SHOWN])}{' …' if rare[_RARE_SHOWN:] else ''}"
     )
     if of_table and 2 * len(rare) > len(total) and all(map(_is_number, total)):
         said += ". They are numbers: data.label_kind: number predicts them"

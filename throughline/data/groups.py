@@ -21,7 +21,7 @@ def read_groups(
 ) -> list[str] | None:
     """Return the group of each example by its id, or None if there are no groups.
 
-    Groups are as `named`, or else what `data.group`, a regular expression, captures of the id.
+    Groups are those of `named`, or else what the regular expression `data.group` captures in ids.
 
     Raises:
       UnreadableSource: `data.group` is not a regular expression with one group, or an id does not
@@ -35,13 +35,13 @@ def read_groups(
     try:
         pattern = re.compile(settings.group)
     except re.error as error:
-        raise UnreadableSource(f"{key} is no regular expression: {error}") from error
+        raise UnreadableSource(f"{key} is not a regular expression: {error}") from error
     if pattern.groups != 1:
-        raise UnreadableSource(f"{key} names no column; of a regular expression, it needs a (…)")
+        raise UnreadableSource(f"{key} names no column; a regular expression needs one (…)")
     found = [pattern.search(name) for name in ids]
     if None in found:
         raise UnreadableSource(
-            f"{key} is found in {len(ids) - found.count(None):,} of {len(ids):,} ids, and not in"
+            f"{key} matches {len(ids) - found.count(None):,} of {len(ids):,} ids, but not"
             f" {ids[found.index(None)]}"
         )
     return [one[1] for one in found if one]
@@ -54,7 +54,7 @@ def find_crossing(groups: Sequence[str], splits: Sequence[str]) -> list[str]:
     if not names:
         return []
     shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-    return [f"{len(names):,} groups are in several splits, as the source names these: {shown}"]
+    return [f"the source puts {len(names):,} groups into several splits: {shown}"]
 
 
 def find_name_groups(ids: Sequence[str], classes: int) -> list[str]:
@@ -72,6 +72,6 @@ def find_name_groups(ids: Sequence[str], classes: int) -> list[str]:
         return []
     one, other = max(groups.values(), key=len)[:2]
     return [
-        f"names such as {one} and {other} may be of one person or video, and {len(groups):,} of"
-        f" these be in training and held out; data.group: '{_PATTERN}' keeps them together"
+        f"names such as {one} and {other} may be of one person or video; {len(groups):,} such"
+        f" groups may be in several splits; data.group: '{_PATTERN}' prevents this"
     ]

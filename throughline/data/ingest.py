@@ -68,7 +68,7 @@ def ingest(
         while it is read.
       ObjectStoreFailed: the bucket of the source cannot be read, or changes while it is read.
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
-      UnusableDataset: the usable examples are not enough to train on.
+      UnusableDataset: the usable examples do not suffice to train and evaluate a model.
     """
     key = digest_json([settings.model_dump(), digest_program("ingest")])
     with (
@@ -79,7 +79,7 @@ def ingest(
         found = examine(source, where, settings)
         alike = _compare_categories(found.schema, settings.path)
         total = len(found.rows) + len(found.rejected)
-        # Positions in `found.columns`.
+        # `place` is a row's position in `found.columns`.
         found = replace(found, rows=found.rows.assign(place=np.arange(len(found.rows))))
         found, dropped = _settle_classes(found, settings)
         if not found.schema.is_series:
@@ -142,7 +142,7 @@ def _find_unlisted(source: Files, listed: LocalFiles, settings: DataSettings) ->
 
 
 def _compare_categories(schema: Schema, path: str) -> list[str]:
-    """Refuse categories that look the same; return warnings of those that are nearly so."""
+    """Refuse categories that look the same; return warnings about those that nearly do."""
     alike: list[str] = []
     for words in schema.columns.categories:
         refuse_alike(path, "categories", words)
@@ -155,7 +155,7 @@ def _has_classes(schema: Schema) -> bool:
 
 
 def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, dict[str, int]]:
-    """Decide which classes there are; return what is left, and how much was left out, by reason."""
+    """Clean up the classes; return what is left, and how many examples were left out, by reason."""
     if not _has_classes(found.schema):
         return found, {}
     # Blanks around a name are invisible: `cat` and `cat ` are one class.
@@ -171,13 +171,13 @@ def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, 
 
 
 def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
-    """Reject examples with the same bytes as another one; warn of those with another label.
+    """Reject examples with the same bytes as another one; warn about those with another label.
 
     Of several copies, the one in the test split is kept, else one in validation, so that training
-    never sees a test example. Copies that settings keep, and equal rows of numbers, which are two
-    observations, are rejected only if the source puts them into different splits, or an id is
-    listed twice: that is one example, whatever labels it has. Rows are compared by position because
-    an id may be listed twice.
+    never sees a held-out example. With `data.duplicates: keep`, and for rows of numbers, where
+    equal rows are separate observations, copies are rejected only if the source puts them into
+    different splits, or if an id is listed twice: that is one example, whatever its labels. Rows
+    are compared by position because an id may be listed twice.
     """
     if found.schema.is_series:
         return found
@@ -213,8 +213,8 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
     warnings = [*found.warnings]
     if unlike:
         warnings.append(
-            f"{len(unlike):,} rejected duplicates have another label than the example that is kept,"
-            f" such as {unlike[0]}; correct the labels, or leave both out"
+            f"in {len(unlike):,} cases, a rejected duplicate and the example kept differ in label,"
+            f" such as {unlike[0]}; correct the labels, or leave both examples out"
         )
     return replace(found, rows=rows.loc[~doubled], rejected=rejected, warnings=warnings)
 
@@ -240,7 +240,7 @@ def _list_rejects(rejected: Sequence[Rejected]) -> pd.DataFrame:
 def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> pd.DataFrame:
     """Number examples and classes, and assign splits by groups or, without any, by digests.
 
-    If the source names test examples itself, only validation is assigned.
+    If the source has a test split of its own, only validation is assigned.
     """
     rows, ids = found.rows, found.rows["id"].tolist()
     number = {name: index for index, name in enumerate(found.classes)}
@@ -279,7 +279,7 @@ def _complete_tables(
 
 
 def _check_unique(keys: Sequence[int], ids: Sequence[str]) -> None:
-    """Refuse equal keys; two keys of 63 bits agree once in billions of billions of pairs."""
+    """Refuse equal keys; two 63-bit keys agree by chance once in billions of billions of pairs."""
     numbers = np.asarray(keys, np.int64)
     order = np.argsort(numbers, kind="stable")
     twice = np.flatnonzero(np.diff(numbers[order]) == 0)
@@ -325,7 +325,7 @@ def _stats(
 def _find_torn_groups(
     found: Examined, examples: pd.DataFrame, groups: list[str] | None, source: sources.Source
 ) -> list[str]:
-    """Return a warning if groups are in several splits, or may be, as file names suggest some."""
+    """Return a warning if groups are in several splits, or if file names suggest such groups."""
     ids, rows = examples["id"].tolist(), found.rows
     if groups is not None:
         by_id = dict(zip(rows["id"], groups, strict=True))
@@ -344,13 +344,13 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
     own = bool(given) and "" not in given
     if train == 0:
         remedy = (
-            "the source names the split of every example, in a column, a folder or a file's name:"
-            " name some `train`"
+            "the source names the split of every example, in a column, folder or file name: name"
+            " some `train`"
             if own
-            else "see data.split"
+            else "lower the shares in data.split"
         )
         raise UnusableDataset(
-            f"no example is left for training; {remedy}; see the rejected examples, too"
+            f"no example is left for training; {remedy}, and check the rejected examples"
         )
     if classes is not None and len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(
@@ -359,6 +359,6 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
         )
     if stats["examples"].get("validation", 0) == 0:
         raise UnusableDataset(
-            f"none of the {train} examples fell into the validation split; raise"
+            f"no example fell into the validation split, and {train:,} into the train split; raise"
             " data.split.validation or add data"
         )

@@ -1,10 +1,10 @@
 """Caches what ingest found in the files of a source, across ingests and kills.
 
-A file is not read again if its size, times and inode are as at its inspection. As in git's index, a
-file that changed within the last two seconds is not cached, since its next change may leave the
-same times. Entries with a time in the future, and damaged entries, are ignored. Only the same
-program with the same settings uses an entry. No output depends on the cache: if it cannot be read
-or written, all files are read.
+A file is not read again if its size, times and inode are unchanged. As in git's index, a file that
+changed within the last two seconds is not cached, since its next change may leave the same times.
+Entries with a time in the future, and damaged entries, are ignored. Only the same program with the
+same settings uses an entry. No output depends on the cache: if it cannot be read or written, all
+files are read.
 """
 
 import json
@@ -31,7 +31,7 @@ FILES_PER_QUERY = 500
 # Settings that say where files are, or that apply after files are inspected.
 NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
 OTHERS_KEPT = 3  # databases of other settings to keep, such as those of a run with changes
-_SURPLUS = 1000  # entries of missing files that are kept, besides one for each file
+_SURPLUS = 1000  # entries of missing files that are kept, beyond the number of files
 _CREATE = """CREATE TABLE IF NOT EXISTS inspections (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
 ) WITHOUT ROWID"""
@@ -40,9 +40,9 @@ _CREATE = """CREATE TABLE IF NOT EXISTS inspections (
 def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
     """Return a stamp that changes with the file's contents; empty if none does.
 
-    A file's stamp is its size, times [ns] and inode; empty for a link, a file that is not regular,
-    and one that has just changed. An object's stamp is its size, the store's tag and the time, as
-    listed; empty without a tag.
+    A file's stamp has its size, times [ns] and inode; it is empty for links, files that are missing
+    or not regular, and those that have just changed. An object's stamp has its size, tag and time
+    as listed by the store; it is empty without a tag.
     """
     if one := file.object:
         listed = f"{one.bytes} {one.tag} {one.modified_at.isoformat()} {file.offset} {file.size}"
@@ -59,9 +59,9 @@ def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
 
 
 class InspectionCache:
-    """Findings in files of `root`, in a database that any number of processes may use.
+    """What was found in files of `root`, in a database that any number of processes may use.
 
-    Without a database nothing is cached. `now` is the clock [ns].
+    Without a database nothing is cached. `now` returns the time [ns].
     """
 
     def __init__(self, database: sqlite3.Connection | None, *, root: Root | ObjectFolder) -> None:
@@ -89,7 +89,7 @@ class InspectionCache:
         )
 
     def keep(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> None:
-        """Cache what was found in files that were not converted.
+        """Cache what was found in files, except converted ones and those without a stamp.
 
         Stamps must have been read before the files.
         """
@@ -110,7 +110,7 @@ class InspectionCache:
     def find_stale(
         self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
     ) -> tuple[int, list[str]]:
-        """Return how many files have their cached stamp, and which of them differ nevertheless."""
+        """Return how many files have their cached stamp, and which of them changed nevertheless."""
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
@@ -120,7 +120,7 @@ class InspectionCache:
         return len(same), [id for id, found in same if not found]
 
     def forget_others(self, files: Sequence[ExampleFile]) -> None:
-        """Delete entries of missing files once they are the larger part."""
+        """Delete the entries of missing files once most entries are such."""
         with self._usable() as database:
             if not database:
                 return
@@ -137,7 +137,7 @@ class InspectionCache:
                 database.executemany("DELETE FROM inspections WHERE file = ?", gone)
 
     def _look_up(self, files: Sequence[ExampleFile], *, before_ns: int) -> list[tuple[str, str]]:
-        """Return stamp and finding of up to `FILES_PER_QUERY` files; empty if not cached."""
+        """Return stamp and finding of up to `FILES_PER_QUERY` files; both empty if not cached."""
         kept: dict[bytes, tuple[str, str]] = {}
         names = [_name(file) for file in files]
         query = f"SELECT * FROM inspections WHERE file IN ({','.join('?' * len(names))})"
@@ -150,14 +150,14 @@ class InspectionCache:
 
     @contextmanager
     def _usable(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield the database, None once it has failed; report errors instead of raising them."""
+        """Yield the database, or None once it has failed; report errors instead of raising them."""
         try:
             yield self._database
         except sqlite3.Error as error:
             self._database = None
             operational = isinstance(error, sqlite3.OperationalError)
             self.damaged = not operational or "decode" in str(error)  # the entry is not text
-            echo_problem(f"what is found in files cannot be kept, so all are read: {error}")
+            echo_problem(f"the inspection cache cannot be used, so all files are read: {error}")
 
 
 def key_of_inspections(encoding: str, settings: DataSettings) -> str:
@@ -171,8 +171,9 @@ def open_inspection_cache(
 ) -> Iterator[InspectionCache]:
     """Open the cache of a source, a file in `folder`, for the length of the block.
 
-    Without a folder nothing is cached. A damaged file is replaced. `key` is a digest of everything
-    that decides what is found in a file; of the files of other keys, the last few are kept.
+    Nothing is cached without a folder, or if the file cannot be opened. A damaged file is replaced.
+    `key` is a digest of everything that decides what is found in a source's files; caches with
+    other keys are deleted, except the last few.
     """
     if folder is None:
         yield InspectionCache(None, root=root)
@@ -183,7 +184,7 @@ def open_inspection_cache(
         folder.mkdir(parents=True, exist_ok=True)
         database = _open(path)
     except (OSError, sqlite3.Error) as error:
-        echo_problem(f"what is found in files cannot be kept in {from_here(path)}: {error}")
+        echo_problem(f"the inspection cache {from_here(path)} cannot be opened: {error}")
         yield InspectionCache(None, root=root)
         return
     with closing(database):
@@ -199,7 +200,7 @@ def open_inspection_cache(
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open a database that survives a kill at any moment, by write-ahead logging."""
+    """Open a database that survives a kill, by write-ahead logging; replace a damaged one."""
     for replace in (True, False):
         database = sqlite3.connect(path)
         try:

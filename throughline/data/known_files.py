@@ -25,10 +25,10 @@ from throughline.shared.object_store import StoredObject
 def open_known_files(
     manifest: Manifest, settings: DataSettings, inspections: Path
 ) -> Iterator[Callable[[pd.DataFrame], bool]]:
-    """Yield a function that says whether the files of some rows of a manifest are unchanged.
+    """Yield a function that returns whether the files of all given rows are unchanged.
 
-    A file is unchanged if the cache has an inspection of it, as it is now, with the row's digest.
-    The cache has none of converted files, and none of files that have just changed. A bucket is
+    A file counts as unchanged if the cache has an inspection of its current state with the row's
+    digest. It never has one of a converted file, or of a file that has just changed. A bucket is
     listed once, at the first call.
     """
     key = key_of_inspections(manifest.schema.input.encoding.name, settings)

@@ -1,7 +1,7 @@
-"""Finds the files for paths in a list that do not exist as written.
+"""Finds the files that a list names by paths that do not exist as written.
 
-Such paths lack a suffix or folder, have backslashes, differ in case or suffix, or are of another
-machine. One rule must turn them all into files; otherwise the list is refused.
+Such paths lack a suffix or folder, have backslashes, differ in case or suffix, or come from another
+machine. One rule must find a file for each, up to the allowed rejects, or the list is refused.
 """
 
 import os
@@ -24,10 +24,10 @@ _EXACT, _NO_SUFFIX, _OTHER = "as written", "no suffix", "other suffix or case"
 def find_listed(
     names: Sequence[str], table: Path, root: Path, settings: DataSettings
 ) -> tuple[list[str], dict[str, int]]:
-    """Return the paths below `root` for names in a table, and the number of names by rule.
+    """Return the paths below `root` for names in a table, and {rule: number of names} if any.
 
-    The share `data.max_reject_fraction` of them may have no file; they stay as they are. There is
-    no rule if names are paths as written.
+    A share of `data.max_reject_fraction` of the names may have no file; these stay as they are. No
+    rule is needed if names are paths as written.
 
     Raises:
       UnreadableSource: too many names have no file, or a name fits several files; says which file
@@ -62,16 +62,16 @@ def find_listed(
                 return [paths.get(name, name) for name in names], {rule: len(chosen)}
     if there:
         raise UnreadableSource(
-            f"{where}: {len(lacking):,} of {len(wanted):,} files are not below {root}, such as"
-            f" {lacking[0]}; {min(there)} is",
-            "bring these files there, or take their rows out of the list",
+            f"{where}: {root} has {len(there):,} of {len(wanted):,} files, such as {min(there)},"
+            f" but not {lacking[0]}",
+            "add the missing files, or remove their rows from the list",
         )
     base = wanted[0].replace("\\", "/").rpartition("/")[2]
     near = [one for one in like if _stem(one[-1]).casefold() == _stem(base).casefold()]
-    seen = f"there is {'/'.join(min(near or like))}" if like else "there are no such files"
+    seen = "/".join(min(near or like)) if like else "no images"
     raise UnreadableSource(
-        f"{where}: its paths are not those of files below {root}: {wanted[0]} was looked for, also"
-        f" without its folders and with a suffix, and {seen}",
+        f"{where}: too many paths lead to no file below {root}, even without their folders or with"
+        f" another suffix; the first is {wanted[0]}, and that folder holds {seen}",
         "set data.path to the folder of both list and files, or write paths relative to the list's"
         " folder into the column",
     )
@@ -80,9 +80,9 @@ def find_listed(
 def _choose(
     matches: Mapping[str, list[Parts]], lengths: Mapping[str, int], where: str, root: Path
 ) -> dict[str, Parts]:
-    """Return one file per name: the one directly below the root if each name has one there.
+    """Return one file per name: the one whose whole path fits, if each name has such a file.
 
-    `lengths` are the numbers of parts that such a file's path has.
+    `lengths` are the numbers of parts of such paths. A name that fits several files is refused.
     """
     direct = {
         name: [one for one in several if len(one) == lengths[name]]
@@ -93,7 +93,7 @@ def _choose(
         if several[1:]:
             shown = " or ".join("/".join(one) for one in sorted(several)[:_SHOWN])
             raise UnreadableSource(
-                f"{where}: {name} may be {shown}, below {root}",
+                f"{where}: {name} fits several files below {root}: {shown}",
                 f"write whole paths into the column, relative to {root}",
             )
     return {name: several[0] for name, several in matches.items()}
@@ -107,7 +107,7 @@ def _is_file(path: Path) -> bool:
     """Return whether something other than a folder is there, even a broken link."""
     try:
         return os.path.lexists(path) and not path.is_dir()
-    except ValueError:  # has a NUL, as no path may
+    except ValueError:  # the path has a NUL character
         return False
 
 
@@ -123,7 +123,7 @@ def _stem(name: str) -> str:
 
 
 def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
-    """Index files by name, as `spelling` compares it."""
+    """Index files by name, as `spelling` compares names."""
     index: dict[str, list[Parts]] = defaultdict(list)
     for one in files:
         name = one[-1] if spelling == _EXACT else _stem(one[-1])
@@ -132,7 +132,7 @@ def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
 
 
 def _match(wanted: Parts, index: Mapping[str, list[Parts]], spelling: str) -> list[Parts]:
-    """Return the files whose paths end as the `wanted` one, if spelled so."""
+    """Return the files whose paths end like `wanted`, as `spelling` compares names."""
     *folders, name = (_fold(part, spelling) for part in wanted)
     if spelling == _OTHER and find_suffix(name):
         name = _stem(name)
@@ -154,11 +154,11 @@ def _describe(
     left_out: Parts,
     spelling: str,
 ) -> str:
-    said = ["backslashes divide their folders"] if any("\\" in name for name in chosen) else []
+    said = ["backslashes separate their folders"] if any("\\" in name for name in chosen) else []
     if left_out:
-        said.append(f"{'/'.join(left_out)} is of another place and was left out")
+        said.append(f"{'/'.join(left_out)} is from another place and was left out")
     if spelling == _OTHER:
-        said.append("files have other suffixes, or other case")
+        said.append("files differ in suffix or case")
     elif spelling == _NO_SUFFIX:
         added = sorted({one[-1][len(by_name[name][-1]) :] for name, one in chosen.items()})
         said.append(f"they lack their suffix: {', '.join(added)} was added")
@@ -167,4 +167,4 @@ def _describe(
     if added:
         more = ", …" if added[_SHOWN:] else ""
         said.append(f"they lack their folder: {', '.join(added[:_SHOWN])}{more} was added")
-    return "names in the list are no paths: " + "; ".join(said)
+    return "names in the list are not paths of files: " + "; ".join(said)

@@ -1,7 +1,7 @@
 """Lists what is at a local `data.path`, and checks after ingest that it has not changed.
 
-DVC takes the digest of all files when the stage has ended, so it would take a file that arrives
-while ingest reads for one that ingest has read. Such a change is refused.
+DVC computes the digest of all files after the stage, so it would treat a file that arrives during
+ingest as one that ingest has read. Such a change is refused.
 """
 
 import os
@@ -22,7 +22,7 @@ class LocalFiles:
     """The files at a path as they were listed: by folder, their names, sizes and times.
 
     Not listed are the folder `out`, which ingest writes, hidden files, which no source reads, and
-    files that only a link to a folder leads to.
+    files that are reached only through a link to a folder.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class LocalFiles:
                 yield f"{folder}/{name}", described
 
     def refuse_pointers(self, leave_out: Sequence[str]) -> None:
-        """Refuse files that Git LFS has not fetched; a pointer stands for each of them."""
+        """Refuse pointers that Git LFS left in place of files, except for those left out."""
         found = [
             name
             for name, described in self._describe_files()
@@ -52,7 +52,7 @@ class LocalFiles:
         if found:
             raise UnreadableSource(
                 f"{min(found)} is a pointer of Git LFS"
-                + (f", and so are {len(found) - 1:,} more files" if found[1:] else ""),
+                + (f", one of {len(found):,}" if found[1:] else ""),
                 "get the files themselves with `git lfs pull`",
             )
 
@@ -68,20 +68,19 @@ class LocalFiles:
             more = f" and {len(changed) - 1:,} more" if changed[1:] else ""
             shown = os.fsencode(changed[0]).decode(errors="backslashreplace")
             raise UnreadableSource(
-                f"{shown}{more} changed while ingest was reading; run the same command again, by"
-                " which files that have been read are not read again"
+                f"{shown}{more} changed while ingest was reading; run the same command again"
             )
 
 
 def list_files(path: Path, *, out: Path) -> LocalFiles:
-    """List the files at a path, if there are any, in some microseconds per file."""
+    """List the files at a path, if there are any; takes some microseconds per file."""
     return LocalFiles(path=path, out=out, listed=dict(_list_all(path, out)))
 
 
 def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
-    """Yield each folder at or below a path, with names, sizes [bytes] and times [ns] of its files.
+    """Yield each folder at or below a path, and its files' names, sizes [bytes] and times [ns].
 
-    They are one text, which takes a tenth of the memory of separate values.
+    The latter are one string, which takes a tenth of the memory of separate values.
     """
     own, folders = str(out.absolute()), [str(path)]
     if not path.is_dir():

@@ -2,8 +2,8 @@
 
 Its folder holds `examples.parquet`, `rejected.csv`, `values.npy` (arrays and series),
 `documents.bin` (texts), `images.bin` (images in a column of a table), `columns.npy` (table inputs),
-`converted/` (if files had to be converted), the data at a glance, and `manifest.json`. The latter
-is written last: its presence means complete.
+`converted/` (if files had to be converted), the data at a glance, and `manifest.json`, which is
+written last: its presence means that the manifest is complete.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from throughline.data import encodings  # noqa: F401 - a schema names them
+from throughline.data import encodings  # noqa: F401 - schemas name them
 from throughline.plan.schema import Schema, TableColumns
 from throughline.results.base import parse, to_json
 from throughline.shared.errors import MissingInput, expect_current_schema
@@ -33,7 +33,7 @@ class Manifest:
     """All usable examples of a dataset.
 
     `examples` is ordered by id and has the columns id (str), key (int; unique), uri (str; empty for
-    arrays), row (int), label (int class, float number, or a tuple of these), bytes (int), digest
+    arrays), row (int), label (int class, float, or a tuple of floats), bytes (int), digest
     (str) and split (str). `row` is the index into the values, or the first byte of a document or of
     an image in a file of many; it is -1 for a whole file. In a series, a row is a block of time
     steps: `row` and `key` are its first step, and `label` is the number of steps.
@@ -58,7 +58,7 @@ class Manifest:
         with expect_current_schema(self.folder / TABLE_INPUT):
             values = np.load(self.folder / TABLE_INPUT, mmap_mode="r", allow_pickle=False)
             if values.shape != shape:
-                raise ValueError(f"shape {values.shape}, manifest.json says {shape}")
+                raise ValueError(f"shape {values.shape}, but manifest.json says {shape}")
         return values
 
     @property
@@ -79,7 +79,7 @@ class Manifest:
         contents.append("\n".join(self.classes))
         columns = self.schema.columns
         if columns.names:
-            # Digests of rows say neither the order of the columns nor which number a word has.
+            # Digests of rows depend on neither the order of columns nor the numbers of categories.
             contents.append(json.dumps([columns.names, columns.categories]))
         if self.columns is not None:
             contents.append("\n".join(digest_rows(self.columns, columns)))
@@ -91,7 +91,7 @@ class Manifest:
 def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
     """Return the digest of each row of `values` (rows, ...).
 
-    If columns have names, their order and the numbers of categories change no digest.
+    If columns have names, their order and the numbers of categories do not affect digests.
     """
     names: list[bytes] = []
     if values.dtype.kind == "f":
@@ -170,7 +170,7 @@ def _read_table(path: Path, columns: Sequence[str], *, rows: int) -> pd.DataFram
             else pd.read_csv(path, dtype=str, keep_default_na=False)
         )
         if len(table) != rows:
-            raise ValueError(f"{len(table)} rows, manifest.json says {rows}")
+            raise ValueError(f"{len(table)} rows, but manifest.json says {rows}")
         return pd.DataFrame(table[list(columns)])
 
 

@@ -1,7 +1,7 @@
 """Reads the objects below a URL in an object store as the folder of a source.
 
-Objects are listed once, and again when all have been read. DVC lists them itself, so it would take
-objects that change meanwhile for objects that ingest has read; such changes are refused.
+Objects are listed once, and again when all have been read. DVC lists them itself, so it would
+treat objects that change meanwhile as if ingest had read them; such changes are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from throughline.shared.progress import in_threads, progress
 if TYPE_CHECKING:
     from throughline.data.found import ExampleFile
 
-READERS = 8  # threads that read objects, for each thread that uses them
+READERS = 8  # threads that read objects, for one thread that uses them
 READ_AHEAD_BYTES = 4 << 20  # larger objects are not read ahead
 RANGE_BYTES = 8 << 20  # part of an object that is copied at a time
 LEVELS = 2  # levels of folders searched for enough folders to list in parallel
@@ -38,7 +38,7 @@ LEVELS = 2  # levels of folders searched for enough folders to list in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFolder:
-    """The objects below the URL of a store, as listed; `copy` is the folder with their copies."""
+    """The objects below the URL of a store, as listed; `copy` is the folder of their copies."""
 
     store: ObjectStore
     objects: Sequence[StoredObject]
@@ -75,7 +75,7 @@ class ObjectFolder:
                 path=file.path, root=self.copy, offset=file.offset, size=file.size, in_root=True
             )
         one = file.object
-        assert one  # noqa: S101 - only such files are listed here
+        assert one  # noqa: S101 - without copies, every file is an object
         small = 0 < one.bytes <= READ_AHEAD_BYTES
         data = self.store.read_as_listed(one) if small else None if one.bytes else b""
         return ObjectFile(store=self.store, object=one, data=data)
@@ -86,14 +86,13 @@ class ObjectFolder:
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
           DiskRefused: the disk has no room for all of them; says both sizes.
-          UnreadableSource: an object's name is impossible for a file, or is the name of a folder,
-            too.
+          UnreadableSource: an object's name is impossible for a file, or also that of a folder.
         """
         needed, free = sum(one.bytes for one in self.objects), shutil.disk_usage(folder).free
         if needed > free:
             raise DiskRefused(
-                f"{folder} needs {needed / 2**20:,.1f} MiB for a copy of {self.store.url}, and"
-                f" {free / 2**20:,.1f} MiB are free; free some space"
+                f"{folder} needs {needed / 2**20:,.1f} MiB for a copy of {self.store.url}, but"
+                f" only {free / 2**20:,.1f} MiB are free; free some space"
             )
         parts, marks = [], find_folder_marks(self.objects)
         for one in self.objects:
@@ -103,7 +102,7 @@ class ObjectFolder:
                 continue
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch(exist_ok=False)  # case-insensitive folders have one file for two names
+                path.touch(exist_ok=False)  # fails for equal names if case is ignored
             except OSError as error:
                 raise UnreadableSource(
                     f"{self.store.address(one.name)} cannot be copied to a file of this name:"
@@ -159,7 +158,8 @@ def open_folder(path: str) -> ObjectFolder:
 
     Raises:
       DataNotFound: there is none.
-      ObjectStoreFailed: the store was not reached, refuses, or has no such bucket.
+      ObjectStoreFailed: the store could not be reached, refused, or has no such bucket.
+      UnexpectedFiles: an object has the name of the folder.
     """
     store = open_below(path)
     objects = list_all(store)
@@ -176,12 +176,12 @@ def _refuse_namesake(path: str) -> None:
         store, single = find_single(path)
         raise UnexpectedFiles(
             f"data.path: {store.address(single.name)} is an object, and there are objects below"
-            " that name, too; remove one of the two, or give the other another name"
+            " that name, too; remove or rename the one or the others"
         )
 
 
 def list_all(store: ObjectStore) -> list[StoredObject]:
-    """Return all objects of a store by name; several folders are listed in parallel."""
+    """Return all objects of a store, sorted by name; folders are listed in parallel."""
     folders, found = [""], list[StoredObject]()
     for _ in range(LEVELS):
         if len(folders) < READERS:
@@ -193,7 +193,7 @@ def list_all(store: ObjectStore) -> list[StoredObject]:
 
 
 def find_folder_marks(objects: Sequence[StoredObject]) -> set[str]:
-    """Return names of empty objects that mark folders: objects are below, or they lack a suffix."""
+    """Return names of empty objects that mark folders: above other objects, or without a suffix."""
     above = {folder.as_posix() for one in objects for folder in PurePosixPath(one.name).parents}
     return {
         one.name

@@ -24,7 +24,7 @@ _REMEDIES: Mapping[str, str] = {
     ),
     r"^not \S+: byte": (
         "Their bytes are of another encoding: set data.encoding, such as cp1252 or latin-1 for"
-        " Western languages, utf-16 or shift_jis. It holds for all; convert files that differ, and"
+        " Western languages, utf-16 or shift_jis. It applies to all; convert other files, and"
         " lines in UTF-16: `iconv -f utf-16 -t utf-8 FILE > COPY`."
     ),
     "outside any class folder": ("Put them into class folders, or set data.leave_out: [{names}]."),
@@ -64,7 +64,7 @@ def _find_remedy(rejects: pd.DataFrame) -> str | None:
     copies = Counter(filter(None, map(_find_copy, rejects["id"], rejects["reason"])))
     if copies and copies.most_common(1)[0][1] > _NEARLY_ALL * len(rejects):
         (copy, original), _ = copies.most_common(1)[0]
-        return f"{copy} holds the files of {original} once more: set data.leave_out: [{copy}]."
+        return f"{copy} holds copies of the files of {original}: set data.leave_out: [{copy}]."
     for reason, remedy in _REMEDIES.items():
         ids = rejects["id"][rejects["reason"].str.contains(reason)]
         if len(ids) > _NEARLY_ALL * len(rejects):

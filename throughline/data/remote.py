@@ -1,7 +1,7 @@
 """Downloads published files in bounded time, even if only package registries can be reached.
 
 A firewall that drops packets answers neither connections nor name look-ups. So whatever waits for
-the network has a limit of its own.
+the network has its own time limit.
 """
 
 import os
@@ -25,7 +25,7 @@ DOWNLOAD_S = 600.0
 LISTS_S = 120.0
 _PIECE = 1 << 20
 
-# Runs no hooks of the machine, and refuses what is not signed.
+# Runs none of the machine's hooks, and refuses unsigned packages.
 _APT = """
 Acquire::Languages "none";
 Acquire::Retries "0";
@@ -48,7 +48,7 @@ def download(address: str) -> bytes:
     """Return the content at an address.
 
     Raises:
-      Unreachable: there is no answer within seconds, it ends early or never, or it is an error.
+      Unreachable: no answer comes within seconds, or it stalls, takes too long or is an error.
     """
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue()
     # Nobody waits for this thread, since a name look-up has no time limit.
@@ -58,8 +58,9 @@ def download(address: str) -> bytes:
         try:
             piece = pieces.get(timeout=max(0.0, min(limit, deadline - time.monotonic())))
         except queue.Empty:
-            waited = limit if time.monotonic() < deadline else DOWNLOAD_S
-            raise Unreachable(f"{address}: nothing came for {waited:.0f} s") from None
+            late = f"not complete within {DOWNLOAD_S:.0f} s"
+            what = f"nothing came for {limit:.0f} s" if time.monotonic() < deadline else late
+            raise Unreachable(f"{address}: {what}") from None
         if isinstance(piece, Exception):
             reason = getattr(piece, "reason", piece)
             reason = (
@@ -89,10 +90,10 @@ def unpacked_packages(names: Sequence[str]) -> Iterator[Path]:
     Works for every user and installs nothing. apt checks signatures and digests.
 
     Raises:
-      Unreachable: this is not Debian, no mirror answers, or the packages are not there.
+      Unreachable: a tool is missing, no mirror answers, or it does not have the packages.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise Unreachable("this machine has no apt-get and dpkg-deb")
+        raise Unreachable("this machine lacks apt-get or dpkg-deb")
     scratch = Scratch()
     folder = scratch.new_folder()
     for part in ("lists/partial", "cache/archives/partial", "packages", "files"):
@@ -124,7 +125,7 @@ def npm_package(name: str, version: str) -> bytes:
     """Return the archive of a package from npm's registry; install nothing and run no script.
 
     Raises:
-      Unreachable: there is no npm, no registry answers, or the package is not there.
+      Unreachable: npm is missing, no registry answers, or it does not have the package.
     """
     if not shutil.which("npm"):
         raise Unreachable("this machine has no npm")
@@ -135,12 +136,12 @@ def npm_package(name: str, version: str) -> bytes:
     _run(command, cwd=folder, limit_s=LISTS_S)
     packed = sorted(folder.glob("*.tgz"))
     if not packed:
-        raise Unreachable(f"npm pack: wrote no archive of {name} {version}")
+        raise Unreachable(f"npm pack wrote no archive of {name} {version}")
     return packed[0].read_bytes()
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
-    """Run a command; after `limit_s`, kill it with all that it started."""
+    """Run a command, or raise Unreachable; kill it and all that it started after `limit_s`."""
     subcommand = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
     shown = f"{command[0]} {subcommand}".strip()
     with subprocess.Popen(
@@ -155,7 +156,7 @@ def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = Tru
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            raise Unreachable(f"{shown}: not done after {limit_s:.0f} s") from None
+            raise Unreachable(f"{shown} did not finish within {limit_s:.0f} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "holdout"), "test"),
 }
 UNLABELED = "unlabeled"  # in place of a split; its files cannot be trained on or judged
-# Words next to such a word that do not name a class.
+# Words beside a split's word that do not name a class.
 _NEUTRAL = {
     *("set", "sets", "data", "dataset", "split", "part", "folder", "dir", "file", "files"),
     *("image", "images", "img", "imgs", "pic", "pics", "photo", "photos", "picture", "pictures"),
@@ -34,9 +34,9 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 @dataclass(frozen=True, kw_only=True)
 class SplitName:
-    """The split that a name says, or `UNLABELED`; None if it says no split or several.
+    """The split in a name, or `UNLABELED`; None if the name has no split or several.
 
-    `words` say the split; `rest` has the other words, without words that go with any split.
+    `words` are the words that mean the split; `rest` has the others, without words like `images`.
     """
 
     split: str | None
@@ -45,7 +45,7 @@ class SplitName:
 
 
 def read_name(name: str) -> SplitName:
-    """Read the split that a name says by a word, which may be joined to a neutral word.
+    """Find the split that a word of a name means; the word may be joined to one like `images`.
 
     >>> read_name("TrainImages").split, read_name("val2017").split, read_name("contest").split
     ('train', 'validation', None)
@@ -80,7 +80,7 @@ def _find_meaning(word: str) -> str | None:
 
 
 def find_split(name: str) -> str | None:
-    """Return the split in the last part of a path that names one, or None.
+    """Return the split in the last part of a path that names one, or None; refuse doubtful parts.
 
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
@@ -90,7 +90,7 @@ def find_split(name: str) -> str | None:
         if named.words and not named.split:
             raise UnreadableSource(
                 f"{name} may be of several splits: its name holds {' and '.join(named.words)}",
-                "rename it so that it holds one of these words, or none of them",
+                "rename it so that its name holds only one of these words, or none",
             )
         if named.split and named.split != UNLABELED:
             return named.split
@@ -102,9 +102,9 @@ def find_splits(
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the split of each file that is read below a root, and the files that are left out.
 
-    Names say the splits; all are None if no name does. Training is left open as by
-    `leave_validation_open`. A file that is left out comes with its entry of `data.leave_out`;
-    `unsup` also names `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names.
+    Splits come from the names; all are None if no name has one. Train may become None as by
+    `leave_validation_open`. A file that is left out is mapped to its entry of `data.leave_out`;
+    `unsup` also means `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names.
     """
     left_out = {
         name: f"data.leave_out: {one}"
@@ -114,12 +114,12 @@ def find_splits(
     names = [name for name in names if name not in left_out]
     splits = [find_split(name) for name in names]
     if left_out and not names:
-        raise UnreadableSource(f"{root}: data.leave_out names all of its files")
+        raise UnreadableSource(f"{root}: data.leave_out leaves out all of its files")
     if None in splits and any(splits):
         named = next(name for name, split in zip(names, splits, strict=True) if split)
         other = names[splits.index(None)]
         raise UnreadableSource(
-            f"{root}: {named} is named as a split, {other} is not",
+            f"{root}: {named} is named as a split, but {other} is not",
             f"leave it out with data.leave_out: [{_PART.sub('', other)}], or rename them so that"
             f" all names, or none, hold a word such as train, validation or test{remedy}",
         )
@@ -134,7 +134,7 @@ def split_files(
     count: Callable[[Path], int],
     remedy: str = "",
 ) -> tuple[dict[Path, str | None], Counter[str]]:
-    """Return files with their splits as `find_splits` does, and counts of examples left out."""
+    """Return files with their splits as `find_splits` does, and examples left out, by entry."""
     names = [file.relative_to(root).as_posix() for file in files]
     splits, others = find_splits(root, names, leave_out, remedy)
     left_out = Counter[str]()
@@ -144,14 +144,14 @@ def split_files(
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:
-    """Replace train by None if no split is for validation, so that ingest assigns some to it."""
+    """Replace train by None if no split is validation, so that ingest assigns some to it."""
     if "validation" in splits:
         return list(splits)
     return [None if split == "train" else split for split in splits]
 
 
 def find_left_out(path: str, leave_out: Sequence[str]) -> str | None:
-    """Return the first of these names, paths and patterns that leaves a file or folder out.
+    """Return the first of these names, paths and patterns that fits a file or folder, or None.
 
     >>> find_left_out("train/unsup", ["unsup"]), find_left_out("train/pos", ["unsup", "train/neg"])
     ('unsup', None)

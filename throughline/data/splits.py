@@ -10,10 +10,10 @@ import pandas as pd
 
 
 def assign_split(digest: str, *, shares: Mapping[str, float], seed: int) -> str:
-    """Assign an example to a split by its content digest.
+    """Assign an example to a split by its content digest or group.
 
     `shares` maps each split except `train` to its share in [0, 1]; all other examples are for
-    training. Equal contents always get the same split, and adding data never moves an example.
+    training. Equal digests always get the same split, and adding data never moves an example.
     """
     mixed = hashlib.blake2b(f"{seed}:{digest}".encode(), digest_size=8).digest()
     position = int.from_bytes(mixed, "little") / 2**64
@@ -65,11 +65,11 @@ def shard_ranges(
 ) -> list[tuple[int, int]]:
     """Cut examples in `shard_order` into [start, stop) by equal ranges of all possible digests.
 
-    An example's content decides its shard, and a new example changes no other shard. There are
-    `min_shards` ranges, unless shards would exceed `target_bytes` on average: then their number is
-    the least power of two with which shards do not. A range without examples makes no shard. A
-    range of more than twice `target_bytes`, such as one of equal contents, makes several. `first`
-    has the first 64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
+    An example's content decides its shard. There are `min_shards` ranges or, if shards would exceed
+    `target_bytes` on average, the least power of two with which they do not. While their number
+    stays the same, a new example changes only its shard. A range without examples makes no shard;
+    one of more than twice `target_bytes`, such as of equal contents, makes several. `first` has the
+    first 64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
     """
     passed = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
     needed = max(1, math.ceil(passed[-1] / target_bytes))

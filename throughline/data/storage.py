@@ -30,7 +30,7 @@ class Storage:
 
     @classmethod
     def of(cls, settings: StorageSettings, layout: Layout) -> Storage | None:
-        """Return the storage that all runs of the project use, or None if all data are local."""
+        """Return the storage at `settings.url`, or None if that is not set."""
         if not settings.url:
             return None
         return cls(url=settings.url, cache=layout.project / settings.cache)
@@ -68,7 +68,7 @@ def open_unfinished(path: Path, size: int, *, begin: int = 0, end: int) -> Itera
     try:
         check_space(descriptor, unfinished, end - begin)
         os.ftruncate(descriptor, size)
-        if end > begin:  # not so if all texts are empty
+        if end > begin:  # not if all texts are empty
             os.posix_fallocate(descriptor, begin, end - begin)
         yield descriptor
     finally:
@@ -89,7 +89,7 @@ def check_space(descriptor: int, path: Path, size: int) -> None:
     if needed > free:
         raise DiskRefused(
             f"{path.parent} needs {needed / 2**20:,.1f} MiB more for"
-            f" {path.name.removesuffix(PARTIAL)}, and {free / 2**20:,.1f} MiB are free; free some"
+            f" {path.name.removesuffix(PARTIAL)}, but {free / 2**20:,.1f} MiB are free; free some"
             " space, or set storage.cache to a folder on another disk"
         )
 
@@ -97,12 +97,12 @@ def check_space(descriptor: int, path: Path, size: int) -> None:
 def check_put(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
     """Raise ObjectStoreFailed if the store lacks objects that were put below a prefix.
 
-    Others may have removed some, and a worker may have put them into another store of that name.
+    Others may have removed some, or a worker may have put them into another store of that name.
     """
     listed = {one.name for one in store.list(prefix)}
     if lacking := sorted({*names} - listed):
         raise ObjectStoreFailed(
             f"{store.address(prefix)} lacks {len(lacking):,} of the objects that were put there,"
-            f" such as {lacking[0]}; see that all workers have the same endpoint in their"
-            " environment and that nobody removes objects, and run the same command again"
+            f" such as {lacking[0]}; make sure that all workers have the same endpoint in"
+            " their environment and nobody removes objects, and run the same command again"
         )

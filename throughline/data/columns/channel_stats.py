@@ -1,4 +1,4 @@
-"""Mean and standard deviation of data that arrives in pieces of any size. No TensorFlow."""
+"""Mean and standard deviation of data that arrives in pieces of any size. Needs no TensorFlow."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

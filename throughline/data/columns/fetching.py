@@ -1,10 +1,10 @@
 """Fetches a snapshot's columns from an object store into a local folder, to be mapped.
 
 A column is fetched into `COLUMN.bin.partial`, and renamed when each of its chunks has matched its
-digest: a file named `COLUMN.bin` has no hole, which would read as zeros. A file whose length has
-changed is fetched again. For some rows, as with a shuffle of lanes, only their chunks are fetched,
-into a folder named by these rows. An interrupted fetch is continued: chunks that match their digest
-are not fetched again.
+digest: a file named `COLUMN.bin` has all requested rows; missing ones would read as zeros. A file
+whose length has changed is fetched again. If a host reads only some rows, as with a shuffle of
+lanes, only the objects with these are fetched, into a folder named by the rows. An interrupted
+fetch is continued: objects whose chunks match their digests are not fetched again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FetchedColumns:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of fetched columns; another index, or other rows, have another folder."""
+        """The folder of fetched columns; each index, and each range of rows, has its own."""
         if self.rows:
             return self._whole.folder / f"rows-{self.rows[0]}-{self.rows[1]}"
         digest = digest_file(self.snapshot_folder / INDEX)
@@ -80,7 +80,7 @@ class FetchedColumns:
         For a ragged column, the extents of all rows are fetched.
 
         Raises:
-          ObjectStoreFailed: names the object and the rows.
+          ObjectStoreFailed: an object is missing or damaged; names it and its rows.
           StaleSnapshot: the store does not hold this snapshot.
           DiskRefused: the column does not fit on the disk; says both sizes.
         """
@@ -99,7 +99,7 @@ class FetchedColumns:
                 self._fetch_into(path, split, column, size)
 
     def verify_regions(self) -> None:
-        """Check what was fetched for readers of some rows.
+        """Check the columns of which only some rows were fetched.
 
         Raises:
           CorruptColumn: a digest does not match; names the file and the damaged rows.
@@ -120,8 +120,8 @@ class FetchedColumns:
                 if wrong := one.find_wrong_chunk(data):
                     raise CorruptColumn(
                         f"{path} does not match its digest"
-                        f" ({describe_rows(split, column.name, [wrong])}); delete it, and it is"
-                        " fetched again"
+                        f" ({describe_rows(split, column.name, [wrong])}); delete it to fetch"
+                        " it again"
                     )
 
     def _path(self, split: str, column: Column) -> Path:
@@ -163,7 +163,7 @@ class FetchedColumns:
 
 
 def _link(path: Path, whole: Path) -> bool:
-    """Give a file a second name; return whether its file system has links of either kind."""
+    """Link `path` to `whole`; return whether the file system has hard or symbolic links."""
     for link in (path.hardlink_to, path.symlink_to):
         with suppress(OSError):
             link(whole.resolve())
@@ -189,7 +189,7 @@ def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
         if wrong is None:
             return data
     raise ObjectStoreFailed(
-        f"{store.address(one.name)} does not match its digest, also when fetched {RETRIES} times"
-        f" more ({describe_rows(one.split, one.column, [wrong])}); remove the object and run"
+        f"{store.address(one.name)} does not match its digest, even after {RETRIES} more"
+        f" fetches ({describe_rows(one.split, one.column, [wrong])}); remove the object and run"
         " `dvc repro --force snapshot`, which puts it there again"
     )

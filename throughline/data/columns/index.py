@@ -8,7 +8,7 @@ Values of different sizes are in a ragged column (`ragged.py`). A snapshot may s
 rows of the model's input; labels and keys are always complete.
 
 A batch is a gather of rows: nothing is parsed, and no file is copied into memory. The cache is the
-operating system's page cache. No TensorFlow.
+operating system's page cache. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class SnapshotIndex:
 
     Attributes:
       key: identifies shards, preprocessing and op versions.
-      repaired: what is read in place of damaged shards.
+      repaired: the shards that are read in place of damaged ones.
       vocabulary: how many different tokens text can have, padding included; 0 for other data.
       files: digests of other files in the snapshot's folder, by name.
     """
@@ -186,7 +186,7 @@ def encode_rows(column: Column, values: np.ndarray) -> memoryview:
     """
     if (values.dtype, values.shape[1:]) != (np.dtype(column.dtype), column.shape):
         raise ImpossiblePlan(
-            f"preprocess: {column.name} is {values.dtype} of shape {values.shape[1:]} after it, and"
+            f"preprocess: an op made {column.name} {values.dtype} of shape {values.shape[1:]}, but"
             f" a snapshot stores {column.dtype} of shape {column.shape}; have your op return that,"
             " or move it to postprocess"
         )
@@ -225,8 +225,8 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
 
     Raises:
       MissingInput: there is no complete snapshot.
-      StaleSnapshot: it was made from other data or by other ops than `key` says.
-      CorruptColumn: a file is missing or has the wrong size.
+      StaleSnapshot: it has another key: other shards, ops, code or versions made it.
+      CorruptColumn: a file is missing or has another size or digest than the index says.
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
@@ -251,11 +251,8 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
                 path, needed = column_path(folder, split, column.name), rows.bytes(column)
                 size = path.stat().st_size if path.exists() else None
                 if size != needed:
-                    state = "is missing" if size is None else f"has {size} bytes"
-                    raise CorruptColumn(
-                        f"{path} {state}, the index says {needed};"
-                        f" {rebuild_hint(folder, 'snapshot')}"
-                    )
+                    state = "is missing" if size is None else f"has {size} bytes, not {needed}"
+                    raise CorruptColumn(f"{path} {state}; {rebuild_hint(folder, 'snapshot')}")
     return index
 
 
@@ -303,8 +300,8 @@ def find_span(
     size = path.stat().st_size if path.exists() else end  # the column may be in a store
     if not 0 <= begin <= end <= size:
         raise CorruptColumn(
-            f"{column_path(folder, split, column.extent.name)}: says that rows are at bytes"
-            f" {begin:,} to {end:,} of {path.name}; {rebuild_hint(folder, 'snapshot')}"
+            f"{column_path(folder, split, column.extent.name)}: rows cannot be at bytes {begin:,}"
+            f" to {end:,} of {path.name}; {rebuild_hint(folder, 'snapshot')}"
         )
     return begin, end
 
@@ -313,7 +310,7 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
     """Map a column as an array (count, *shape), or (elements,) if it is ragged, without reading it.
 
     The mapping is copy-on-write, because consumers such as DLPack refuse read-only memory; nothing
-    is ever written back. No memory is reserved for copies, so a column may exceed the memory.
+    is ever written back. No memory is reserved for copies, so a column may be larger than memory.
     """
     path, dtype = column_path(folder, split, column.name), np.dtype(column.dtype)
     shape = (-1,) if column.ragged else (count, *(size or 0 for size in column.shape))

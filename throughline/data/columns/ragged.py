@@ -1,4 +1,4 @@
-"""Values of variable shape in one column: back to back in a file. No TensorFlow.
+"""Values of variable shape in one column: back to back in a file. Needs no TensorFlow.
 
 A second column holds their extents, which say where each value begins, and its shape:
 

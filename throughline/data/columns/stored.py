@@ -6,8 +6,8 @@
 
 KEY is the snapshot's. An object holds one chunk (about 32 MiB), or as many as make it 1 MiB. Its
 name holds the digest of its contents, so it never changes: two writers write the same bytes, even
-for other shares of the rows under the same KEY, and an object that is there need not be written
-again. Names follow from the index and the shards, so neither lists them.
+if they store other shares of the rows under KEY, and an object that is there need not be written
+again. Names follow from the index and the shards, so they are not stored.
 """
 
 import re
@@ -48,8 +48,8 @@ class Destination:
     """Where a snapshot is written: a folder and, if its columns go there, an object store.
 
     `earlier` is where shards and snapshot of an earlier run of the same program are, if there are
-    any. `needs` is what own ops need besides their code; an interrupted snapshot is continued only
-    with the same needs.
+    any. `needs` is what the user's own ops need besides their code; an interrupted snapshot is
+    continued only with the same needs.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class ColumnObject:
         return range(self.chunks[0].start, self.chunks[-1].start + self.chunks[-1].count)
 
     def find_wrong_chunk(self, data: memoryview) -> Chunk | None:
-        """Return the first chunk in the object's bytes that does not match its digest."""
+        """Return the first chunk in the object's bytes that does not match its digest, or None."""
         position = 0
         for chunk, size in zip(self.chunks, self.sizes, strict=True):
             part = data[position : position + size]
@@ -93,7 +93,7 @@ class ColumnObject:
 
     @contextmanager
     def naming_rows(self) -> Iterator[None]:
-        """Add the rows to what the store says about this object."""
+        """Add the rows to errors of the store about this object."""
         try:
             yield
         except ObjectStoreFailed as error:
@@ -154,7 +154,7 @@ class ColumnUpload:
     def __init__(self, store: ObjectStore, key: str, split: str) -> None:
         self._store, self._key, self._split = store, key, split
         self._pending = defaultdict[str, list[tuple[Chunk, bytes | memoryview]]](list)
-        self.names: list[str] = []  #: objects that are in the store
+        self.names: list[str] = []  #: objects in the store by now
 
     def write_rows(
         self, columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
@@ -172,7 +172,7 @@ class ColumnUpload:
             self._put(column)
 
     def finish(self) -> None:
-        """Put what still waits; then all objects are in the store."""
+        """Put the remaining chunks; then all objects are in the store."""
         for column in [*self._pending]:
             self._put(column)
 

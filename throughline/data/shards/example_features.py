@@ -1,6 +1,6 @@
-"""Finds the features of a serialized tf.train.Example by any writer, as places in its bytes.
+"""Finds the features of a serialized tf.train.Example, by any writer, as positions in its bytes.
 
-Only numbers that are asked for are copied. No TensorFlow. Source of the format:
+Only the numbers that are asked for are copied. Needs no TensorFlow. Source of the format:
 tensorflow/core/example/feature.proto and the protocol-buffer wire encoding.
 """
 
@@ -39,7 +39,7 @@ def parse_features(record: bytes) -> dict[str, Feature]:
     """Return the features of a serialized example by name, except those without a value.
 
     Raises:
-      NotAnExample: the bytes are something else.
+      NotAnExample: the bytes are something else, or no feature has a value.
       NotOneExample: they are a tf.train.SequenceExample.
     """
     features: dict[str, Feature] = {}
@@ -79,7 +79,7 @@ def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
 
 
 def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> None:
-    """Refuse a SequenceExample by its feature lists; next to a context it may have none."""
+    """Raise NotOneExample for feature lists, or for an empty set of them after a `context`."""
     lists = []
     for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
         name, steps = "", 0
@@ -113,7 +113,7 @@ def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | N
 def read_delimited(
     record: bytes, start: int, stop: int, *, field: int | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and stop of the fields that hold bytes, of one number if given."""
+    """Yield number, start and stop of length-delimited fields, or only of those with one number."""
     for number, wire, field_start, field_stop in read_fields(record, start, stop):
         if wire == _DELIMITED and field in (None, number):
             yield number, field_start, field_stop
@@ -133,7 +133,7 @@ def read_fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, in
         elif wire in _WIDTHS:
             at += _WIDTHS[wire]
         else:
-            raise NotAnExample(f"byte {start} is of no field of a protocol buffer")
+            raise NotAnExample(f"the field at byte {start} has no known type")
         if at > end:
             raise NotAnExample(f"it ends within the field at byte {start}")
         yield tag >> 3, wire, start, at
@@ -148,7 +148,7 @@ def read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004 - the last group
             return value, at
         shift += 7
-    raise NotAnExample(f"it ends within the number at byte {at}")
+    raise NotAnExample(f"the number before byte {at} is cut off or too long")
 
 
 def decode_varints(data: bytes) -> np.ndarray:

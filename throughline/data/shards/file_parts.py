@@ -20,7 +20,7 @@ _READ_LOCK = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """The file of an example, by path or URL; `bytes` of it from `offset` on, if not -1."""
+    """An example's file, by path or URL, or `bytes` of it from `offset` on, unless that is -1."""
 
     example_id: str
     uri: str
@@ -32,8 +32,8 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
     """Yield the contents of files, in order; small objects are read ahead.
 
     Raises:
-      DataNotFound: one is gone, or has another size than at ingest; names it.
-      ObjectStoreFailed: the store was not reached or refuses.
+      DataNotFound: one cannot be read, or has another size than at ingest; names it.
+      ObjectStoreFailed: the store could not be reached or refused.
     """
     urls = {split_address(part.uri)[0] for part in parts if is_address(part.uri)}
     if urls:
@@ -53,7 +53,7 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
 
 
 def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore]) -> Iterator[bytes]:
-    """Yield what `read_parts` does, from these buckets or, if ingest converted it, from disk."""
+    """Yield what `read_parts` does: objects of `buckets`, and files that ingest has converted."""
 
     def read(part: FilePart) -> bytes:
         return _read_object(part, buckets) if is_address(part.uri) else _read_file(part)
@@ -83,8 +83,8 @@ def _read_object(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
 
 
 def _read_file(part: FilePart) -> bytes:
-    """Return a small file of known size, or a part of one, in as few calls as it takes."""
-    # One byte more shows that a file grew.
+    """Return a file of known size, or a part of one, in as few system calls as possible."""
+    # One byte more than expected shows that a file has grown.
     size, extra = part.bytes, int(part.offset < 0)
     start = max(0, part.offset)
     try:
@@ -111,5 +111,5 @@ def _check_size(value: bytes, part: FilePart) -> None:
     if len(value) != part.bytes:
         raise DataNotFound(
             f"{part.uri} (example {part.example_id}) has another size than at ingest,"
-            f" {part.bytes:,} bytes then; run `dvc repro`"
+            f" which was {part.bytes:,} bytes; run `dvc repro`"
         )

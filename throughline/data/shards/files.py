@@ -1,4 +1,4 @@
-"""Files of a set of shards: in data/shards/, or objects in a store, fetched when first read.
+"""Files of a set of shards: in data/shards/, or in an object store and fetched when first read.
 
 An object `shards/DIGEST` is named by the digest of its bytes, so it never changes: two writers put
 the same bytes, and an existing object need not be put again. `index.json`, with all digests, and
@@ -63,7 +63,7 @@ def object_name(digest: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """Where shards are: in `folder` or `storage`; repaired ones in their snapshot's folder."""
+    """Where shards are: in `folder` or `storage`; repaired ones are in `snapshot_folder`."""
 
     folder: Path
     snapshot_folder: Path | None = None
@@ -104,16 +104,14 @@ class ShardFiles:
             if found is None and self.is_stored(shard):
                 continue
             if found is None or (sizes and found != shard.bytes):
-                state = "is missing" if found is None else f"has {found} bytes"
-                raise CorruptShard(
-                    f"{path} {state}, the index says {shard.bytes}; {self.fix_hint(shard)}"
-                )
+                state = "is missing" if found is None else f"has {found} bytes, not {shard.bytes}"
+                raise CorruptShard(f"{path} {state}; {self.fix_hint(shard)}")
 
     def is_stored(self, shard: Shard) -> bool:
         return bool(self.storage) and not shard.repaired and not self._local(shard).exists()
 
     def is_whole(self, shard: Shard) -> bool:
-        """Return whether a shard's bytes match the index; a stored shard's do, by its name."""
+        """Return whether a shard's bytes match the index; True for a stored shard, unread."""
         if self.is_stored(shard):
             return True
         with suppress(OSError):
@@ -121,7 +119,7 @@ class ShardFiles:
         return False
 
     def is_here(self, shard: Shard) -> bool:
-        """Return whether a shard is a file of this machine, and would not be fetched."""
+        """Return whether a shard need not be fetched."""
         return not self.is_stored(shard) or has_size(self._fetched(shard), shard.bytes)
 
     def drop_if_damaged(self, shard: Shard) -> None:
@@ -131,7 +129,7 @@ class ShardFiles:
             path.unlink()
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """Return what is wrong with a shard: damaged records, or contents unlike the index."""
+        """Return what is wrong with a shard: damaged records, or else a wrong digest."""
         path = self.path(shard)
         if digest_file(path) == shard.digest:
             return []
@@ -143,7 +141,7 @@ class ShardFiles:
 
     def fix_hint(self, shard: Shard) -> str:
         if self.is_stored(shard):
-            return f"delete {self._fetched(shard)}, and it is fetched again"
+            return f"delete {self._fetched(shard)} to fetch it again"
         folder = self._local(shard).parent
         return rebuild_hint(folder, "snapshot" if shard.repaired else "shard")
 
@@ -166,7 +164,7 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     The file moves into the cache, if that has room, so that this machine need not fetch it.
 
     Raises:
-      ObjectStoreFailed: the store does not take it; names it.
+      ObjectStoreFailed: the store does not accept it; names it.
     """
     store, name = open_store(storage.url), object_name(shard.digest)
     if not is_put(store, shard):
@@ -240,13 +238,13 @@ def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
                         pass
                 except ObjectStoreFailed as error:
                     raise ObjectStoreFailed(
-                        f"{error} (shard {shard.name}; where it is gone, `dvc repro --force shard`"
+                        f"{error} (shard {shard.name}; if it is gone, `dvc repro --force shard`"
                         " puts it there again)"
                     ) from None
                 if digest_file(unfinished) == shard.digest:
                     return
             unfinished.unlink()
-            raise _damaged(store, shard, f", also when fetched {RETRIES} times more")
+            raise _damaged(store, shard, f", even after {RETRIES} more fetches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +256,7 @@ class EarlierShard:
 def find_earlier_shards(
     folder: Path | None, schema: Schema, compression: Compression
 ) -> Mapping[str, EarlierShard]:
-    """Return an earlier set's shards of this schema and compression, by what they were made of."""
+    """Return an earlier set's shards of this schema and compression, by `made_of`, if any."""
     if folder is None:
         return {}
     with suppress(UserError, OSError):
@@ -280,7 +278,7 @@ def take_shard(earlier: EarlierShard | None, path: Path) -> str:
 
 
 def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
-    """Return an earlier shard for a new set, if the store has it; copy its offsets."""
+    """Return an earlier shard if the store has it, and copy its offsets to a new set; else None."""
     if earlier is None or not is_put(store, earlier.shard):
         return None
     source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest

@@ -1,4 +1,4 @@
-"""The set of shards: what each file holds, which files a split has, and whether all are there."""
+"""The index of a set of shards: what each file holds, and which files a split has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from throughline.data import encodings  # noqa: F401 - a schema names them
+from throughline.data import encodings  # noqa: F401 - schemas name them
 from throughline.data.shards.tfrecord import Compression
 from throughline.plan.schema import Schema
 from throughline.results.base import read_value, to_json
@@ -23,10 +23,10 @@ class Shard:
     Attributes:
       examples: number of examples; for a series, of time steps, of which a record holds many.
       digest: BLAKE3 digest of the file.
-      repaired: whether it is what could be read of a damaged shard (`repair.py`).
+      repaired: whether it holds what could be read of a damaged shard (`repair.py`).
       offsets_digest: digest of the offsets of an uncompressed shard (`record_offsets.py`); empty if
         compressed or repaired, since there are no offsets then.
-      made_of: digest of the contents, keys, labels and sizes of its examples, in order.
+      made_of: digest of its examples' contents, keys, labels, sizes and columns, in order.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Offsets of the records in uncompressed shards, by which any record can be read at any time.
+"""Offsets of the records in uncompressed shards, by which records can be read in any order.
 
-`SHARD.offsets.npy` has the edges of a shard's frames (records + 1,) int64 bytes. Its digest is in
-the shards' index.json. A record's own length and checksum show that it is the right one.
+`SHARD.offsets.npy` has the edges of a shard's frames (records + 1,) int64 [bytes]. Its digest is in
+the shards' index.json. A record's own length and checksum show whether it is the right one.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from throughline.shared.files import atomic_file, digest_file
 
 
 def write_offsets(shard: Path) -> str:
-    """Write the offsets of an existing shard, and return their digest."""
+    """Write the offsets of an existing shard, and return the digest of their file."""
     edges, problem = find_edges(map_file(shard))
     if problem:
         raise CorruptShard(f"{shard}: {problem}; run `dvc repro --force shard`")
@@ -30,13 +30,13 @@ def write_offsets(shard: Path) -> str:
 
 
 def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
-    """Return the edges of a shard's records, (records + 1,) int64 bytes.
+    """Return the edges of a shard's records, (records + 1,) int64 [bytes].
 
     A repaired shard has no file of offsets; its edges are searched for.
 
     Raises:
       MissingInput: there are no offsets.
-      CorruptShard: the offsets are not this shard's.
+      CorruptShard: the offsets are not this shard's, or a repaired shard is damaged.
     """
     if shard.repaired:
         path = files.path(shard)
@@ -49,13 +49,13 @@ def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
         raise MissingInput(f"{index} is missing; run `dvc repro --force shard`")
     if digest_file(index) != shard.offsets_digest:
         raise CorruptShard(
-            f"{index} is not the index that was written with {shard.name}: its digest is not that"
-            " in index.json; run `dvc repro --force shard`"
+            f"{index} was not written with {shard.name}: its digest differs from that in"
+            " index.json; run `dvc repro --force shard`"
         )
     edges = np.load(index, allow_pickle=False)
     if len(edges) != shard.records + 1 or edges[-1] != shard.bytes:
         raise CorruptShard(
-            f"{index} is of {len(edges) - 1:,} records in {edges[-1]:,} bytes, {shard.name} has"
+            f"{index} lists {len(edges) - 1:,} records in {edges[-1]:,} bytes, but {shard.name} has"
             f" {shard.records:,} in {shard.bytes:,}; run `dvc repro --force shard`"
         )
     return edges
@@ -81,7 +81,7 @@ class RecordTable:
         """Return the records with these numbers (n,) int64, as an array of bytes (n,).
 
         Raises:
-          ValueError: a record is not what it was when the offsets were written.
+          ValueError: a record has changed since the offsets were written.
         """
         shards = np.searchsorted(self.firsts, rows, side="right") - 1
         places = rows + shards
@@ -102,10 +102,11 @@ class RecordTable:
 
 
 def open_records(files: ShardFiles, shards: Sequence[Shard]) -> RecordTable:
-    """Map shards, in order, and read their offsets; the shards themselves are not read.
+    """Map shards, in order, and read their offsets; shards in a store are fetched first.
 
     Raises:
-      MissingInput, CorruptShard: a shard has no offsets, or another's.
+      MissingInput, CorruptShard: a shard has no offsets, or those of another shard.
+      ObjectStoreFailed, DiskRefused: a shard cannot be fetched.
     """
     edges = [read_offsets(files, shard) for shard in shards]
     paths = tuple(files.paths(shards))

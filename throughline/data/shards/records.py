@@ -1,8 +1,8 @@
-"""Encodes examples as serialized tf.train.Example. No TensorFlow.
+"""Encodes examples as serialized tf.train.Example, without TensorFlow.
 
 Records have the features `key` (int64), `label` (int64 class, or floats) and `image`, `features` or
-`text` (bytes), and perhaps `columns` (floats). So the wire format is written by hand, and examples
-of one size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
+`text` (bytes), and perhaps `columns` (floats). The wire format is written directly, so examples of
+one size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
 understands the result. Source of the format: tensorflow/core/example/example.proto and the
 protocol-buffer wire encoding.
 """
@@ -19,7 +19,7 @@ _FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 that hold bytes
 
 
 def example_key(example_id: str) -> int:
-    """Return the 63-bit key of an example in shards, snapshots, digests and augmentation."""
+    """Return the 63-bit key that identifies an example in shards, snapshots and augmentation."""
     return (
         int.from_bytes(hashlib.blake2b(example_id.encode(), digest_size=8).digest(), "little") >> 1
     )
@@ -30,9 +30,9 @@ def encode_head_and_tail(
 ) -> tuple[bytes, bytes]:
     """Serialize one tf.train.Example with the features key, label and `feature`.
 
-    Returns the bytes before and after the value of `size` bytes, which need not be copied then. An
-    int label is stored as int64, one or several floats as float. `columns` are the bytes of further
-    numbers, float32.
+    Returns the bytes before and after the value of `size` bytes, so that the value need not be
+    copied. An int label is stored as int64, one or several floats as float. `columns` are the bytes
+    of further numbers, float32.
     """
     if isinstance(label, int):
         varint = _varint(label, _LABEL_BYTES)
@@ -55,8 +55,8 @@ def encode_examples(
 ) -> None:
     """Serialize examples of one fixed size into `records` (examples, bytes per record) uint8.
 
-    The bytes are those of `encode_head_and_tail`. keys (examples,) int64, labels (examples,) int64
-    or float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
+    Makes the bytes of `encode_head_and_tail`. keys (examples,) int64, labels (examples,) int64 or
+    float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)

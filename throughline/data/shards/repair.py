@@ -1,6 +1,6 @@
 """Rewrites damaged shards without the records that cannot be read.
 
-So every configuration sees the same examples. The new files are in the snapshot's folder.
+Every configuration then sees the same examples. The new files are in the snapshot's folder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ class Damage:
 
 
 def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list[str]]:
-    """Return what is wrong with each damaged shard, by its name; reads every byte of files.
+    """Return what is wrong with each damaged shard, by its name; reads all local files.
 
     A damaged file that was fetched from a store is removed; it will be fetched again.
     """
@@ -42,9 +42,8 @@ def repair_shards(
     """Write the usable records of damaged shards into `out`.
 
     Raises:
-      CorruptShard: more than `max_lost_fraction` of all examples are lost; or a block of a series,
-        whose steps must not have gaps; or a file is whole, but not the one that its index
-        describes.
+      CorruptShard: more than `max_lost_fraction` of all examples are lost; a block of a series is
+        lost, whose steps must not have gaps; or a file is readable, but is not the indexed one.
     """
     repaired: list[Shard] = []
     problems, lost = damage.problems, 0

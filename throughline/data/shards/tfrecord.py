@@ -1,4 +1,4 @@
-"""TFRecord files: framing, writing, reading back and naming their damage. No TensorFlow.
+"""TFRecord files: framing, writing, reading, and describing damage. Needs no TensorFlow.
 
 A record is framed as length (uint64), masked CRC-32C of the length, data, masked CRC-32C of the
 data, little-endian. Source of the format: tensorflow/core/lib/io/record_writer.h.
@@ -94,8 +94,8 @@ def read_records(
 ) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
-    With a list for `damaged`, records that cannot be read are left out and described there. Nothing
-    more can be found after a broken length or the end of a stream.
+    With a list for `damaged`, records that cannot be read are left out and described there. No
+    record after a broken length or gzip stream can be read.
 
     Raises:
       CorruptShard: a record is damaged and `damaged` is None; names the file, and the offset and
@@ -122,11 +122,11 @@ def read_records(
                 offset += _HEAD.size + len(data) + _CRC.size
                 number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            report(f"GZIP stream broken after record {number} ({error})")
+            report(f"GZIP stream broken after {number} records ({error})")
 
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
-    """Return a record and its damage, by its `head`; no data if the file cannot be read on."""
+    """Return the record after `head`, and its damage; None if no later record can be read."""
     problem = _head_problem(head)
     if problem:
         return None, problem
@@ -142,7 +142,7 @@ def _head_problem(head: bytes) -> str:
         return "the file ends within a record's header"
     length, length_crc = _HEAD.unpack(head)
     if _masked(head[:8]) != length_crc or length > _LARGEST:
-        return "the checksum of the length does not match"
+        return "the length is too large or does not match its checksum"
     return ""
 
 
@@ -157,7 +157,7 @@ def _masked(*parts: bytes) -> int:
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """Map the bytes of a file without reading it; an empty file has none."""
+    """Map the bytes of a file without reading it; return b"" if it is empty."""
     with path.open("rb") as file:
         empty = os.fstat(file.fileno()).st_size == 0
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -166,8 +166,8 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
     """Return the edges of the frames of an uncompressed TFRecord file, and its damage.
 
-    Edges (records + 1,) int64 bytes are where frames begin, and where the last one ends. The damage
-    is what is wrong after that, or "". Only lengths and their checksums are read: few pages.
+    Edges (records + 1,) int64 [bytes] are where frames begin and where the last one ends. Damage is
+    what is wrong after that, or "". Only lengths and their checksums are read: few pages.
     """
     edges, at, end = [0], 0, len(data)
     while at < end:

@@ -1,7 +1,7 @@
 """Writes all examples into TFRecord shards, in a global shuffle keyed by content.
 
 The same examples give the same files, whatever the number of writers. Finished shards survive a
-kill and are not written again. Neither are shards that an earlier run made of the same examples.
+kill and are not written again, nor are shards that an earlier run made of the same examples.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ MANIFEST_COLUMNS = ("digest", "key", "row", "label", "bytes", "id", "uri")
 class OrderedExamples:
     """The examples of a manifest in the order of shards.
 
-    `values` maps the array of all examples, or the bytes of texts; it is empty if examples are
-    files. A pickle names the manifest, which another process opens once.
+    `values` memory-maps the array of all examples, or the bytes of texts; it is empty if examples
+    are files. A pickle only names the manifest, which another process opens once.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -161,16 +161,16 @@ def shard(
     that the files of their rows have not changed since ingest.
 
     Raises:
-      DataNotFound: an image file has disappeared or changed since ingest.
+      DataNotFound: a file has disappeared or changed since ingest.
       DamagedFile: the texts that ingest wrote have changed.
-      ObjectStoreFailed: the source's bucket cannot be read, or the storage does not take a shard.
+      ObjectStoreFailed: the source's bucket cannot be read, or the storage does not accept a shard.
     """
     same_work = digest_json(
         {
             "data": manifest.digest,
             "settings": settings.model_dump(exclude={"writers"}),
             "program": digest_program("shard"),
-            # A note says that a shard is in this storage, not in another one.
+            # The note that a shard is done (`.done-*`) is about this storage only.
             "storage": storage.url if storage else "",
         }
     )
@@ -366,7 +366,7 @@ def _read_files(job: ShardJob) -> Iterator[bytes]:
         if digest_blake2b(value) != digest:
             raise DataNotFound(
                 f"{part.uri} (example {part.example_id}) has other contents than at ingest;"
-                " run `dvc repro` or, where that sees no change, `python -m tasks.ingest"
+                " run `dvc repro` or, if that sees no change, `python -m tasks.ingest"
                 " --verify`"
             )
         yield value
