@@ -80,7 +80,7 @@ def _list_files(source: Path) -> Iterator[Path]:
 def _check_readable(name: str, path: Path) -> None:
     if os.fsencode(name).decode(errors="replace") != name:
         shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise UnexpectedFiles(f"{shown} is no UTF-8, as names of objects are; rename it")
+        raise UnexpectedFiles(f"{shown} is not UTF-8, as names of objects are; rename it")
     try:
         path.open("rb").close()
     except OSError as error:

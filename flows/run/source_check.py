@@ -148,7 +148,7 @@ def _why_unhashable(path: Path) -> str | None:
     """Return why DVC cannot hash a file, or None."""
     try:
         str(path).encode()
-        return None if stat.S_ISREG(path.stat().st_mode) else "is no regular file"
+        return None if stat.S_ISREG(path.stat().st_mode) else "is not a regular file"
     except UnicodeEncodeError:
         return "has a name that is not UTF-8"
     except OSError as error:
