@@ -249,7 +249,7 @@ def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(phot
     (photos / "zero.png").symlink_to("/dev/zero")
     with pytest.raises(UnreadableSource) as refused:
         check_source(tmp_path, "photos")
-    reasons = {"pipe.jpg": "is no", "zero.png": "is no regular file"}
+    reasons = dict.fromkeys(("pipe.jpg", "zero.png"), "is not a regular file")
     reasons |= {"link.png": "is a link to nothing; `dvc pull`"}
     assert all(f"{name} {reason}" in str(refused.value) for name, reason in reasons.items())
     not_utf8 = Path(os.fsdecode(os.fsencode(photos) + b"/x\xff.png"))

@@ -251,7 +251,7 @@ def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
     if path.is_dir():
         return "is a folder, not a file" if encoding.modality == "numbers" else None
     if not path.is_file():
-        return "is no regular file"
+        return "is not a regular file"
     suffix = path.suffix.lower()
     arrays = ARRAYS if takes_arrays(spec) else {".npy"} if encoding.storage == "blocks" else ()
     as_text = suffix != ".parquet" and (
