@@ -144,7 +144,7 @@ def _default(field: Any) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """Return the words that a setting may be."""
+    """Return the words that a setting accepts."""
     options = get_args(annotation)
     if get_origin(annotation) is Literal:
         return [str(option) for option in options]

@@ -3,8 +3,8 @@
 
 SeaweedFS is four servers, of which only S3 asks for a key; master, volume and filer would let
 anybody read, replace and delete every object. So each of their ports, HTTP and gRPC, demands a
-certificate. Each start draws an authority, signs one certificate for a private folder, and discards
-the authority's key. With `--bind`, which opens S3 to other machines, the others stay on loopback.
+certificate. Each start creates an authority, signs one certificate, kept in a private folder, and
+discards the authority's key. `--bind` opens S3 to other machines; the others stay on loopback.
 """
 
 import datetime
@@ -32,9 +32,9 @@ _VALID = datetime.timedelta(days=36_500)
 def command(
     data: Annotated[Path, typer.Option(help="folder of the objects")],
     port: Annotated[
-        int, typer.Option(help="of S3; the three others take the next ones, and gRPC 10,000 above")
+        int, typer.Option(help="of S3; master, volume and filer use the next; gRPC 10,000 above")
     ] = 8333,
-    bind: Annotated[str, typer.Option(help="address that S3 listens at")] = LOOPBACK,
+    bind: Annotated[str, typer.Option(help="address on which S3 listens")] = LOOPBACK,
 ) -> None:
     """Become `weed server`; its S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
     lacking = [name for name in KEY if not os.environ.get(name, "").strip()]
@@ -84,7 +84,7 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
 
 
 def draw_certificates(folder: Path) -> dict[str, str]:
-    """Draw an authority and a certificate; return settings that make the servers demand it."""
+    """Create an authority and a certificate; return settings that make the servers demand it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     authority_key, key = (

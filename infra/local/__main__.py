@@ -60,18 +60,18 @@ def up(  # noqa: PLR0913 - each is an option of the command
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
     postgres_port: Annotated[
-        int | None, typer.Option(help="of Postgres; default: as last time, 5433 at first")
+        int | None, typer.Option(help="of Postgres; default: the last one used, at first 5433")
     ] = None,
     s3_port: Annotated[
         int | None,
         typer.Option(
             max=55_000,
-            help="of the S3 store, which takes the next three, too, and 10,000 above them",
+            help="of the S3 store, which also uses the next three, and those 10,000 above",
         ),
     ] = None,
     input_port: Annotated[
         int | None,
-        typer.Option(help="of the tf.data service's dispatcher; its workers take the next ones"),
+        typer.Option(help="of the tf.data service's dispatcher; its workers use the next ones"),
     ] = None,
     input_workers: Annotated[
         int,
@@ -82,7 +82,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
         ),
     ] = 0,
     dask_port: Annotated[
-        int | None, typer.Option(help="of the Dask scheduler; its workers take the next ones")
+        int | None, typer.Option(help="of the Dask scheduler; its workers use the next ones")
     ] = None,
     dask_workers: Annotated[
         int,
@@ -158,12 +158,12 @@ def _print_more_urls(home: StackConfig, input_workers: int, dask_workers: int) -
 def store(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="what to run, after `--`")],
-    bucket: Annotated[str, typer.Option(help="that is made, if it is not there")] = "data",
+    bucket: Annotated[str, typer.Option(help="bucket to create if it is missing")] = "data",
     home: Annotated[
         Path, typer.Option(help="where the store keeps its objects, logs and secrets")
     ] = STORE_FOLDER,
 ) -> None:
-    """Run a command that finds an S3 store of this machine in its environment."""
+    """Run a command with an S3 store, whose address and keys are in its environment."""
     with report_user_errors():
         if shutil.which(command[0]) is None:
             raise ServiceFailed(f"there is no program {command[0]}")
@@ -218,7 +218,7 @@ def _endpoints(
 
 
 def _write_client_environment(home: StackConfig, endpoints: Endpoints) -> None:
-    """Write a private file with what a terminal needs, and make the store a local DVC remote."""
+    """Write the file that terminals source, and add the store to DVC's remotes of this machine."""
     write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
     dvc = [sys.executable, "-m", "dvc", "remote"]
     settings = (

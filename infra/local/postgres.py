@@ -45,7 +45,7 @@ def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:
-    """Make the cluster in another folder, and rename it once complete: a kill leaves none."""
+    """Make the cluster elsewhere, and rename it when complete: a kill leaves no partial one."""
     initdb = _tool("initdb")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -91,7 +91,7 @@ def installed() -> bool:
 
 
 def _found(name: str) -> str | None:
-    """Find one of Postgres' programs; Debian keeps servers out of PATH, below their version."""
+    """Find a Postgres program; Debian keeps servers in folders by version, outside of PATH."""
     versions = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
     )
@@ -102,7 +102,7 @@ def _tool(name: str) -> str:
     found = _found(name)
     if found is None:
         raise ServiceFailed(
-            f"Postgres is not installed ({name} is not there): apt-get install postgresql"
+            f"Postgres is not installed ({name} is missing): apt-get install postgresql"
         )
     return found
 

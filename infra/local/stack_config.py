@@ -1,4 +1,4 @@
-"""The local stack's folder, ports and secrets, which are drawn once, for the owner only."""
+"""The local stack's folder, ports and secrets, which are generated once, for the owner only."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class StackConfig:
 
     @property
     def databases(self) -> dict[str, str]:
-        """Variables with which libpq and asyncpg find and enter the databases."""
+        """Variables with which libpq and asyncpg connect to the databases."""
         own = self.settings
         return {
             "PGHOST": HOST,
@@ -79,7 +79,7 @@ class StackConfig:
 
 @contextmanager
 def hold_stack(folder: Path) -> Iterator[None]:
-    """Hold the stack of a folder during the block: nobody else can run it or change its settings.
+    """Lock the stack of a folder during the block: nobody else can run it or change its settings.
 
     Raises:
       ServiceFailed: it is in use.
@@ -111,8 +111,8 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
         )
     except (ValueError, TypeError) as error:
         raise ServiceFailed(
-            f"{file} cannot be read ({error}); put it back from a backup, where it is"
-            f" {SETTINGS_FILE}, too"
+            f"{file} cannot be read ({error}); put it back from a backup, which holds it as"
+            f" {SETTINGS_FILE}"
         ) from error
     if not file.exists() or asdict(settings) != known:
         write_private(file, json.dumps(asdict(settings), indent=2))
@@ -121,7 +121,7 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a private folder; if root does, Postgres' own user may pass through it, but not look."""
+    """Make a private folder; if root makes it, Postgres' user may enter it, but not list it."""
     mode = 0o711 if os.geteuid() == 0 else 0o700
     for missing in reversed(
         [parent for parent in (folder, *folder.parents) if not parent.exists()]

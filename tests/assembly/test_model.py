@@ -81,5 +81,5 @@ def test_a_model_of_a_table_is_trained_on_with_the_same_columns_and_categories_a
     build(*colored("first", ["red", "blue"]), path=first)
     further = {"from": str(first)}
     assert build(*colored("same", ["blue", "red"], **further)).network.output_shape[-1] == 2
-    with pytest.raises(UnknownModel, match=r"other columns, or on other categories.*: size, color"):
+    with pytest.raises(UnknownModel, match=r"other columns, or .*; its columns: size, color"):
         build(*colored("other", ["red", "green"], **further))

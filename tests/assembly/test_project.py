@@ -63,7 +63,7 @@ def test_a_service_is_used_where_it_is_said_to_be_and_not_started(root):
     project = Project(root)
     opened = project.open_input_pipeline("naive", service={"address": "grpc://localhost:1"})
     assert opened.service_address == "grpc://localhost:1"
-    with pytest.raises(ImpossiblePlan, match=r"naive\.service: stages start its workers"):
+    with pytest.raises(ImpossiblePlan, match=r"naive\.service: only stages start its workers"):
         project.open_input_pipeline("naive", service={"workers": 2})
     project.open_input_pipeline("naive", service={"workers": 2}, purpose="evaluate")
 

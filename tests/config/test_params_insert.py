@@ -56,7 +56,7 @@ def test_a_link_stays_a_link_and_who_may_read_and_write_its_file_stays(tmp_path,
     [
         ("pipelines: {naive: {read: shards}}\n", "no lines can be added"),
         ("x: &x {read: shards}\npipelines:\n  naive:\n    *x\n", "no lines can be added"),
-        ("pipelines:\n  tuned: {read: shards}\n", "says something else"),
+        ("pipelines:\n  tuned: {read: shards}\n", "exists with other settings"),
     ],
 )
 def test_what_cannot_be_added_is_said_with_the_lines_to_add_by_hand(tmp_path, text, why):
@@ -119,11 +119,11 @@ pipelines: {naive: {read: shards}}
         (["my/spam/1.txt", "my/ham/1.txt"], {}, "text_folder"),
         (["my/train-00000-of-00002.tfrecord", "my/b.tfrecord-00001-of-00002"], {}, "tfrecord"),
         (["my/1.0.0/dataset_info.json", "my/1.0.0/features.json"], {}, "tfds"),
-        (["my/a/1.jpg", "my/a/1.txt"], {}, "is not certain of .*, with 1 .jpg, 1 .txt; set data"),
+        (["my/a/1.jpg", "my/a/1.txt"], {}, "is not certain: .* holds 1 .jpg, 1 .txt; set data"),
         (["my/train.csv", "my/test.csv", "my/c.txt"], {}, "table"),
-        (["my/a.csv", "my/b.npz"], {}, "is not certain of .*, with 1 .csv, 1 .npz; set data"),
+        (["my/a.csv", "my/b.npz"], {}, "is not certain: .* holds 1 .csv, 1 .npz; set data"),
         (["a.json.gz"], {}, "a.json.gz is compressed; unpack it with gunzip"),
-        (["sheet.xlsx"], {}, "knows no kind for .*sheet.xlsx; set data.source"),
+        (["sheet.xlsx"], {}, "sheet.xlsx is not a folder, and .* its suffix; set data.source"),
     ],
 )
 def test_the_kind_of_input_follows_from_names_and_keys_or_is_asked_for(
@@ -166,10 +166,10 @@ def test_ops_are_those_of_other_data_where_an_overlay_brings_some_and_names_none
     [
         ("time_series", "interpolate", ""),
         ("time_series", {"load": "previous"}, ""),
-        ("time_series", "median", "a time series takes interpolate, previous or cut"),
+        ("time_series", "median", "a time series accepts interpolate, previous or cut"),
         ("table", "previous", "interpolate, previous and cut are for source: time_series"),
         ("table", "median", ""),
-        ("image_folder", "median", "the source image_folder is no table; drop it"),
+        ("image_folder", "median", "the source image_folder is not a table; drop it"),
     ],
 )
 def test_what_empty_cells_become_is_taken_for_the_data_that_have_some(source, missing, said):

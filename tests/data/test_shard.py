@@ -119,7 +119,7 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
         files.check(index, sizes=False)
     for other in index.shards[1:]:
         files.path(other).unlink()
-    with pytest.raises(MissingInput, match=r"the index alone.*set storage.url"):
+    with pytest.raises(MissingInput, match=r"only the index.*set storage.url"):
         files.check(index)
     path.write_bytes(data)
     listed = tmp_path / "shards" / "index.json"

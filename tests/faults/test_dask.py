@@ -237,7 +237,7 @@ def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
     cluster.scheduler.kill()
     output, _ = stage.communicate()
     assert stage.returncode == 2, output
-    assert f"the Dask scheduler at {cluster.address} is gone" in output
+    assert f"the Dask scheduler ({cluster.address}) is gone" in output
     assert "Traceback" not in output, output
     cluster.go_on()
     write_params(sharded, PARAMS)

@@ -99,7 +99,7 @@ def test_a_file_that_may_not_be_so_large_is_reported(tmp_path, capsys, work):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     said = ended_with(capsys, limited)
-    assert said.startswith("DiskFull: no file may be that large here") and "ulimit -f" in said
+    assert said.startswith("DiskFull: the file is larger than allowed here") and "ulimit -f" in said
 
 
 def test_a_read_only_disk_is_reported(small_disk, array_settings, capsys):

@@ -87,7 +87,7 @@ def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
     refused = run(folder, "python", "-m", "flows.tuning", "--apply", code=2)
     assert answer.sentence in refused
-    assert "pipelines.tuned is there and says something else" in " ".join(refused.split())
+    assert "pipelines.tuned exists with other settings" in " ".join(refused.split())
     assert list_artifacts()[len(before) :].count(("tuning", "table")) == 2
 
 

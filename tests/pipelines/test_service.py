@@ -152,7 +152,7 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
         port = address.rpartition(":")[2]
         dispatcher, _ = start("dispatcher", "--workers", "1", "--port", port)
         with (
-            pytest.raises(ServiceFailed, match="keeps no journal"),
+            pytest.raises(ServiceFailed, match="has no journal"),
             explain_read_errors(stored["arrays"]),
         ):
             for _ in batches:

@@ -128,7 +128,7 @@ def test_an_object_or_index_that_is_missing_or_another_ones_is_named(arrays, tmp
 
 
 def test_without_the_url_the_index_alone_is_refused(arrays, arrays_in_store):
-    with pytest.raises(MissingInput, match=r"holds the index alone.* set storage.url"):
+    with pytest.raises(MissingInput, match=r"holds only the index.* set storage.url"):
         open_snapshot(arrays, arrays_in_store[0], "arrays")
 
 

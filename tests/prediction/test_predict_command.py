@@ -72,7 +72,7 @@ def test_predict_uses_the_model_of_the_run_that_is_named(
     shown = capsys.readouterr()
     assert "predict: 1 predictions in out.csv" in shown.out
     assert shown.err.endswith(
-        "predict: test accuracy 0.625 on 12 examples is not better beyond chance than a constant"
+        "predict: test accuracy 0.625 on 12 examples is not better, beyond chance, than a constant"
         " prediction's 0.5\n"
     )
     (row,) = csv.DictReader((tmp_path / "out.csv").open())
@@ -143,7 +143,7 @@ def test_the_only_trained_configuration_is_the_one_that_is_meant(tmp_path, monke
     assert choose("--name", "wide") == ".throughline/workspaces/wide/runs/p/model.keras"
     (run.results("q") / "model.keras").touch()
     assert choose("--name", "wide") is None
-    assert "--pipeline NAME must say which model is meant; trained in run wide are: p, q" in (
+    assert "choose a model with --pipeline NAME; trained in run wide: p, q" in (
         capsys.readouterr().err
     )
 
@@ -249,7 +249,7 @@ def test_a_folder_without_images_is_refused_and_other_files_are_counted(tmp_path
     (tmp_path / "sub" / "c.PNG").touch()
     (found,) = list_files(tmp_path, settings, find_encoding("image")).files
     assert found.id == "sub/c.PNG"
-    assert "passed over 1 .svg, 1 .txt: no images" in capsys.readouterr().err
+    assert "skipped 1 .svg, 1 .txt: not images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -124,4 +124,4 @@ def test_few_right_answers_of_few_examples_are_called_what_they_are():
     result = dataclasses.replace(made_up(TrainResult), metric="accuracy", held_out=held_out)
     good, bad = (dataclasses.replace(result, test={"accuracy": n / 15}) for n in (10, 8))
     assert describe_weakness(good) is None
-    assert "is not better beyond chance" in (describe_weakness(bad) or "")
+    assert "is not better, beyond chance" in (describe_weakness(bad) or "")

@@ -158,7 +158,8 @@ def test_what_a_store_says_to_a_worker_names_its_machine(in_a_worker, tmp_path):
     known = stage(tmp_path, program=describe_program(()))
     with pytest.raises(ObjectStoreFailed) as refused:
         run_task(known, pickle.dumps(refuse_to_read), TWO)
-    said = f"s3://box/2: no permission (HTTP 403) (said by a Dask worker at {os.uname().nodename})"
+    node = os.uname().nodename
+    said = f"s3://box/2: no permission (HTTP 403) (reported by a Dask worker at {node})"
     assert str(refused.value) == said
 
 

@@ -170,7 +170,7 @@ IN_XLA = "Out of memory while trying to allocate 98765432100 bytes. [Op:__infere
     [
         (ON_A_GPU, "GPU:0 has no memory left for a tensor of shape[128,112,112,96] and type half"),
         (ON_A_GPU, "of mobilenetv2/block_1_expand/convolution"),
-        (ON_A_GPU, "other programs on the same GPU"),
+        (ON_A_GPU, "end other programs that use this GPU"),
         (ON_A_GPU.replace("GPU:0", "CPU:0"), "CPU:0 has no memory left"),
         (IN_XLA, "the device has no memory left for 98,765,432,100 bytes. Lower batch_size"),
     ],

@@ -47,7 +47,7 @@ def test_an_object_that_is_missing_or_too_short_and_a_missing_bucket_are_named(b
     opened.write("short", b"12345")
     with pytest.raises(ObjectStoreFailed, match=f"{bucket_url}/none: there is no such object"):
         opened.read("none")
-    with pytest.raises(ObjectStoreFailed, match="short ends after 5 bytes, 12 are needed"):
+    with pytest.raises(ObjectStoreFailed, match="short ends after 5 bytes, but 12 are needed"):
         opened.read_range("short", start=2, length=10)
     with pytest.raises(ObjectStoreFailed, match="s3://other/x/a: there is no such"):
         open_store("s3://other/x").read("a")
@@ -87,8 +87,8 @@ def test_what_is_said_of_a_container_names_its_own_provider(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://host/x", "no bucket; expected s3://BUCKET/PREFIX"),
-        ("data/folder", "no bucket; expected s3://BUCKET/PREFIX"),
+        ("ftp://host/x", "not a bucket; expected s3://BUCKET/PREFIX"),
+        ("data/folder", "not a bucket; expected s3://BUCKET/PREFIX"),
         ("s3://KEY:abc/hidden+x@data/x", "credentials come from the env"),
         ("s3://data/x?sig=hidden", "credentials come from the env"),
     ],
@@ -207,8 +207,8 @@ def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fau
     ("refusal", "words", "of_head"),
     [
         ("301", "another region; set AWS_REGION to its own", "another region"),
-        ("400 ExpiredToken", r"credentials have ended, .* \(ExpiredToken\)", "ended.*HTTP 400"),
-        ("403 RequestTimeTooSkewed", "clocks .* differ too much", "check this machine's clock"),
+        ("400 ExpiredToken", r"credentials have expired .* \(ExpiredToken\)", "expired.*HTTP 400"),
+        ("403 RequestTimeTooSkewed", "clock differs too much", "check this machine's clock"),
     ],
 )
 def test_another_region_ended_credentials_and_a_wrong_clock_are_said(

@@ -116,7 +116,7 @@ def test_another_version_than_the_locked_one_is_refused(tmp_path):
     lock.write_text(f'[[package]]\nname = "numpy"\nversion = "{np.__version__}"\n')
     check_versions(LIBRARIES["build"], root=tmp_path)
     lock.write_text('[[package]]\nname = "numpy"\nversion = "0.1"\n')
-    said = f"numpy {np.__version__} is installed, .*uv.lock names 0.1"
+    said = f"numpy is {np.__version__}, but .*uv.lock names 0.1"
     with pytest.raises(WrongVersion, match=said):
         check_versions(LIBRARIES["build"], root=tmp_path)
 

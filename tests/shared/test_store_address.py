@@ -46,11 +46,11 @@ def test_what_can_be_written_sooner_or_later_is_taken():
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("./mlruns", r"\./mlruns is a folder, which MLflow writes no more: set .*; or unset it"),
+        ("./mlruns", r"\./mlruns is a folder: to let MLflow write there, set .*; or unset it"),
         ("mlruns", "is a folder"),
         ("file:///var/mlruns", "is a folder"),
-        ("http://me:s3cret@[::1", "is no address, such as http://HOST:5000"),
-        ("ftp://me:s3cret@host", "begins with ftp:, which MLflow knows no store for"),
+        ("http://me:s3cret@[::1", "is not an address such as http://HOST:5000"),
+        ("ftp://me:s3cret@host", "begins with ftp:, for which MLflow has no store"),
         ("postgresql+nodriver://me:s3cret@host/db", "needs the Python package nodriver"),
         ("mysql+pymysql://me:s3cret@host/db", "needs the Python package pymysql: install it"),
     ],

@@ -115,7 +115,7 @@ def check_taken_back(folder: Path) -> None:
     lock, indexes = (folder / "dvc.lock").read_bytes(), read_results(folder)[-1]
     verify = (sys.executable, "-m", "tasks.verify")
     said = run(folder, *verify, code=2)
-    found = re.search(r"set storage.url .* or write them here by `(dvc [^`]+)`", said)
+    found = re.search(r"set storage.url .* or write them here with `(dvc [^`]+)`", said)
     assert found, said
     run(folder, *found[1].split())
     run(folder, *verify)

@@ -248,7 +248,7 @@ def test_what_has_no_columns_is_not_predicted(listed, tmp_path):
     (tmp_path / "less.csv").write_text("path,size\na.png,1\n")
     _, counts = predict_rows(model, layout.root / "source" / "photos", tmp_path / "less.csv")
     assert [one.reason for one in counts.first] == [
-        "is no table, and the model sees columns of one as well",
+        "is not a table, but the model also needs columns of one",
         "no column color; known: path, size",
     ]
 
@@ -282,13 +282,13 @@ TEXTS = {"source": "text_table", "path": "x"}
     ("sections", "said"),
     [
         (PACKED, "texts with columns cannot be packed"),
-        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "numbers to predict cannot be packed"),
-        ({"window": {"tokens": 8}}, "data.numeric: window.tokens predicts the next token"),
+        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "to predict cannot be packed"),
+        ({"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the texts alone"),
         ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "has no columns"),
         ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),
         (
             {"data": {**TEXTS, "source": "table", "label_column": ["a", "b"]}},
-            "data.label_column: several columns are numbers",
+            "data.label_column: several columns must be numbers",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_same_question_is_answered_from_the_earlier_search(
     edited = (project / "params.yaml").read_text().replace("prefetch: 7", "prefetch: 8")
     (project / "params.yaml").write_text(edited)
     code, said, problem = command(project, "--apply")
-    assert code == 2 and "is there and says something else" in problem
+    assert code == 2 and "exists with other settings" in problem
     assert said.splitlines()[-1] == answer.sentence
 
 

@@ -32,7 +32,7 @@ PACKED = {"batch": BatchSettings(pack=64)}
         (("train.processes=3",), {}, {}, 0, "25 cannot be shared equally by 3 processes"),
         (("train.processes=5", "train.batch_multiple=2"), {}, {}, 0, "use a multiple of 5"),
         (("train.processes=5",), PACKED, {}, 0, r"batch\.pack: slices of 5 processes"),
-        (("train.processes=5",), {}, {"jit_compile": True}, 0, "jit_compile: XLA has no form"),
+        (("train.processes=5",), {}, {"jit_compile": True}, 0, "jit_compile: without GPUs, XLA"),
         (("train.processes=5",), {}, {"jit_compile": True}, 5, None),
         (("train.processes=5",), {}, {}, 2, "need a GPU each, and 2 are visible"),
     ],
@@ -60,7 +60,7 @@ def test_each_process_gets_a_gpu_that_is_visible_and_those_that_tensorflow_lacks
 def test_a_stream_is_refused(layout):
     params = params_of("train.processes=5")
     data = open_inputs(params, layout)
-    with pytest.raises(ImpossiblePlan, match="not those of a stream"):
+    with pytest.raises(ImpossiblePlan, match="batches of a stream cannot be shared"):
         open_input_pipeline(params, "naive", data, split="train", purpose="train")
 
 

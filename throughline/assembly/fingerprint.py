@@ -1,4 +1,4 @@
-"""The fingerprint of a training, by which an interrupted one is recognized, and user modules."""
+"""The fingerprint by which an interrupted training is recognized, and the user's modules."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,9 +27,9 @@ def training_fingerprint(
 ) -> dict[str, str]:
     """Return the parts of a training, each as a digest; all must match to resume a checkpoint.
 
-    The interval of checkpoints and the number of processes do not count. `code` covers the stage,
-    the model, its training and ops, with all project modules they import; `needs` are further files
-    and libraries that the user's code needs.
+    Fields in `NO_PART` do not count. `code` covers the stage, and the user's modules of the model,
+    its training and ops, with all project modules they import; `needs` are further files and
+    libraries that the user's code needs.
     """
     needs = needs or {}
     libraries = {*LIBRARIES["train"], *(name for _, op in params.ops for name in op.libraries)}
@@ -60,7 +60,7 @@ def training_fingerprint(
 
 
 def user_modules(params: Params) -> set[str]:
-    """Return the user's modules that hold the model, what it is trained with, and ops."""
+    """Return the user's modules that define the model, the objects it is trained with, and ops."""
     train = params.train
     named = [params.model.name, train.schedule, train.optimizer, train.loss]
     named += [*train.metrics, *train.callbacks]

@@ -1,4 +1,4 @@
-"""How a trained model is used: what train stores within model.keras."""
+"""Describes how to use a trained model; the train stage stores this within model.keras."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ..
 def make_inference_spec(
     params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
 ) -> InferenceSpec:
-    """Return how a configuration's model is used; `needs` is what loading its file takes."""
+    """Return how a configuration's model is used; `needs` is what loading its file requires."""
     targets = name_targets(params, data)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(
@@ -47,9 +47,9 @@ def make_inference_spec(
 
 
 def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
-    """Return a note about prepared data that changed since the model was trained, if any.
+    """Return a note about prepared data that changed since the model was trained, else None.
 
-    It names the classes, the columns, the medians of empty cells, and the tokenizer.
+    It says which changed: the classes, the columns, the medians of empty cells, the tokenizer.
     """
     changed = []
     if (layout.shards / INDEX).exists():
@@ -68,5 +68,5 @@ def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> s
         return None
     return (
         f"the data has changed since {name} was trained: {' and '.join(changed)}. The model is used"
-        f" with those of its training; `dvc repro train@{name}` trains it with today's"
+        f" with those of its training; `dvc repro train@{name}` trains it with the new ones"
     )

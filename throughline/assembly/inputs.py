@@ -29,7 +29,7 @@ from throughline.shared.limits import KEPT_SHARE, available_memory
 from throughline.training.replicas import count_training_gpus
 
 Purpose = Literal["train", "evaluate", "compare"]
-# Errors of a tf.data dispatcher without a journal, to a consumer or to a worker.
+# Errors of a tf.data dispatcher that was restarted without a journal, to consumers or workers.
 FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found")
 
 
@@ -47,7 +47,7 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
 def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
     """Return what to compute: for `train` everything, for `evaluate` nothing random.
 
-    For `compare`, return only the preprocessing and the ops that batches require.
+    For `compare`, return only the preprocessing and the ops that give examples one shape.
     """
     augment = data.bind_to_data(params.augment)
     if purpose != "train":
@@ -71,7 +71,7 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     """Return the windows of a time series; None for other data.
 
     Raises:
-      InvalidParams: A target is no column, or a split is shorter than one window.
+      InvalidParams: A target is not a column, or a split is shorter than one window.
     """
     shards = data.shards
     if not shards.schema.is_series:
@@ -82,7 +82,7 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
 
 
 def name_targets(params: Params, data: PreparedData) -> tuple[str, ...]:
-    """Return the columns of the numbers to predict; empty for classes."""
+    """Return the columns of the numbers to predict; empty for classes and next tokens."""
     schema, window = data.shards.schema, make_series_window(params, data)
     if window is not None:
         return tuple(schema.input.columns.names[column] for column in window.targets)
@@ -111,7 +111,7 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
     """Explain TensorFlow's read errors: damaged records, missing files, a restarted service.
 
-    With `shards` false, shards are not searched for what a model or op refuses.
+    Without `shards`, they are not searched after an InvalidArgumentError, which models raise, too.
 
     Raises:
       CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's own error.
@@ -132,9 +132,9 @@ def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[
     except tf.errors.NotFoundError as error:
         if FORGOTTEN.search(error.message):
             raise ServiceFailed(
-                "the dispatcher of the tf.data service was started again, and keeps no journal of"
-                " what it has handed out; start it with --work-dir. The same command goes on from"
-                " the last checkpoint"
+                "the dispatcher of the tf.data service was restarted, and has no journal of what it"
+                " has handed out; start it with --work-dir. The same command continues from the"
+                " last checkpoint"
             ) from error
         missing = error.message.splitlines()[0]
         raise MissingInput(
@@ -174,11 +174,11 @@ def open_input_pipeline(
 ) -> InputPipeline:
     """Open the input pipeline of configuration `name`; `address` is that of its tf.data service.
 
-    Purposes other than `train` read in storage order, without the service; only the comparison of
-    the training split uses it.
+    Purposes other than `train` read in storage order. Only the training split uses the service,
+    and not to `evaluate`.
 
     Raises:
-      ImpossiblePlan: A cache would not fit into memory, or several processes would read one stream.
+      ImpossiblePlan: The plan does not fit the memory, the amount of data, or the processes.
       StaleSnapshot: The configuration reads more of the snapshot than it stores.
     """
     config = params.pipelines[name]
@@ -194,9 +194,9 @@ def open_input_pipeline(
         worker = TrainingWorker(on_host=worker.on_host)
     if worker.multiple > 1 and not plan.seekable:
         raise ImpossiblePlan(
-            f"pipelines.{name}: batches of a snapshot or of indexed shards can be shared by"
-            " processes and cut to a multiple, not those of a stream; use `read: snapshot` or"
-            " `indexed_shards`, or train.processes and train.batch_multiple of 1"
+            f"pipelines.{name}: batches of a stream cannot be shared by processes or cut to a"
+            " multiple; use `read: snapshot` or `read: indexed_shards`, or set train.processes and"
+            " train.batch_multiple to 1"
         )
     pipeline = InputPipeline(
         plan=plan,
@@ -213,7 +213,7 @@ def open_input_pipeline(
 
 
 def training_worker(params: Params) -> TrainingWorker:
-    """Return this process's place among the training processes; the first, before they start.
+    """Return this process's place among the training processes: the first, before they start.
 
     Raises:
       ImpossiblePlan: TF_CONFIG and the parameters contradict each other.
@@ -247,10 +247,10 @@ def _read_stored(data: PreparedData, split: str) -> PipelineConfig:
 
 
 def check_memory(pipelines: Sequence[InputPipeline]) -> None:
-    """Check that what the pipelines keep together fits into this worker's memory.
+    """Check that what all pipelines keep fits into `KEPT_SHARE` of this worker's memory.
 
     Raises:
-      ImpossiblePlan: It does not; the message gives the sizes.
+      ImpossiblePlan: It does not; the message gives both sizes.
     """
     kept = {
         one.split: estimate_kept_bytes(one.plan, one.data, one.split, where="memory")
@@ -260,7 +260,7 @@ def check_memory(pipelines: Sequence[InputPipeline]) -> None:
     if needed > KEPT_SHARE * available:
         which = f"{' and '.join(kept)} split{'s' if len(kept) > 1 else ''}"
         raise ImpossiblePlan(
-            f"{pipelines[0].plan}: the {which} would take {needed / 2**30:,.1f} GiB of memory,"
-            f" {available / 2**30:,.1f} GiB are available; use `cache: {{where: disk}}` or `read:"
-            " snapshot`"
+            f"{pipelines[0].plan}: the {which} would take {needed / 2**30:,.1f} GiB of memory, but"
+            f" may take {KEPT_SHARE * available / 2**30:,.1f} GiB ({KEPT_SHARE:.0%} of what is"
+            " available); use `cache: {where: disk}` or `read: snapshot`"
         )

@@ -82,9 +82,9 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
     columns, learned = data.shards.schema.columns, spec.schema.columns
     if learned.names and (columns.names, columns.categories) != (learned.names, learned.categories):
         raise UnknownModel(
-            f"model.from: {path} was trained on other columns, or on other categories in them:"
-            f" {', '.join(learned.names)}. Make them alike by data.numeric, data.categorical and"
-            " data.ignore, or train without `from`"
+            f"model.from: {path} was trained on other columns, or on other categories in them; its"
+            f" columns: {', '.join(learned.names)}. Select these with data.numeric,"
+            " data.categorical and data.ignore, or train without `from`"
         )
     tokenizer = read_tokenizer(path, spec)
     if tokenizer and not _makes_same_tokens(params, data, *tokenizer):
@@ -92,7 +92,7 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
         file = f", model: FILE}}` and `unzip -p {path} {TOKENIZER} > FILE" if content else "}"
         raise UnknownModel(
             f"model.from: {path} was trained with another tokenizer, and its tokens have other"
-            f" numbers. Take that one, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`, or"
+            f" numbers. Use that one, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`, or"
             " train without `from`"
         )
 
@@ -124,10 +124,7 @@ def infer_target(params: Params, data: PreparedData) -> Target:
 
 
 def _describe_numbers(values: np.ndarray, shape: tuple[int, ...]) -> Target:
-    """Return the target of numbers, with mean and scale of `values` (rows, targets).
-
-    The scale of a constant target is 1.
-    """
+    """Return the target of numbers: mean and scale (1 if constant) of `values` (rows, targets)."""
     values = np.asarray(values, np.float64)
     scale = values.std(axis=0)
     return Target(

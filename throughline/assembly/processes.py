@@ -31,7 +31,7 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
         )
     if params.train.jit_compile and not gpus:
         raise ImpossiblePlan(
-            f"train.jit_compile: XLA has no form of what {count} processes exchange without GPUs"
+            f"train.jit_compile: without GPUs, XLA cannot compile what {count} processes exchange"
             " (train.processes); set it to false"
         )
     if 0 < gpus < count and len(list_addresses(os.environ)) != count:
@@ -44,7 +44,8 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
 def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas | None:
     """Join the processes that train or measure configuration `name`; alone if there are no others.
 
-    Return None after running all of them on this host, each by `stage`, a module and its options.
+    If they are not started yet, run them all on this host, each as `stage`, a module and its
+    options, and return None when they have ended.
 
     Raises:
       ImpossiblePlan: This number of processes cannot train it.

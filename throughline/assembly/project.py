@@ -22,7 +22,7 @@ from throughline.training.compiling import compile_model
 
 
 class Project:
-    """The project in `root`, with stages up to `snapshot` done; `overrides` are as after --set.
+    """The project in `root`, with stages up to `snapshot` done; `overrides` are those of --set.
 
     Raises:
       InvalidParams: params.yaml or an override is wrong.
@@ -30,7 +30,7 @@ class Project:
 
     def __init__(self, root: Path = Path(), overrides: Sequence[str] = ()) -> None:
         params = load_params(root / PARAMS_FILE, overrides=overrides)
-        # A custom loop is as many processes as TF_CONFIG says, and starts no others.
+        # A custom loop runs in as many processes as TF_CONFIG says, and starts no others.
         processes = training_worker_from_tf_config(os.environ).count
         train = params.train.model_copy(update={"processes": processes})
         self.params = replace(params, train=train)
@@ -64,7 +64,7 @@ class Project:
         address = config.service.address if config.service else ""
         if config.service and not address and purpose != "evaluate" and split == "train":
             raise ImpossiblePlan(
-                f"pipelines.{name}.service: stages start its workers, a loop of one's own does not;"
+                f"pipelines.{name}.service: only stages start its workers; for a loop of your own,"
                 " start it yourself (python -m throughline.pipelines.service) and give its address,"
                 " or leave it out with service=None"
             )

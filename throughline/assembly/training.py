@@ -68,7 +68,7 @@ class TrainingOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTraining:
-    """A training that goes on from `start`, whose weights its network has."""
+    """A training that continues from `start`; its network has the weights of that position."""
 
     train_function: StepFunction
     network: keras.Model
@@ -174,7 +174,7 @@ def prepare(
     settings: TrainSettings,
     replicas: Replicas,
 ) -> PreparedTraining:
-    """Build the model to train, check that it can be trained so, and restore the checkpoint."""
+    """Build the model to train, check its settings, and restore the checkpoint."""
     feed, held_out = Feed.of(pipelines.train, settings), pipelines.validation.dataset()
     with explain_losses(replicas.worker), replicas.scope():
         model = make_step_model(models, settings, feed)
@@ -219,7 +219,7 @@ def run_epochs(
     """Train from the start position to the end, and return what that used of the machine."""
     train_function, start, epochs = training.train_function, training.start, settings.epochs
     if checkpoints.ended:
-        echo_fact("the interrupted training has no step left; what follows its last epoch goes on")
+        echo_fact("the interrupted training has no step left; continuing after its last epoch")
     elif start != Position():
         echo_fact(f"resuming interrupted training at epoch {start.epoch + 1}, step {start.step:,}")
     first = start.epoch * pipeline.steps_per_epoch + start.step
@@ -255,7 +255,7 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
-    """Check, before the first step, that the metrics of a first batch have what will be watched.
+    """Check, before the first step, that a first batch has all metrics that are needed later.
 
     Raises:
       UnknownModel: There is no such metric.

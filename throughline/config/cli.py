@@ -36,7 +36,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """What a command that uses a trained model gets; `trusted`: this project trained it."""
+    """What a command that uses a trained model receives; `trusted`: this project trained it."""
 
     model: Path
     trusted: bool
@@ -45,9 +45,9 @@ class TrainedModelContext:
 
 
 def check_started_stage() -> None:
-    """Check parameters and --pipeline of the started stage before its slow imports.
+    """Check params.yaml and --pipeline of the started stage before its slow imports.
 
-    The stage itself reports everything else, and reads the parameters of a run with changes.
+    The stage itself reports everything else, and checks the parameters of a run given with --name.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--pipeline", "--name"):
@@ -64,7 +64,7 @@ def check_started_stage() -> None:
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors.
 
-    Imports no TensorFlow. With `of_runs`, the stage takes --name.
+    Imports no TensorFlow. With `of_runs`, the stage accepts --name.
     """
     opened = options_stage_cli(command, add_run_option if of_runs else None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
@@ -95,7 +95,7 @@ def options_stage_cli(
 
 @contextmanager
 def refuse_early_exit() -> Iterator[None]:
-    """Treat an exit without an error as one, because the stage has not written its outputs.
+    """Turn an exit without an error into an error: the stage has not written its outputs.
 
     Raises:
       InvalidCode: User code ended the process; the message names the line.
@@ -107,8 +107,8 @@ def refuse_early_exit() -> Iterator[None]:
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise InvalidCode(
-            f"{where.filename}, line {where.lineno}: {where.line} ends the stage before its end; to"
-            " end a training early set self.model.stop_training = True in a callback"
+            f"{where.filename}, line {where.lineno}: {where.line} exits before the stage is done;"
+            " to end a training early, set self.model.stop_training = True in a callback"
         ) from error
 
 
@@ -116,7 +116,7 @@ def refuse_early_exit() -> Iterator[None]:
 def command_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
-    """Like `stage_cli`, for a command that is no stage, with options that `add` declares."""
+    """Like `stage_cli`, for a command that is not a stage, with options that `add` declares."""
     _start_process()
     with report_user_errors():
         parser = _parser(command)
@@ -151,10 +151,10 @@ def trained_model_cli(
 ) -> Iterator[TrainedModelContext]:
     """Parse the command line of a command that uses a trained model.
 
-    The model's file holds all that it needs. Imports no TensorFlow; the block may.
+    The model's file replaces params.yaml. Imports no TensorFlow; the block may.
 
     Raises:
-      MissingInput: There is no such model; says what to run, and which models there are.
+      MissingInput: No such run or model, or several models without --pipeline; says what to do.
     """
     _start_process()
     with report_user_errors():
@@ -164,10 +164,10 @@ def trained_model_cli(
         which.add_argument(
             "--pipeline",
             metavar="NAME",
-            help="a key of `pipelines:`: the model of that training; may be left out where there is"
-            " no other",
+            help="a key of `pipelines:` whose trained model to use; not needed if only one is"
+            " trained",
         )
-        which.add_argument("--model", type=Path, metavar="FILE", help="any model.keras of a run")
+        which.add_argument("--model", type=Path, metavar="FILE", help="a model.keras of any run")
         add_run_option(parser)
         add(parser)
         options = parser.parse_args()
@@ -186,15 +186,15 @@ def trained_model_cli(
 
 @contextmanager
 def _explain_run(name: str | None) -> Iterator[None]:
-    """Add to errors about `dvc repro` where run `name` has its files and what makes them."""
+    """Add to errors that advise `dvc repro` where run `name` keeps its files and how to redo it."""
     try:
         yield
     except UserError as error:
         if name and "`dvc repro" in str(error):
             error.args = (
-                f"{error}. These are paths in {WORKSPACES / name}; what makes them there is not DVC"
-                f" in the project but the command of that run, with --name {name} and its --overlay"
-                " and --set",
+                f"{error}. These are paths in {WORKSPACES / name}; to redo what is there, instead"
+                f" of `dvc repro`, repeat the command of that run, with --name {name} and its"
+                " --overlay and --set",
             )
         raise
 
@@ -203,7 +203,7 @@ def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
     """Return the configuration of --pipeline, or the only trained one.
 
     Raises:
-      MissingInput: It is not trained, or several are; says how to train it, or names them.
+      MissingInput: It is not trained; or it is not named, and none or several are trained.
     """
     trained = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
     chosen, run = options.pipeline, options.name
@@ -212,14 +212,14 @@ def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
     if chosen in trained:
         return chosen
     where = f"in run {run}" if run else "in this project"
-    known = f"trained {where} are: {', '.join(trained)}" if trained else f"none is trained {where}"
+    known = f"trained {where}: {', '.join(trained)}" if trained else f"none is trained {where}"
     if trained and not chosen:
-        raise MissingInput(f"--pipeline NAME must say which model is meant; {known}")
+        raise MissingInput(f"choose a model with --pipeline NAME; {known}")
     train = (
         f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}` with the"
         " --overlay and --set of that run"
         if run
-        else f"run `dvc repro train@{chosen or 'NAME'}`, or --name a run with changes"
+        else f"run `dvc repro train@{chosen or 'NAME'}`, or give --name of a run with changes"
     )
     raise MissingInput(
         f"{layout.results(chosen) / MODEL_FILE} does not exist; {train}; {known}"
@@ -232,7 +232,7 @@ def add_run_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="RUN",
-        help="read what the run with changes of this name has written (`flows.* --name RUN`)",
+        help="use the files of the run with changes of this name (`flows.* --name RUN`)",
     )
 
 
@@ -246,7 +246,7 @@ def find_run(name: str) -> Layout:
     if name not in known:
         raise MissingInput(
             f"--name {name}: there is no such run of this project;"
-            f" {did_you_mean(name, known) if known else 'there are none with changes.'}"
+            f" {did_you_mean(name, known) if known else 'no run with changes exists'}"
         )
     return Layout().run(name)
 
@@ -270,25 +270,25 @@ def parse_command(command: Callable[[], None]) -> None:
 
 
 def _start_process() -> None:
-    """Collect garbage again, hide TensorFlow's startup messages, and let output be UTF-8."""
+    """Resume garbage collection, hide TensorFlow's startup messages, and set output to UTF-8."""
     collect_garbage_as_usual()
     hide_tensorflow_chatter()
     out = sys.stdout
-    # Within a flow, output is UTF-8 already. A process forked from a server with another output
-    # cannot change it.
+    # Within a flow, output is UTF-8 already. A process forked from a server of another encoding
+    # cannot change its output's.
     if isinstance(out, TextIOWrapper) and (out.encoding, out.errors) != UTF8_MODE:
         with suppress(OSError):
             out.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _stage_of(command: Callable[[], None]) -> str:
-    """Return the stage's name in dvc.yaml; a module must not be named `profile`."""
+    """Return the stage's name in dvc.yaml; a module `profile` would shadow Python's own."""
     stem = Path(inspect.getfile(command)).stem
     return "profile" if stem == "profiling" else stem
 
 
 def clear_after_kills(layout: Layout) -> None:
-    """Remove temporary files and caches that killed stages left, but not what can be continued."""
+    """Remove temporary files and caches of killed stages, but nothing that can be continued."""
     clear_scratch(layout.root)
     data, runs = layout.root / "data", layout.root / "runs"
     for folder in (layout.root, data, *data.glob("*/"), *runs.glob("*/"), layout.report):

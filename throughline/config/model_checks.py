@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from throughline.config.params import Params
 
 NEXT_TOKENS = "next tokens"
-# What built-in models take, by the data's modality, or predict. The first that fits is `auto`;
-# `emulated` takes everything.
+# The kinds of data that each built-in model takes, or NEXT_TOKENS if it predicts those. `emulated`
+# takes everything.
 BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "small_cnn": ("images",),
     "mlp": ("images", "numbers"),
@@ -31,13 +31,13 @@ BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "transformer_decoder": (NEXT_TOKENS,),
     "emulated": (),
 }
-VALUES = ("tfds", "tfrecord", "arrays")  # sources whose labels tell what is predicted
+VALUES = ("tfds", "tfrecord", "arrays")  # sources whose labels decide between class and number
 # Arguments of keras.applications that follow from the data, or have keys of their own.
 FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_activation", "name")
 
 
 def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
-    """Return the built-in models that fit; the first is `auto`."""
+    """Return the built-in models that fit; `auto` is the first, or the source's `auto_model`."""
     wanted = encoding.modality if window.tokens is None else NEXT_TOKENS
     return tuple(name for name, takes in BUILT_IN_MODELS.items() if wanted in takes)
 
@@ -56,22 +56,22 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
 def _find_file_problems(model: ModelSettings) -> Iterator[str]:
     for key, name in (("from", model.from_file), ("weights", model.weights)):
         if name and not Path(name).is_file():
-            yield f"model.{key}: {name} is no file; a path is absolute, or relative to the project"
+            yield f"model.{key}: {name} is not a file (absolute, or relative to the project)"
     if model.from_file and (model.name != "auto" or model.options or model.weights):
         yield (
-            "model.from: the file says what the network is; leave out model.name, model.options and"
+            "model.from: the file defines the network; leave out model.name, model.options and"
             " model.weights"
         )
 
 
 def _find_scaling_problems(params: Params) -> Iterator[str]:
-    """Check ops that scale the input of a keras.applications model which scales it itself."""
+    """Report ops that scale the input of a keras.applications model that scales it itself."""
     model = params.model
     within = model.options.get("include_preprocessing") and ":" not in model.name
     if within or model.name.startswith("EfficientNetB"):
         yield from (
             f"postprocess: {model.name} scales its input itself, from 0 to 255; leave out"
-            f" {op.name}, with nothing else in it: `postprocess: []`"
+            f" {op.name}; without other ops, write `postprocess: []`"
             for op in params.postprocess
             if isinstance(op, Rescale | Standardize)
         )
@@ -83,29 +83,29 @@ def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
         return []
     if name == "auto":
         return [
-            f"model.name: no built-in model takes {encoding.noun}; write your own:"
+            f"model.name: no built-in model takes {encoding.noun}; name a function of your own as"
             " package.module:function"
         ]
     if ":" not in name:
         known = model_names()
         if name not in known:
             return [
-                f"model.name: {name} is not a model; {did_you_mean(name, known)} (your own:"
+                f"model.name: {name} is not a model; {did_you_mean(name, known)} (name your own as"
                 " package.module:function)"
             ]
         takes = BUILT_IN_MODELS.get(name, ("images",))  # others are of keras.applications
         if (NEXT_TOKENS in takes) != (params.window.tokens is not None):
             predicts = "predicts" if NEXT_TOKENS in takes else "does not predict"
             return [
-                f"model.name: {name} {predicts} next tokens, and window.tokens is"
-                f" {params.window.tokens or 'absent'}; use auto, or your own"
+                f"model.name: {name} {predicts} next tokens, but window.tokens is"
+                f" {params.window.tokens or 'absent'}; use auto, or a model of your own"
             ]
         if not takes or NEXT_TOKENS in takes or encoding.modality in takes:
             return []
         fitting = list_fitting_models(encoding, params.window)
         return [
-            f"model.name: {name} takes {' and '.join(takes)}, the source has {encoding.noun}; use"
-            f" auto, {', '.join(fitting)}, or your own"
+            f"model.name: {name} takes {' and '.join(takes)}, but the source has {encoding.noun};"
+            f" use auto, {', '.join(fitting)}, or a model of your own"
         ]
     return [*_find_module_problems("model.name", name)]
 
@@ -137,19 +137,19 @@ def _find_compile_problems(train: TrainSettings) -> Iterator[str]:
                 close = get_close_matches(plain, known, n=1)
                 hint = f"did you mean {known[close[0]]}?" if close else "see keras.io/api"
                 yield (
-                    f"train.{key}: {name} is none of Keras' {module}; {hint} (your own:"
+                    f"train.{key}: {name} is not one of Keras' {module}; {hint} (name your own as"
                     " package.module:name)"
                 )
 
 
 def _plain(name: str) -> str:
-    """Remove what spellings of a name differ in: AdamW, adam_w."""
+    """Return a name in the spelling in which AdamW and adam_w are equal."""
     return name.replace("_", "").lower()
 
 
 @cache
 def _list_keras_names(module: str) -> Mapping[str, str]:
-    """Return a Keras module's names and short names, by plain name; empty without its source."""
+    """Return a Keras module's names and aliases by plain name; empty without Keras' source."""
     keras = find_source("keras")
     if keras is None:
         return {}
@@ -163,7 +163,7 @@ def _list_keras_names(module: str) -> Mapping[str, str]:
 
 
 def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
-    """Check the metric of early stopping, unless the user's builder or file may add metrics."""
+    """Check early stopping's metric, unless the user's builder, file or `metrics` add others."""
     stopping, model = params.train.early_stopping, params.model
     if not stopping or ":" in model.name or model.from_file or params.train.metrics != ["auto"]:
         return
@@ -176,7 +176,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
 
 
 def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
-    """Return why early stopping cannot watch this metric, of training or validation, or None."""
+    """Return why early stopping cannot monitor this name; None for `metrics`, also with val_."""
     known = [*(f"val_{name}" for name in metrics), *metrics]
     if monitor in known:
         return None
@@ -188,7 +188,7 @@ def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
 
 
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
-    """List options that the model's builder does not take; its source is read, not run.
+    """List options that the model's builder does not accept; its source, if any, is read, not run.
 
     Raises:
       InvalidCode: The source is not Python.
@@ -197,8 +197,8 @@ def find_option_problems(model: ModelSettings) -> Iterator[str]:
     if taken is None:
         return
     for key in (key for key in model.options if key not in taken):
-        hint = did_you_mean(key, taken) if taken else "it takes none"
-        yield f"model.options.{key}: {model.name} does not take it; {hint}"
+        hint = did_you_mean(key, taken) if taken else "it has none"
+        yield f"model.options.{key}: {model.name} has no such option; {hint}"
 
 
 def _read_arguments(name: str) -> list[str] | None:

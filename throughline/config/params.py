@@ -1,7 +1,8 @@
 """Loads params.yaml, applies overrides, and checks everything at once before anything runs.
 
-A problem is one line that begins with its path in the file. All are found together: unknown keys
-(with the nearest valid one), wrong types, unknown ops, and impossible combinations.
+A problem is one line that begins with the path of its key. Problems are found together: unknown
+keys (with the nearest valid one), wrong types, unknown ops; if there are none, impossible
+combinations.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ from throughline.shared.errors import InvalidParams, UnknownPipeline, did_you_me
 
 OpSpec = str | dict[str, Any]
 OP_SECTIONS = ("preprocess", "augment", "postprocess")
-# Default ops by the encoding of examples; the defaults of images are those of the fields.
+# Default ops by the encoding of examples; `ParamsDocument` has the defaults for images.
 USUAL_OPS: Mapping[str, Mapping[str, list[OpSpec]]] = {
     "numbers": {"postprocess": ["standardize", "categories"]},
     "series": {"postprocess": ["standardize"]},
@@ -67,9 +68,9 @@ class ParamsDocument(Settings):
     data: DataSettings
     shard: ShardSettings = ShardSettings()
     preprocess: list[OpSpec] = Field(default=["decode"])
-    """deterministic ops, in order; what a snapshot stores and a cache may keep; `decode` comes
-    first and may be left out; auto, or left out: of texts their first 512 bytes as tokens, or all
-    where `window.tokens` is set, else `decode` alone
+    """deterministic ops, in order; a snapshot stores their results, and a cache may keep them;
+    `decode` comes first and may be left out; auto, or left out: for texts, the first 512 bytes as
+    tokens, or all bytes where `window.tokens` is set; else `decode` alone
     """
     augment: list[OpSpec] = Field(default=[])
     """random ops, drawn again each epoch from (seed, epoch, example); auto, or left out: none"""
@@ -77,9 +78,9 @@ class ParamsDocument(Settings):
     storage: StorageSettings = StorageSettings()
     window: WindowSettings = WindowSettings()
     postprocess: list[OpSpec] = Field(default=["rescale"])
-    """ops that turn what is stored into floats, last; on the host or on the device as a
-    configuration says; auto, or left out: of tables [standardize, categories], of series
-    [standardize], of texts none
+    """last ops, which turn stored values into floats, on the host or on the device
+    (`postprocess_on`); auto, or left out: [standardize, categories] for tables, [standardize] for
+    series, none for texts, else [rescale]
     """
     batch_size: int = Field(default=256, ge=1)
     """examples per train step"""
@@ -132,7 +133,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     """Validate a parameter document.
 
     Raises:
-      InvalidParams: Lists every problem, each beginning with the file and the path of the key.
+      InvalidParams: Lists every problem as file, path of the key, and what is wrong.
     """
     problems: list[str] = []
     document = _drop_automatic_ops(document)
@@ -171,10 +172,10 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
 def check_pipelines_exist(
     known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
 ) -> None:
-    """Check that names which an option gives are configurations.
+    """Check that the names given with `option` are configurations.
 
     Raises:
-      UnknownPipeline: Names the unknown one, and those that exist.
+      UnknownPipeline: Names the first unknown one, and those that exist.
     """
     known = list(known)
     for name in names:
@@ -231,7 +232,7 @@ def find_read_fraction(configs: Iterable[PipelineConfig]) -> float:
 
 
 def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
-    """Parse a list of ops, adding to `problems`; None if it is no list."""
+    """Parse a list of ops, and add to `problems`; None if `specs` is not a list."""
     if not isinstance(specs, list):
         problems.append(f"{section}: expected a list of ops, such as [decode]; found {specs!r}")
         return None
@@ -264,9 +265,8 @@ def _format_error(item: Any) -> str:
         fields = _fields_at(loc[:-1])
         hint = did_you_mean(str(loc[-1]), fields)
         if "options" in fields:
-            hint += (
-                f" An argument of the builder is {'.'.join(map(str, loc[:-1]))}.options.{loc[-1]}"
-            )
+            section = ".".join(map(str, loc[:-1]))
+            hint += f" An argument of the builder goes to {section}.options.{loc[-1]}"
         return f"{where} is not a field; {hint}"
     if item["type"] == "missing":
         return f"{where} is missing"

@@ -49,12 +49,12 @@ def find_problems(params: Params) -> list[str]:
     """List problems that concern more than one key."""
     names = [op.name for op in params.preprocess]
     found = [
-        f"preprocess: {op.name} is random; what is stored must be deterministic, move it to augment"
+        f"preprocess: {op.name} is random, but its results are stored; move it to augment"
         for op in params.preprocess
         if op.random
     ]
     found += [
-        f"augment: {op.name} is deterministic; do it once, in"
+        f"augment: {op.name} is deterministic; move it to"
         f" {'postprocess' if op.device or op.on_labels else 'preprocess'}"
         for op in params.augment
         if not op.random
@@ -65,7 +65,7 @@ def find_problems(params: Params) -> list[str]:
         if op.random
     ]
     if names[:1] != ["decode"] or names.count("decode") != 1:
-        found.append("preprocess: `decode` comes first, once, or is left out, which means the same")
+        found.append("preprocess: `decode` must come first and only once, or be left out")
     if params.data.split.validation + params.data.split.test >= 1:
         found.append("data.split: validation and test together leave nothing to train on")
     if params.data.split.validation == 0:
@@ -84,8 +84,7 @@ def find_problems(params: Params) -> list[str]:
     mixing = [op.name for op in params.augment if op.mixes_labels]
     if mixing and "one_hot" not in [op.name for op in params.postprocess]:
         found.append(
-            f"postprocess: {mixing[0]} mixes labels, which needs them as vectors everywhere; add"
-            " `one_hot`"
+            f"postprocess: {mixing[0]} mixes labels, so that all must be vectors; add `one_hot`"
         )
     for name, config in params.pipelines.items():
         if not name.isidentifier():
@@ -130,25 +129,25 @@ def _find_task_problems(params: Params) -> Iterator[str]:
     if encoding.storage != "blocks":
         set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
         yield from (
-            f"window.{key}: the source {params.data.source} is no time series, which alone is cut"
-            " into windows; drop it, or set data.source to time_series"
+            f"window.{key}: only time series have it, and the source {params.data.source} is not"
+            " one; drop it, or set data.source to time_series"
             for key in sorted(set_here)
         )
     kind, source = params.data.label_kind, params.data.source
     if kind in ("class", "number") and not SOURCES[source].label_kind:
         yield (
-            f"data.label_kind: {kind} is for tables, JSON lines, records and arrays, and {source}"
-            " shows by itself what its labels are; drop it"
+            f"data.label_kind: {kind} is for tables, JSON lines, records and arrays; the source"
+            f" {source} itself determines what its labels are; drop it"
         )
     if len(params.data.label_columns) > 1 and kind != "number":
         yield (
-            "data.label_column: several columns are numbers to predict; set data.label_kind:"
-            " number, or name one"
+            "data.label_column: several columns must be numbers to predict; set data.label_kind:"
+            " number, or name one column"
         )
     if kind == "none" and (not text or params.window.tokens is None):
         yield (
-            "data.label_kind: none leaves nothing to predict but the next token of a text; set"
-            " window.tokens, such as 256, or another label_kind"
+            "data.label_kind: none is only for predicting the next tokens of texts; for texts, set"
+            " window.tokens, such as 256; else set another label_kind"
         )
 
 
@@ -158,7 +157,7 @@ def _find_column_problems(params: Params) -> Iterator[str]:
     in_table, series = SOURCES[data.source].in_table, encoding.storage == "blocks"
     key = "numeric" if data.numeric else "categorical" if data.categorical else ""
     if data.missing != "reject" and not (in_table or series):
-        yield f"data.missing: the source {data.source} is no table; drop it"
+        yield f"data.missing: the source {data.source} is not a table; drop it"
     if key and not (in_table or series):
         yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
     if not _is_listed(data):
@@ -166,16 +165,16 @@ def _find_column_problems(params: Params) -> Iterator[str]:
     if not key and data.missing != "reject":
         yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
     if data.ignore:
-        yield f"data.ignore: columns of {data.source} that are not named are left out; drop it"
+        yield f"data.ignore: {data.source} leaves out all columns that are not named; drop it"
     if params.window.tokens is not None and (key or data.label_kind == "number"):
         yield (
-            f"data.{key or 'label_kind'}: window.tokens predicts the next token of texts, whatever"
-            " is next to them; drop one of both"
+            f"data.{key or 'label_kind'}: window.tokens trains on the texts alone, without other"
+            " columns; drop one of the two"
         )
 
 
 def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
-    """Check that data and training have what a configuration asks for."""
+    """Check that data and training have what a configuration needs."""
     if config.read == "files" and is_address(params.data.path):
         yield "read: files are read from a local folder only, and data.path is a bucket; use shards"
     if config.read == "files" and find_source_encoding(params.data).storage != "files":
@@ -191,24 +190,24 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
     stored, gzip = params.snapshot.stored_fraction, params.shard.compression == "gzip"
     if config.read == "snapshot" and config.snapshot.fraction < 1 and stored == 1 and gzip:
         yield (
-            "snapshot.fraction: what is not read of the snapshot is decoded from uncompressed"
-            " shards; set shard.compression to none"
+            "snapshot.fraction: rows that are not read from the snapshot are decoded from"
+            " uncompressed shards; set shard.compression to none"
         )
     if config.read == "snapshot" and config.snapshot.fraction > stored:
         yield (
-            f"snapshot.fraction: reads {config.snapshot.fraction:g} of the snapshot, of which"
-            f" {stored:g} is stored; raise snapshot.fraction, or set it to auto"
+            f"snapshot.fraction: reads {config.snapshot.fraction:g} of the rows, but the snapshot"
+            f" stores {stored:g}; raise the top-level snapshot.fraction, or set it to auto"
         )
     if config.snapshot_on == "device" and params.train.jit_compile:
-        yield ("snapshot_on: the index shuffle has no XLA form; set train.jit_compile to false")
+        yield "snapshot_on: XLA cannot compile the index shuffle; set train.jit_compile to false"
 
 
 def _find_storing_problems(params: Params) -> list[str]:
-    """List problems of `snapshot.fraction`, unless a configuration with that fraction has them."""
+    """List problems of `snapshot.fraction`, unless a configuration with that value reports them."""
     stored = params.snapshot.stored_fraction
     if stored < 1 and params.shard.compression == "gzip":
         return [
-            "snapshot.fraction: what is not stored is decoded from uncompressed shards; set"
+            "snapshot.fraction: rows that are not stored are decoded from uncompressed shards; set"
             " shard.compression to none"
         ]
     if stored in [config.snapshot.fraction for config in params.pipelines.values()]:
@@ -217,7 +216,7 @@ def _find_storing_problems(params: Params) -> list[str]:
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """Check that user data is outside the folder of `fetch`, or in a readable bucket."""
+    """Check that the user's own data are outside of `RAW`, or in a bucket that can be read."""
     if is_address(params.data.path):
         return _find_address_problems(params)
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
@@ -231,7 +230,7 @@ def _find_path_problems(params: Params) -> list[str]:
         else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
     )
     return [
-        f"data.path: {params.data.path} is in {RAW}, which is for what data.fetch gets.{fetched}"
+        f"data.path: {params.data.path} is in {RAW}, which is for data.fetch only.{fetched}"
         " Move data of your own elsewhere, such as my/data, and set data.path to it"
     ]
 
@@ -241,7 +240,7 @@ def _find_address_problems(params: Params) -> list[str]:
     scheme = path.partition("://")[0]
     if importlib.util.find_spec(f"dvc_{scheme}") is None:
         found.append(
-            f"data.path: DVC, which compares what is listed in the bucket, needs dvc-{scheme} for"
+            f"data.path: DVC, which watches the bucket for changes, needs dvc-{scheme} for"
             f" {scheme}://; `pip install dvc-{scheme}`"
         )
     if not SOURCES[source].in_bucket:
@@ -266,10 +265,10 @@ def _find_source_problems(params: Params) -> list[str]:
 
 
 def _find_bucket_problems(params: Params) -> list[str]:
-    """Check that neither the snapshot's columns nor the data are below the other's URL."""
+    """Check that neither of `storage.url` and `data.path` is below the other."""
     url, path = params.storage.url, params.data.path
     if not url or not is_address(path):
         return []
     columns, data = f"{url}/", f"{to_store_url(path)}/"
     apart = not columns.startswith(data) and not data.startswith(columns)
-    return [] if apart else ["storage.url: data.path is there, too; name a prefix of its own"]
+    return [] if apart else ["storage.url: it overlaps with data.path; name a separate prefix"]

@@ -45,7 +45,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         RecursionError,
     ) as error:  # invalid YAML, date or number; endless nesting
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        hint = ". Quote module:name within brackets, which DVC reads no other way"
+        hint = ". Quote module:name within brackets, or DVC cannot read it"
         raise InvalidParams(
             [f"{name} is not valid YAML: {reason}{hint if COLON in reason else ''}"]
         ) from error
@@ -57,7 +57,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set dotted keys of the document in place; missing parents become mappings."""
+    """Apply overrides `KEY=VALUE` of dotted keys in place; missing parents become mappings."""
     problems = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -68,7 +68,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             value = _read_value(text)
         except (YAMLError, ValueError, RecursionError):
             # Invalid YAML, date or number; endless nesting.
-            problems.append(f"--set {override[:200]}: {text[:200]} is not a YAML value")
+            problems.append(f"--set {override[:200]}: is not a YAML value, too long or has aliases")
             continue
         target: Any = document
         *parents, last = key.strip().split(".")
@@ -85,11 +85,11 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _read_value(text: str) -> Any:
-    """Parse a YAML value; plain text is taken as a whole, with what looks like a comment.
+    """Parse a YAML value; plain text is kept whole, with what looks like a comment; "" gives None.
 
     Aliases, which could expand a few lines to gigabytes, and deep nesting, which is slow to parse,
-    are refused. Ruamel's own parser accepts module:name in brackets, as YAML 1.2 does; libyaml does
-    not.
+    raise ValueError. Ruamel's own parser accepts module:name in brackets, as YAML 1.2 does; libyaml
+    does not.
     """
     if not text.strip():
         return None

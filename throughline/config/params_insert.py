@@ -47,13 +47,13 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     by_hand = f"Add it by hand, below `{SECTION}:`:\n{write_yaml(name, config)}"
     if present is not None:
         raise Untunable(
-            f"{path.name}: {SECTION}.{name} is there and says something else; rename or remove it."
+            f"{path.name}: {SECTION}.{name} exists with other settings; rename or remove it."
             f" {by_hand}"
         )
     changed = _insert(text, name, config)
     expected = {**before, SECTION: {**before[SECTION], name: dict(config)}}
     if changed is None or _parse_or_none(changed, path.name) != expected:
-        raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as it is. {by_hand}")
+        raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as written. {by_hand}")
     with atomic_file(path.resolve()) as temporary, temporary.open("w", newline="") as file:
         shutil.copymode(path, temporary)
         file.write(changed)
@@ -88,8 +88,8 @@ def _find_value(root: Node | None, key: str) -> Node | None:
 
 
 def _last_line(node: Node) -> int:
-    """Return the last line of a node, without comments and blank lines after it."""
-    if node.start_mark.index == node.end_mark.index:  # an empty value, which is where its key is
+    """Return the index of a node's last line, without comments and blank lines after it."""
+    if node.start_mark.index == node.end_mark.index:  # an empty value: its key's line counts
         return 0
     if isinstance(node, CollectionNode) and not node.flow_style:
         pairs = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]

@@ -48,7 +48,7 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
     """Return the kind of input at a path, considering the other keys of section `data`.
 
     Raises:
-      InvalidParams: It is ambiguous; the message says what is there.
+      InvalidParams: It is unknown or ambiguous, or the path is in a bucket or compressed.
     """
     path = Path(name)
     if is_address(name):
@@ -60,7 +60,8 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
         if suffix == ".gz":
             raise InvalidParams([f"data.path: {path} is compressed; unpack it with gunzip"])
         if suffix not in _OF_FILES:
-            raise InvalidParams([f"data.source: auto knows no kind for {path}; {_REMEDY}"])
+            reason = f"{path} is not a folder, and auto does not know its suffix"
+            raise InvalidParams([f"data.source: {reason}; {_REMEDY}"])
         return _OF_FILES[suffix]
     if (path / "dataset_info.json").is_file() and (path / "features.json").is_file():
         return "tfds"
@@ -76,7 +77,7 @@ def guess_source(name: str, data: Mapping[str, Any]) -> str:
         return _guess_table(data)
     suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common(4)
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes) or "no file"
-    raise InvalidParams([f"data.source: auto is not certain of {path}, with {shown}; {_REMEDY}"])
+    raise InvalidParams([f"data.source: auto is not certain: {path} holds {shown}; {_REMEDY}"])
 
 
 def _guess_table(data: Mapping[str, Any]) -> str:
@@ -90,5 +91,5 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _suffix(file: Path) -> str:
-    """Return the suffix; for shards such as `train.tfrecord-00000-of-00004` without numbers."""
+    """Return the lower-case suffix, without numbers as in `train.tfrecord-00000-of-00004`."""
     return file.suffix.lower().partition("-")[0]

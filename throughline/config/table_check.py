@@ -8,16 +8,16 @@ from throughline.settings import DataSettings, WindowSettings
 from throughline.settings.source_kinds import TABLES
 from throughline.shared.layout import Layout
 
-READ_BYTES = 8 << 20  # larger tables are not read; it takes about a second
+READ_BYTES = 8 << 20  # larger tables are not read; this many bytes take about a second
 
 
 def check_table(
     root: Path, data: DataSettings, *, changed: bool, window: WindowSettings | None = None
 ) -> None:
-    """Read a table of up to `READ_BYTES` as ingest does.
+    """Read a table of up to `READ_BYTES` as ingest does; of a table of texts only the header.
 
-    Skipped if ingest has read it since, unless `changed` says that parameters differ from
-    params.yaml. A series is also cut into its `window`.
+    Skipped if ingest has read it since its last change and that of params.yaml, unless `changed`
+    says that the run's parameters differ. A series must also fit its `window`.
 
     Raises:
       UnreadableSource: Lists everything that is wrong with the table.

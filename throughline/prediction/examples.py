@@ -12,16 +12,16 @@ from throughline.data.found import Rejected
 from throughline.shared.progress import note
 
 T = TypeVar("T")
-NO_COLUMNS = "is no table, and the model sees columns of one as well"
+NO_COLUMNS = "is not a table, but the model also needs columns of one"
 ARRAYS = frozenset({".npy", ".npz"})
 KINDS_SHOWN = 5  # kinds of unread files that are named
 
 
 def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
-    """Report which other files of a folder, by kind, are not read."""
+    """Report how many files of which other kinds in a folder are not read."""
     if skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in [*skipped.items()][:KINDS_SHOWN])
-        note(f"{folder}: passed over {kinds}: no {noun}")
+        note(f"{folder}: skipped {kinds}: not {noun}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How to read inputs: whether by lines of texts, and by every window of a series."""
+    """Whether each line of a .txt file is a text, and whether to read every window of a series."""
 
     lines: bool = False
     every_window: bool = False

@@ -43,7 +43,7 @@ FILES_AT_ONCE = 64  # examined together; their bytes are in memory
 
 
 def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """Read the files at `path`, or the images of an array."""
+    """Read the files that `path` is, holds or lists, or the images of an array."""
     if path.suffix.lower() in TABLES and path.is_file():
         return _read_listed(path, trained)
     if trained.spec.schema.table_input:
@@ -72,10 +72,10 @@ def _read_listed(path: Path, trained: TrainedModel) -> Examples:
     table = read_for(trained, path) if more else read_table(path, trained.spec.data)
     if column not in table.columns:
         noun = _encoding(trained).noun
-        raise UnreadableSource(f"{path} has no column {column}, which would name {noun}")
+        raise UnreadableSource(f"{path} has no column {column} with the paths of {noun}")
     names = table.cells(column)
     paths: Sequence[str] = names
-    with suppress(UnreadableSource):  # then each missing file is named
+    with suppress(UnreadableSource):  # then each missing file becomes a reject
         paths, notes = find_listed(names, path, path.parent, trained.spec.data)
         for rule in notes:
             echo_fact(rule)
@@ -111,7 +111,7 @@ def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> 
 
 
 def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Examples:
-    """Examine files by their names; they may not lead out of `root` except by a followed link."""
+    """Examine the named files, which must be below `root` except where links are followed."""
     follow = trained.spec.data.follow_links
 
     def examine(inspect: Inspect, folder: str, one: _Named) -> Example | Rejected:
@@ -145,14 +145,12 @@ def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Exam
 def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
     feature = trained.spec.schema.input
     if feature.encoding.modality == "images" and shape[-1] > feature.channels:
-        return "in color, and the model was trained on gray images; convert it to gray first"
+        return "in color, but the model was trained on gray images; convert it to gray first"
     needed = widen_schema(trained.spec.schema, trained.ops).input.shape[:-1]
     if None in needed or shape[:-1] == needed:
         return None
     sizes = ("×".join(map(str, reversed(size))) for size in (shape[:-1], needed))
-    return "{} pixels, and the model takes {}; resize it as the images of the training were".format(
-        *sizes
-    )
+    return "{} pixels, but the model takes {}; resize it like the training's images".format(*sizes)
 
 
 def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
@@ -171,10 +169,9 @@ def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     if values.ndim == len(shape) and shape[-1] == 1:
         values = values[..., None]
     if not rows or values.shape[1:] != shape or values.dtype != feature.dtype:
-        takes = f"(examples, {', '.join(map(str, shape))})" if rows else "files"
+        takes = f"{feature.dtype} (examples, {', '.join(map(str, shape))})" if rows else "files"
         raise UnreadableSource(
-            f"{path} has dtype {values.dtype} and shape {values.shape}; the model takes"
-            f" {feature.dtype} of {takes}"
+            f"{path} has dtype {values.dtype} and shape {values.shape}; the model takes {takes}"
         )
 
     def items() -> Iterator[Example | Rejected]:

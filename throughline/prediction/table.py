@@ -43,7 +43,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many inputs were predicted and rejected, the first rejects, and what the model takes."""
+    """Numbers of predicted and rejected inputs, the first rejects, and what the model accepts."""
 
     predicted: int
     rejected: int
@@ -67,8 +67,8 @@ def write_predictions(
     """
     if trained.spec.task == "next_token":
         raise ImpossiblePlan(
-            "a language model predicts the next token of a text, which is no label; write it as a"
-            " SavedModel with `python -m tasks.export` and call serve(text)"
+            "this model predicts the next token of a text, not a label; export it as a SavedModel"
+            " with `python -m tasks.export` and call serve(text)"
         )
     examples = read_examples(paths, trained, wanted)
     items: Iterable = predict(trained, examples.items, batch_size=batch_size)
@@ -209,7 +209,7 @@ def describe_inputs(spec: InferenceSpec) -> str:
     if encoding.modality == "images":
         arrays = "" if encoding.storage == "files" else ", .npy or .npz arrays of images"
         return (
-            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, tables with"
+            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, or tables with"
             f" their paths in column {data.path_column}{arrays}."
         )
     if encoding.storage == "files":
@@ -285,7 +285,7 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 
 def _explain(error: UserError, path: Path) -> str:
-    """Return what is wrong with the file at `path`, in a line without its path and a remedy."""
+    """Return what is wrong with the file at `path` in one line, without its path or a remedy."""
     unreadable = [error] if isinstance(error, UnreadableSource) else []
     found = [one.problem for each in unreadable for one in each.several or [each]] or [str(error)]
     whats = [" ".join(one.split()).removeprefix(str(path)).lstrip(":, ") for one in found]

@@ -37,7 +37,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def read_for(trained: TrainedModel, path: Path) -> TextTable:
-    """Read a table with the columns that a model takes, in the notation of the training's.
+    """Read a table with the columns that a model takes, in the notation of the training's table.
 
     Raises:
       UnreadableSource: it is not a table, or lacks a column.
@@ -64,7 +64,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
             f"{path} has {series.values.shape[1]} columns; the model takes {feature.shape[-1]}"
         )
     if steps < length:
-        raise UnreadableSource(f"{path} has {steps} time steps, and the model needs {length}")
+        raise UnreadableSource(f"{path} has {steps} time steps, but the model needs {length}")
     stride = spec.window.stride if wanted.every_window else steps
     starts = np.arange(0 if wanted.every_window else steps - length, steps - length + 1, stride)
     first, last = (
@@ -73,7 +73,8 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     starts = starts[first == last].tolist()
     if not starts:
         raise UnreadableSource(
-            f"{path}: time steps are missing among the last {length}, which the model needs"
+            f"{path}: the model needs {length} successive time steps"
+            f" {'' if wanted.every_window else 'at the end '}without a missing one"
         )
     return Examples(
         items=(
@@ -92,7 +93,7 @@ def note_all(path: Path, warnings: Iterable[str]) -> None:
 
 
 def read_as_trained(trained: TrainedModel) -> DataSettings:
-    """Return the settings that the training read its file with, without `leave_out`.
+    """Return the settings with which the training read its data, without `leave_out`.
 
     If its numbers had decimal commas, the decimal mark of another file is detected.
     """

@@ -20,7 +20,7 @@ from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import write_json
 
 Value = TypeVar("Value")
-MIN_ROUNDS = 3  # from which on an interval is meaningful
+MIN_ROUNDS = 3  # for a meaningful interval
 
 
 class ResultFile:
@@ -68,12 +68,12 @@ class Estimate:
 
     @property
     def below_one(self) -> bool:
-        """Whether it is certainly below 1, as a ratio."""
+        """Whether this ratio is certainly below 1."""
         return self.rounds >= MIN_ROUNDS and self.high < 1
 
     @property
     def above_one(self) -> bool:
-        """Whether it is certainly above 1, as a ratio."""
+        """Whether this ratio is certainly above 1."""
         return self.rounds >= MIN_ROUNDS and self.low > 1
 
     @property

@@ -38,7 +38,7 @@ class EpochDraws:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBatches:
-    """Batches of sequences in an epoch; `tokens` exclude padding, XLA compiles for each shape."""
+    """Batches of sequences in an epoch. `tokens` exclude padding; XLA compiles for each shape."""
 
     tokens: int
     tokens_per_example: float
@@ -89,9 +89,6 @@ class PlanSummary(ResultFile):
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """The model's layers besides the network, and the batching of sequences.
-
-        If these are equal, so is the model alone.
-        """
+        """What decides the model alone: its layers besides the network, and sequence batching."""
         parts = (*self.device_ops, self.config["batch"])
         return tuple(json.dumps(each, sort_keys=True) for each in parts if each is not None)

@@ -16,7 +16,7 @@ class Row:
     Attributes:
       steady_examples_per_s: From the race, like ceilings and speed-ups over the baseline.
       train_examples_per_s: From the warm epochs of its own training.
-      epochs_doubt: Why these do not compare with the race; "" if they do.
+      epochs_doubt: Why these epochs do not compare with the race; "" if they do.
       fit_step_ms_p50: From the steps of its own training, like p95 and p99.
       validation_examples: Number of examples in the validation split.
       held_out: The split of the final metric.
@@ -88,7 +88,7 @@ class Comparison(ResultFile):
       undecided: Those that may or may not be faster than the baseline.
       measure_again: The undecided ones, and those without a verdict.
       missing: Why a configuration is left out.
-      disturbed_by: What other programs took during the race.
+      disturbed_by: How other programs disturbed the race; "" if they did not.
     """
 
     FILE: ClassVar[str] = "summary.json"

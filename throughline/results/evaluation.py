@@ -14,7 +14,7 @@ WORST_PICTURE = "worst.png"
 class Confusion:
     """How often examples of each class (rows) were taken for each class (columns).
 
-    Contains the most confused classes, in the order of the outputs; `left_out` counts the others.
+    Only the most confused classes, in the order of the outputs; `left_out` counts the other ones.
     """
 
     classes: tuple[str, ...]
@@ -48,7 +48,7 @@ class Evaluation(ResultFile):
       confusion: None if no classes are predicted.
       picture: Whether `WORST_PICTURE` next to this file shows the worst examples, one below the
           other.
-      mae_by_target: The mean absolute error of each target, if a series has several.
+      mae_by_target: The mean absolute error of each target, if there are several.
     """
 
     FILE: ClassVar[str] = "evaluation.json"

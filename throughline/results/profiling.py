@@ -22,7 +22,7 @@ class IteratorTime:
       call_ms_p50: Of the functions it calls, or else of its own calls, as is `call_ms_p95`.
       parallelism: How many threads were busy on average.
       critical_pct: Its share of all waits.
-      tuned: What AUTOTUNE has set it to.
+      tuned: The parallelism or buffer size that AUTOTUNE has set.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Breakdown(ResultFile):
         }
 
     def worst(self) -> IteratorTime | None:
-        """Return the step of the plan that held training up most, or else worked most."""
+        """Return the plan's step that held training up most, else worked most; None without any."""
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 

@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A turn of each contestant, by name, and what others took of the cores meanwhile.
+    """A turn of each contestant, by name, and other programs' share of the cores meanwhile.
 
     `heat` is the phase of the race, as files call it.
     """
@@ -78,10 +78,10 @@ class Raced:
     Attributes:
       stall_pct: What training loses against its model alone in the same rounds.
       input: The rate of its input alone.
-      model: The contestant that is its model alone.
-      cost: What its training takes besides its epochs.
+      model: The name of the contestant that is its model alone.
+      cost: The time that its training takes besides its steady epochs.
       contradiction: Which other figure contradicts the race; the verdict is then undecided.
-      note: What was not measured in turns.
+      note: How it was measured, and why so, if not in turns; else "".
       gain: The gain of the first finding, if it was tried.
     """
 
@@ -132,7 +132,7 @@ class RaceResult(ResultFile):
 
     Attributes:
       processes: How many processes train each configuration.
-      disturbed_by: What other programs took in most rounds; "" if not much.
+      disturbed_by: How other programs disturbed most rounds; "" if they did not.
       lost: Why configurations did not take part, or were lost.
     """
 

@@ -15,11 +15,11 @@ from throughline.shared.errors import expect_current_schema
 from throughline.shared.files import atomic_file
 
 HISTORY = "history.csv"
-# A difference of held-out metrics beyond so many standard errors is significant.
+# A difference of held-out metrics of more than this many standard errors is significant.
 SIGNIFICANT_STDERRS = 3
 # Fewer steps are mostly starts and ends of epochs.
 LEAST_STEPS = 20
-# The share of useless models that are taken for better than a constant prediction.
+# The share of useless models that pass for better than a constant prediction.
 CHANCE = 0.05
 
 
@@ -30,7 +30,7 @@ class HeldOut:
     Attributes:
       constant_metric: The metric of the best constant prediction: the accuracy of the most frequent
           class, or the mean absolute error of the training split's median.
-      constant_stderr: Its standard error over the `examples`, independent except in a series.
+      constant_stderr: Its standard error over `examples`, taken as independent except in a series.
     """
 
     split: str
@@ -40,7 +40,7 @@ class HeldOut:
 
     @property
     def trials(self) -> int:
-        """The number of independent trials behind an accuracy, such as the number of examples."""
+        """The number of independent trials behind an accuracy, usually the number of examples."""
         return count_trials(self.constant_metric, self.constant_stderr) or self.examples
 
 
@@ -78,8 +78,8 @@ class TrainResult(ResultFile):
       test: Metrics on the test split; empty without one.
       throughput: None if nothing was timed.
       step: None if all steps had been trained before an interruption.
-      processes: How many trained it together. With random layers it is repeatable only with as
-          many.
+      processes: How many trained it together. With random layers, only the same number repeats the
+          training exactly.
       machine: Cores and GPUs of the first process.
     """
 
@@ -108,7 +108,7 @@ class TrainResult(ResultFile):
 
     @property
     def judged(self) -> float:
-        """The metric on the test split, or on validation without one."""
+        """The metric on the test split, or on validation without one; NaN if not computed."""
         return self.test.get(self.metric, self.last_epoch.get(f"val_{self.metric}", float("nan")))
 
 
@@ -153,7 +153,7 @@ def validation_metrics(trained: TrainResult) -> dict[str, float]:
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Return the standard error of a share of `examples`; never 0, as one more could differ."""
+    """Return the standard error of a share of `examples`; never 0, since one could differ."""
     variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
     return math.sqrt(variance / examples)
 
@@ -164,19 +164,19 @@ def count_trials(share: float, stderr: float) -> int:
 
 
 def describe_weakness(result: TrainResult) -> str | None:
-    """Say that a model is not better than a constant prediction beyond chance; None if it is."""
+    """Say that a model is not better, beyond chance, than a constant prediction; None if it is."""
     metric, held_out, value = result.metric, result.held_out, result.judged
     constant = held_out.constant_metric
     if beats_constant(metric, value, constant=constant, stderr=held_out.constant_stderr):
         return None
     return (
-        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better"
-        f" beyond chance than a constant prediction's {constant:.4g}"
+        f"{held_out.split} {metric} {value:.4g} on {held_out.examples:,} examples is not better,"
+        f" beyond chance, than a constant prediction's {constant:.4g}"
     )
 
 
 def beats_constant(metric: str, value: float, *, constant: float, stderr: float) -> bool:
-    """Return whether a metric is better than a constant prediction's beyond chance.
+    """Return whether a metric is better, beyond chance, than a constant prediction's.
 
     For an accuracy, this is the exact binomial test with as many independent trials as the
     constant's standard error implies.

@@ -8,7 +8,7 @@ from throughline.results.base import ResultFile
 
 TUNED = "tuned"  # the configuration that a search adds to params.yaml; ignored by the next search
 # found: `chosen` is new · kept: the user's fastest stays · compute-bound: no input could gain 5 % ·
-# undecided: others were at work, or the time was up.
+# undecided: other programs disturbed the search, or the time was up.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 
@@ -38,7 +38,7 @@ class TuningResult(ResultFile):
     """The result of a whole search.
 
     Attributes:
-      baseline: The choice is compared with it and with `incumbent`.
+      baseline, incumbent: What the choice is compared with; the latter is the user's fastest.
       ceiling_examples_per_s: The rate of the model alone.
       stored: The fraction of the snapshot's rows that was stored.
       time_s: The time that the search was given.

@@ -1,5 +1,5 @@
-"""The sections of params.yaml as frozen values. Every field has a type, a default, bounds and a
-description with its unit.
+"""The sections of params.yaml as frozen values. Fields have types, defaults, bounds and
+descriptions with their units.
 
 Pure declarations: `throughline.config.params` loads and cross-checks them, stages receive the
 sections they need, and the Prefect form and docs/configurations.md are generated from them.

@@ -1,4 +1,4 @@
-"""The base class of the sections of params.yaml, and types of fields that are a word or a count."""
+"""The base class of the sections of params.yaml, and the types that their fields share."""
 
 import ast
 import inspect
@@ -25,7 +25,7 @@ WORD_OR_MAPPING = Discriminator(
 
 
 def _name_keys(value: Any) -> Any:
-    """Turn integer keys into strings: YAML reads class names of digits as numbers."""
+    """Turn integer keys into strings: YAML reads class names that are digits as numbers."""
     if not isinstance(value, dict):
         return value
     return {str(key) if type(key) is int else key: one for key, one in value.items()}
@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read_descriptions(cls) -> dict[str, str]:
-        """Return the descriptions of fields by name, from the source: nothing else needs them."""
+        """Return the descriptions of the fields by name, as the source has them."""
         (section,) = ast.parse(inspect.getsource(cls)).body
         return {
             ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
@@ -55,7 +55,7 @@ class Settings(BaseModel):
 
 
 def word_or_count(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
-    """Return validator and JSON schema of a field: one of `words`, or an integer from 1."""
+    """Return validator and JSON schema of a field that is one of `words`, or an integer from 1."""
 
     def check(value: Any) -> str | int:
         if value in words or (type(value) is int and value >= 1):

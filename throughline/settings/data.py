@@ -44,8 +44,8 @@ def _known_layout(layout: Any) -> str:
     )
     if layout != "auto" and wrong:
         raise ValueError(
-            f"found {layout}; it is auto, or the parts of a path: split and class, each at most"
-            " once, * for any folder, and ** at the end, as in split/class, class/split or class/**"
+            f"found {layout}; expected auto, or the parts of a path: split, class or both, once, *"
+            " for any folder, and ** at the end, as in split/class, class/split or class/**"
         )
     return str(layout)
 
@@ -101,8 +101,8 @@ class RecordSettings(Settings):
         "float32",
         "float64",
     ] = "auto"
-    """tfrecord: what values are that are stored as bytes alone, the lowest byte first; auto: uint8,
-    or float32 where `shape` says so many
+    """tfrecord: dtype of values that are stored as bare bytes, the lowest byte first; auto: uint8,
+    or float32 where `shape` has a quarter as many values as there are bytes
     """
 
 
@@ -121,10 +121,10 @@ class DataSettings(Settings):
     """Where the examples come from and what is rejected."""
 
     fetch: Literal["none", "fashion_mnist", "photos", "mails"] = "none"
-    """a known dataset that the first stage gets and puts into data/raw/NAME"""
+    """a known dataset that the first stage fetches into data/raw/NAME"""
     source: SourceName
-    """kind of input; one file each in throughline/data/sources/; auto: what the names of files at
-    `path`, or time_column, text_column or path_column, leave no doubt of
+    """kind of input; auto: found by the names of the files at `path`, and by time_column,
+    text_column and path_column; refused where they leave a doubt
     """
     path: str
     """folder or file that holds the source, or s3://BUCKET/PREFIX (gs://, azure://); a DVC
@@ -139,32 +139,33 @@ class DataSettings(Settings):
         return path
 
     layout: Layout = "auto"
-    """image_folder, text_folder: what each part of a file's path says, such as split/class,
+    """image_folder, text_folder: what each part of a file's path means, such as split/class,
     class/split, class or split; * is any folder, ** all further ones; auto: splits where all
-    folders of a level are named as such, else classes; text_lines: `class`, where the names of its
-    files say no split
+    folders of a level have names of splits, else classes; text_lines: `class` if the names of files
+    do not mean splits
     """
     follow_links: bool = True
-    """image_folder, image_table, text_folder, Parquet: links to regular files outside of `path` are
-    read, as of DVC's cache or a model hub's snapshots; runs from the UI read them only where
-    params.yaml names this path
+    """image_folder, image_table, text_folder, Parquet: whether links to regular files outside of
+    `path` are read, such as those into DVC's cache or a model hub's snapshots; runs from the UI
+    read them only if params.yaml has the same path
     """
     leave_out: list[str] = Field(default=[])
-    """folders and files, by name, path or pattern, and classes that are left out; how many examples
-    that are is said
+    """folders and files, by name, path or pattern, and classes that are left out; ingest reports
+    their number of examples
     """
     same_labels: Literal["exact", "ignore_case", "ignore_marks"] = "exact"
-    """which names of classes are one: those that are equal, but for case, or but for case, blanks,
-    dashes and a final stop; the most frequent spelling is the name
+    """which names mean the same class: exact: only equal ones · ignore_case: also those that differ
+    in case · ignore_marks: also in blanks, dashes, underscores and final periods; the most frequent
+    spelling becomes the name
     """
     group: str = ""
-    r"""examples of one group are in one split: column of a table with its name, or a regular
-    expression whose first group is its name in an example's id, such as (patient\d+)_; empty:
-    examples are assigned one by one
+    r"""what keeps examples together in one split: a table's column with the name of the group, or a
+    regular expression whose first group finds that name in an example's id, such as (patient\d+)_;
+    empty: examples are assigned one by one
     """
     path_column: str = "path"
-    """image_table: column with the image's path, relative to the table's folder; of Parquet and
-    Arrow files also with the image itself, and unset the only such column
+    """image_table: column with the image's path, relative to the table's folder; in Parquet and
+    Arrow files also one with the image itself, which need not be named if it is the only one
     """
     label_column: Columns = "label"
     """tables, text_lines: column with the class, or the number to predict; [a, b]: with the numbers
@@ -178,37 +179,37 @@ class DataSettings(Settings):
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """Columns that texts keep: those that the model also sees, and numbers to predict."""
+        """Columns that are kept with texts: those that the model sees, and numbers to predict."""
         label = self.label_columns if self.label_kind == "number" else ()
         return (*self.numeric, *self.categorical, *label)
 
     text_column: str = "text"
     """text_table, text_lines: column (JSON: key) with the text"""
     encoding: str = "utf-8"
-    """texts, CSV: encoding, kept as UTF-8 from then on"""
+    """texts, CSV: encoding of the files; what is stored of them is UTF-8"""
     delimiter: Literal["auto", ",", ";", "tab", "|", "blanks"] = "auto"
-    """CSV: what divides cells; blanks: any number of them, and tabs · auto: what divides the header
-    and most lines alike
+    """CSV: what separates cells · blanks: any number of blanks and tabs · auto: what separates as
+    many cells in the header as in most lines
     """
     header: Literal["auto", "names", "none"] = "auto"
     """CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it names
-    the columns · auto: it does, and numbers that do not rise are refused
+    the columns · auto: as names, but numbers that do not increase are an error
     """
     decimal: Literal["auto", ".", ","] = "auto"
-    """CSV: what divides a number's fraction; auto: a comma where numbers have one and none has a
-    point; refused where it may divide thousands
+    """CSV: decimal separator; auto: a comma where numbers have one and none has a point; an error
+    where it may separate thousands
     """
     thousands: Literal["auto", "none", ",", "'", " "] = "auto"
-    """CSV: what divides a number's thousands, besides points where commas divide fractions; auto:
-    what can divide nothing else, as in 1,003.75
+    """CSV: thousands separator, besides points where the decimal separator is a comma; auto: what
+    can only be one, as in 1,003.75
     """
     quoting: Literal["auto", "multi_line", "none"] = "auto"
     """CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line breaks ·
-    auto: only texts may, unless the lines read as rows
+    auto: only texts may, and it is an error if their lines look like rows
     """
     missing_values: MissingValues = Field(default=[])
-    """tables, series, JSON lines: cells, or values, that mean missing besides the empty one, such
-    as NA; numbers by value: -200 is -200.0, too · {column: [0], …}: of these columns alone
+    """tables, series, JSON lines: cells or values that mean missing besides empty ones, such as NA;
+    numbers count by value: -200 also means -200.0 · {column: [0], …}: only in these columns
     """
 
     def missing_marks(self, column: str) -> list[str]:
@@ -216,10 +217,10 @@ class DataSettings(Settings):
         return marks.get(column, []) if isinstance(marks, dict) else marks
 
     missing: Missing = "reject"
-    """tables: rows with an empty cell. reject: left out · category: kept, empty categories are one
-    of their own · median: as category, and an empty number is the median of the training split ·
-    {column: …, …}: for these columns, all others reject · time_series: interpolate, or previous:
-    what an empty cell between others becomes; else it is an error
+    """tables: rows with an empty cell. reject: left out · category: kept, an empty category is one
+    of its own · median: as category, and an empty number becomes the training split's median ·
+    {column: …, …}: for these columns, reject for others · time_series: interpolate, previous: what
+    replaces an empty cell between others; cut: no window crosses such rows; else an error
     """
 
     @model_validator(mode="after")
@@ -227,7 +228,7 @@ class DataSettings(Settings):
         ways = {*self.missing.values()} if isinstance(self.missing, dict) else {self.missing}
         of_series = {"interpolate", "previous", "cut"}
         if self.source == "time_series" and not ways <= of_series | {"reject"}:
-            raise ValueError("missing: a time series takes interpolate, previous or cut")
+            raise ValueError("missing: a time series accepts interpolate, previous or cut")
         if self.source != "time_series" and ways & of_series:
             raise ValueError("missing: interpolate, previous and cut are for source: time_series")
         return self
@@ -238,31 +239,31 @@ class DataSettings(Settings):
         return self.missing
 
     max_bytes: int = Field(default=50_000_000, ge=1)
-    """a text with more bytes is rejected, a file unread"""
+    """texts with more bytes are rejected; files without being read"""
     label_kind: Literal["auto", "class", "number", "none"] = "auto"
     """tables, records, arrays: whether the label is a class or a number to predict; auto: text,
-    booleans and whole numbers of few values are classes, of images and texts in tables all · texts:
-    none, of documents without classes
+    booleans and whole numbers of few values are classes; in tables of images or texts, all labels
+    are · texts: none for documents without classes
     """
     numeric: list[str] = Field(default=[])
     """table, time_series: numeric columns; empty: those in which most cells are numbers ·
-    image_table, text_table, text_lines: those that the model sees next to image or text
+    image_table, text_table, text_lines: those that the model sees besides image or text
     """
     categorical: list[str] = Field(default=[])
     """table: columns of categories; empty: all other columns · image_table, text_table, text_lines:
-    those that the model sees next to image or text
+    those that the model sees besides image or text
     """
     ignore: list[str] = Field(default=[])
     """table, time_series: columns to leave out, such as ids, dates and free text"""
     features: str = "x"
-    """arrays: name of the array (examples, height, width[, channels]) uint8; without an x and a y,
-    the names of the arrays decide
+    """arrays: name of the array of images (examples, height, width[, channels]) uint8; if there is
+    no x or no y, and none is set, the names of the arrays decide
     """
     labels: str = "y"
     """arrays: name of the array (examples,) of classes, or of numbers to predict"""
     time_column: Columns = ""
-    """time_series: column that increases from row to row; [date, time]: both together; empty: as
-    rows stand
+    """time_series: column of times, which must increase from row to row; [date, time]: both
+    together; empty: rows are in the order of time
     """
 
     @property
@@ -275,6 +276,6 @@ class DataSettings(Settings):
     max_pixels: int = Field(default=50_000_000, ge=1)
     """an image with more pixels is rejected from its header, undecoded"""
     duplicates: Literal["reject", "keep"] = "reject"
-    """examples with the same bytes: the first only, or all, within one split"""
+    """of examples with the same bytes, reject all but the first, or keep all, in one split"""
     records: RecordSettings = RecordSettings()
     split: SplitSettings = SplitSettings()

@@ -45,20 +45,20 @@ class BatchSettings(Settings):
 
     pad_to: Boundaries = None
     """length buckets, such as `[64, 128, 256]`: each batch holds `batch_size` sequences of one
-    bucket, padded to its boundary [tokens]; auto: 32, 64, 128 … until the longest
+    bucket, padded to its boundary [tokens]; auto: 32, 64, 128 … up to the longest
     """
     tokens: Tokens | None = None
-    """so many tokens in a batch, padding included, instead of `batch_size` sequences: more of them
-    where they are short; in the buckets of `pad_to`, or those of auto
+    """tokens per batch at most, padding included, instead of `batch_size` sequences: the shorter
+    the sequences, the more of them; in the buckets of `pad_to`, or those of auto
     """
     pack: Tokens | None = None
-    """read: snapshot · several documents in each of `batch_size` rows of so many tokens, with
-    segment ids and positions; the model must honor these (transformer_encoder)
+    """needs `read: snapshot` · several documents in each of `batch_size` rows of this many tokens,
+    with segment ids and positions, which the model must respect (transformer_encoder)
     """
 
 
 class InterleaveSettings(Settings):
-    """How several shards are read interleaved."""
+    """How several shards are interleaved."""
 
     cycle_length: int = Field(default=4, ge=1)
     """shards open at once"""
@@ -83,25 +83,25 @@ class CacheSettings(Settings):
     then load
     """
     after: str = "preprocess"
-    """what is kept: results of the preprocess op of this name; preprocess: of the last one"""
+    """name of the preprocess op whose results are kept; preprocess: of the last one"""
 
 
 class ShuffleSettings(Settings):
     """The order of training examples within an epoch."""
 
     kind: Literal["none", "buffer", "window", "lanes", "global"] = "buffer"
-    """none: order of the shards · buffer: shards in random order, and random draw from a buffer ·
-    of a snapshot or indexed shards, window: chunks of rows in random order, mixed within a window,
-    for data beyond memory · lanes: as many rows of each of `lanes` parts in every batch, so that a
-    host reads its own parts alone · global: a true permutation
+    """none: order of the shards · buffer: shards in random order, and random draws from a buffer ·
+    with a snapshot or indexed shards, window: chunks of rows in random order, mixed within a
+    window, for data larger than memory · lanes: equally many rows of each of `lanes` parts in every
+    batch, so that a host reads only its own parts · global: a true permutation
     """
     size: ShuffleSize = "auto"
     """buffer, window: examples mixed with each other; auto: a twentieth of the split, since filling
     a buffer takes time; with `prefetch`, two buffers are in memory, this epoch's and the next one's
     """
     lanes: int | None = Field(default=None, ge=2)
-    """lanes: contiguous parts of the rows; a multiple of the processes, and one that the batch size
-    is a multiple of
+    """lanes: number of contiguous parts of the rows; a multiple of the number of processes and a
+    divisor of the batch size
     """
 
 
@@ -117,7 +117,7 @@ class JpegDecoding(Settings):
     dct: Literal["fast", "accurate"] = "fast"
     """inverse transform: the fast integer one, TensorFlow's default, or the accurate one"""
     ratio: Literal[1, 2, 4, 8] = 1
-    """decode at 1/ratio of the size, while decoding"""
+    """shrink to 1/ratio of the size while decoding"""
     crop: Literal["after", "fused"] = "after"
     """fused: a center_crop right after decode is done while decoding, which skips the rest of the
     image
@@ -125,17 +125,17 @@ class JpegDecoding(Settings):
 
     @property
     def approximate(self) -> bool:
-        """Whether pixels may differ from TensorFlow's decoding; a fused crop differs at edges."""
+        """Whether pixels may differ from TensorFlow's defaults; a fused crop differs at edges."""
         return self.model_dump() != EXACT_DECODING
 
 
 class SnapshotPart(Settings):
-    """How much of the snapshot is read. The other examples are decoded from the shards by their
-    index, in the same order.
+    """How much of the snapshot is read. The other examples are decoded from the shards through
+    their index, in the same order.
     """
 
     fraction: Fraction = 1.0
-    """images: share of each split's rows that is read, the first"""
+    """images: share of each split's rows, from the first, that is read from the snapshot"""
 
 
 class ServiceSettings(Settings):
@@ -166,7 +166,7 @@ class PipelineConfig(Settings):
     columns of preprocessed examples
     """
     snapshot: SnapshotPart = SnapshotPart()
-    """how much of it is read; absent: all"""
+    """how much of the snapshot is read; absent: all"""
     interleave: InterleaveSettings | None = None
     """interleave several shards; absent: one after another"""
     map: MapSettings = MapSettings()
@@ -178,7 +178,7 @@ class PipelineConfig(Settings):
     sampling: Sampling = "uniform"
     """how often the examples of each class are drawn; an epoch keeps its length. uniform: every
     example once · balanced: every class equally often · {class: weight, …}: classes in proportion
-    to these weights, a class not named has 1
+    to these weights; a class that is not named has 1
     """
     shuffle: ShuffleSettings = ShuffleSettings()
     batch: BatchSettings | None = None
@@ -190,15 +190,15 @@ class PipelineConfig(Settings):
     deterministic: bool = True
     """keep the order of elements whatever the timing of parallel calls"""
     postprocess_on: Literal["host", "device"] = "host"
-    """where the `postprocess` ops run: device means that only uint8 crosses to the accelerator"""
+    """where the `postprocess` ops run; device: the stored values go to the accelerator"""
     snapshot_on: Literal["host", "device"] = "host"
-    """device: the snapshot's training split lives in the accelerator's memory and is gathered in
-    the train step
+    """device: the snapshot's training split is in the accelerator's memory, and the train step
+    gathers its batches there
     """
     service: ServiceSettings | None = None
     """prepare batches in tf.data service workers; absent: in this process"""
     threads: ThreadPool = "shared"
-    """threads of tf.data: shared with the rest of TensorFlow, or a private pool of so many"""
+    """threads of tf.data: shared with the rest of TensorFlow, or a private pool of this many"""
     graph_rewrites: bool = False
     """let tf.data rewrite the graph (inject prefetch, parallelize, fuse), its default"""
 

@@ -19,10 +19,9 @@ class ShardSettings(Settings):
     """How TFRecord shards are cut and written."""
 
     target_size_mib: float = Field(default=128, gt=0)
-    """size that shards have at most, about [MiB]; where they would exceed it, their number doubles
-    """
+    """largest average size of the shards [MiB]; a single one may be twice as large"""
     min_shards: int = Field(default=8, ge=1, le=10_000)
-    """so many per split, or more for large data, so that small data still reads in parallel"""
+    """least number of shards per split, so that small data, too, are read in parallel"""
     compression: Literal["none", "gzip"] = "none"
     """gzip: less disk for text and floats, not for JPEG; every epoch unpacks it; compare with a run
     of --set shard.compression=gzip
@@ -35,7 +34,7 @@ class EngineSettings(Settings):
     """What inspects files and writes shards and the snapshot; any engine gives the same bytes."""
 
     address: str = Field(default="", pattern=r"^((tcp|tls)://\S+:[0-9]+)?$")
-    """scheduler of a Dask cluster that does it, such as tcp://scheduler:8786; empty: threads of the
+    """scheduler of the Dask cluster to use, such as tcp://scheduler:8786; empty: threads of the
     stages, or `workers`
     """
     workers: int = Field(default=0, ge=0, le=1024)
@@ -44,7 +43,7 @@ class EngineSettings(Settings):
     @model_validator(mode="after")
     def _one_engine(self) -> EngineSettings:
         if self.address and self.workers:
-            raise ValueError("address names a cluster that runs, workers starts one: give one")
+            raise ValueError("address names a running cluster, workers starts one; set only one")
         return self
 
 
@@ -52,18 +51,18 @@ class SnapshotSettings(Settings):
     """What the snapshot holds, and what happens if a damaged shard is found while writing it."""
 
     fraction: StoredFraction = "auto"
-    """images: share of each split's rows, the first, whose preprocessed values are stored; auto:
-    the most that a configuration reads; all, if none reads any
+    """images: share of each split's rows, from the first, whose preprocessed values are stored;
+    auto: the most that a configuration reads; all if none reads any
     """
     on_corrupt: Literal["fail", "skip"] = "fail"
     """fail: stop and name it · skip: leave damaged records out, in every configuration, and say so
     """
     max_corrupt_fraction: Fraction = 0.001
-    """skip: share of the examples that may be left out before it stops all the same"""
+    """skip: share of the examples that may be left out before the stage fails anyway"""
 
     @property
     def stored_fraction(self) -> float:
-        """`fraction` as a number; 1 if no configuration asks for less."""
+        """`fraction` as a number; 1 for an `auto` that is not resolved yet."""
         return 1.0 if isinstance(self.fraction, str) else self.fraction
 
 
@@ -75,8 +74,8 @@ class StorageSettings(Settings):
     url: str = ""
     """bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/"""
     cache: str = Field(default=".throughline/cache", min_length=1)
-    """folder that they are fetched into, for all runs of this project or, with an absolute path,
-    for several processes and projects
+    """folder that they are fetched into: one for all runs of the project or, with an absolute path,
+    for several projects
     """
 
     @field_validator("url")
@@ -100,6 +99,6 @@ class WindowSettings(Settings):
     targets: list[str] = Field(default=[])
     """columns to predict; empty: all"""
     tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    """text: predict each next token, in windows of so many of all documents in a row; absent: the
-    class of each document
+    """text: predict each next token, in windows of this many tokens of all documents in a row;
+    absent: predict the class of each document
     """

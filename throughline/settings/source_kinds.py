@@ -1,6 +1,6 @@
 """The kinds of input that `data.source` can name, with all that must be known before reading.
 
-A kind is a line here and, unless it is a folder of files, a function among the `SCANNERS` in
+A kind is a line here and, unless its files are in class folders, a function in `SCANNERS` of
 `throughline/data/sources/`.
 """
 
@@ -15,7 +15,7 @@ class SourceKind:
 
     Attributes:
       encoding: Name of the examples' encoding.
-      auto_model: The model of `auto`, if it is not the first that fits.
+      auto_model: What `model.name: auto` means, if not the first model that fits.
       in_table: A table holds labels, and perhaps columns that the model also sees.
       label_kind: `data.label_kind` applies.
       in_bucket: How a bucket is read: objects one by one, a temporary copy, or not at all.
@@ -36,7 +36,7 @@ SOURCES: Mapping[str, SourceKind] = {
     "image_folder": SourceKind(encoding="image", in_bucket="objects"),
     "image_table": SourceKind(encoding="image", in_table=True, label_kind=True, in_bucket=""),
     "table": SourceKind(encoding="numbers", in_table=True, label_kind=True),
-    # Numbers, or images in shards, if their records say so.
+    # Their records decide: numbers, or images in shards, instead of pixels.
     "tfds": SourceKind(encoding="pixels", label_kind=True),
     "tfrecord": SourceKind(encoding="pixels", label_kind=True),
     "text_folder": SourceKind(encoding="text", in_bucket="objects"),

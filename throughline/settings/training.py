@@ -24,14 +24,15 @@ class ModelSettings(Settings):
 
     name: str = "auto"
     """auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens
-    transformer_decoder), one of these, transformer_encoder (text), emulated (no accelerator:
-    `options: {step_ms: 58}`), a keras.applications name, or package.module:function of your own
+    transformer_decoder), one of these, transformer_encoder (text), emulated (waits as an
+    accelerator would: `options: {step_ms: 58}`), a keras.applications name, or
+    package.module:function of your own
     """
     options: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments for the builder"""
     from_file: str = Field(default="", alias="from")
-    """fine-tuning: a .keras file, of this program or of others, whose network is trained on; its
-    last layer is replaced where the number of outputs differs
+    """fine-tuning: a .keras file, of this program or of others, whose network is trained further;
+    its last layer is replaced if the number of outputs differs
     """
     weights: str = ""
     """a file of weights (.weights.h5, .keras) for the model of `name`, layer by layer; a last layer
@@ -47,13 +48,13 @@ class EarlyStoppingSettings(Settings):
     """When a training ends before its last epoch."""
 
     monitor: str = "val_loss"
-    """loss or a metric by its name; of validation with val_ before it"""
+    """loss or the name of a metric; with val_ before it, that of validation"""
     patience: int = Field(default=3, ge=1)
     """epochs without improvement that end it"""
     min_delta: float = Field(default=0.0, ge=0)
     """the least that counts as improvement"""
     mode: Literal["auto", "min", "max"] = "auto"
-    """what is better; auto: as Keras knows the metric"""
+    """whether more or less is better; auto: as Keras decides by the metric"""
     restore_best: bool = True
     """keep the weights of the best epoch instead of the last one's"""
 
@@ -64,7 +65,7 @@ class TrainSettings(Settings):
     epochs: int = Field(default=2, ge=1)
     """passes over the training split"""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """highest rate of the optimizer"""
+    """the optimizer's highest learning rate"""
     schedule: Annotated[str, Field(pattern=f"^({'|'.join(SCHEDULES)}|{_OWN})$")] = "cosine"
     """constant, linear or cosine decay to zero over all epochs, or module:function of your own,
     from (learning_rate, steps) to a Keras schedule
@@ -88,8 +89,8 @@ class TrainSettings(Settings):
         return optimizer
 
     loss: NamedObject = "auto"
-    """auto (cross-entropy of classes, squared error of numbers, of several each in units of its
-    deviation), a Keras loss, or module:name of your own
+    """auto (cross-entropy of classes, squared error of numbers; with several targets, each in units
+    of its standard deviation), a Keras loss, or module:name of your own
     """
     metrics: list[NamedObject] = Field(default=["auto"])
     """auto (accuracy of classes, mae of numbers), Keras metrics, or module:name"""
@@ -102,7 +103,7 @@ class TrainSettings(Settings):
     early_stopping: EarlyStoppingSettings | None = None
     """end early; absent: all epochs are trained"""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """of weights, order and augmentation"""
+    """random seed of weights, order and augmentation"""
     deterministic: bool = False
     """bit-for-bit repeatable kernels; slower on a GPU"""
     mixed_precision: bool = False
@@ -112,8 +113,8 @@ class TrainSettings(Settings):
     steps_per_execution: int = Field(default=1, ge=1)
     """train steps per call into the runtime"""
     checkpoint_every: Annotated[str, Field(pattern=f"^{_PERIOD}$")] = "1 epoch"
-    """`N epochs` or `N steps` between checkpoints that an interrupted training goes on from; within
-    an epoch only configurations that can seek (read: snapshot or indexed_shards)
+    """`N epochs` or `N steps` between checkpoints, from which an interrupted training continues;
+    steps for configurations that can seek (read: snapshot or indexed_shards), else each epoch
     """
 
     processes: Literal["auto"] | Annotated[int, Field(ge=1)] = 1
@@ -121,13 +122,13 @@ class TrainSettings(Settings):
     workers of TF_CONFIG, else one for each GPU that is visible
     """
     batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """what the last batch of an epoch is cut to a multiple of; auto: the number of processes.
-    Trainings with the same one have the same batches, whatever their number
+    """the last batch of an epoch is cut to a multiple of this size; auto: the number of processes.
+    Trainings with the same multiple have the same batches, whatever their number of processes
     """
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """several processes: time until all are there, and for a step that builds a graph [s]"""
+    """several processes: time limit until all are there, and for a step that builds a graph [s]"""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """several processes: time for a step with what callbacks do after it [s]"""
+    """several processes: time limit for a step with what callbacks do after it [s]"""
 
     @property
     def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
@@ -140,8 +141,8 @@ class MeasureSettings(Settings):
     """How configurations are traced and raced."""
 
     seconds: float = Field(default=60.0, gt=0)
-    """race: at most so long for all configurations together [s], without opening them; it ends when
-    every verdict and every place is decided
+    """race: time limit for all configurations together, without opening them [s]; the race ends
+    earlier once every verdict and every place is decided
     """
     trace_steps: int = Field(default=20, ge=1, le=1000)
     """profile: steps in the traced window"""

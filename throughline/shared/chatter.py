@@ -40,7 +40,7 @@ def hide_tensorflow_chatter() -> None:
 
 
 def _end(process: int, own: int, remaining: Popen[bytes]) -> None:
-    """Wait until the filter has written everything, unless a child still writes to it."""
+    """Wait until the filter has written everything, but not for children that still write to it."""
     if os.getpid() != process:  # a fork, whose parent does this
         return
     os.dup2(own, 2)

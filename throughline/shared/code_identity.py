@@ -2,7 +2,7 @@
 
 Comments, docstrings and formatting do not count. Imports of every kind are followed, also lazy and
 relative ones, but not a module that only a string names (`importlib.import_module(name)`).
-Installed packages are identified by their versions, elsewhere.
+Installed packages are identified by their versions (`libraries.py`).
 """
 
 import ast
@@ -67,7 +67,7 @@ def project_files(
 
 
 def computation_digest(files: Iterable[Path]) -> str:
-    """Return the digest of what modules compute.
+    """Return the digest of what the modules in `files` compute.
 
     It covers their functions, and the constants and classes in these modules that the functions
     use. Docstrings do not count, nor do the fields of classes, which only hold values.
@@ -89,7 +89,7 @@ def computation_digest(files: Iterable[Path]) -> str:
 
 
 def imported_packages(*modules: str, roots: Sequence[Path]) -> set[str]:
-    """Return the top-level packages that modules of a user need, without the program's."""
+    """Return top-level packages, except Python's and the program's, that a user's code needs."""
     files = project_files(*modules, roots=roots, without=PROGRAM)
     tops = {
         imported.partition(".")[0]
@@ -148,7 +148,7 @@ def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
 
 
 def find_source(module: str) -> Path | None:
-    """Return the file of a module without importing it; None if it has no Python file."""
+    """Return a module's file without importing it; None if it is not found or has no .py file."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):

@@ -47,7 +47,7 @@ LOCAL: dict[str, Any] = {
 def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
     """Connect to the scheduler at `address`, or start a local cluster of `workers` processes.
 
-    A local cluster ends with the block. Newly drawn certificates keep others out of it.
+    A local cluster ends with the block. New TLS certificates keep other users out of it.
 
     Raises:
       EngineFailed: The scheduler does not answer.
@@ -76,10 +76,11 @@ def _connect(address: str, security: Security | None = None) -> Iterator[Client]
     try:
         client = Client(address, timeout=ANSWER_S, security=security)
     except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
+        start = "start one in the project's folder with `PYTHONPATH=. dask scheduler`, or "
         raise EngineFailed(
-            f"engine.address: no Dask scheduler answers at {address} within {ANSWER_S:.0f} s; start"
-            " one in the project's folder with `PYTHONPATH=. dask scheduler`, or leave `engine` out"
-            " of params.yaml"
+            f"engine.{'workers' if security else 'address'}: no Dask scheduler answers at {address}"
+            f" within {ANSWER_S:.0f} s ({error}); {'' if security else start}leave `engine` out of"
+            " params.yaml"
         ) from error
     try:
         yield client
@@ -89,7 +90,7 @@ def _connect(address: str, security: Security | None = None) -> Iterator[Client]
 
 
 class DaskEngine:
-    """Calls functions on the workers of a Dask cluster; messages call the cluster `name`."""
+    """Calls functions on the workers of a Dask cluster, whose `name` is its address or a key."""
 
     def __init__(self, client: Client, name: str, scratch: Scratch) -> None:
         self._client, self._name = client, name
@@ -103,8 +104,8 @@ class DaskEngine:
         """Yield function(item) for all items in order; the cluster decides the number of threads.
 
         Raises:
-          EngineFailed: The cluster is gone, has had no workers for a minute, or an item ended its
-            worker in every attempt. The message names the item.
+          EngineFailed: The cluster is gone, has had no workers for a minute, or runs another
+            program; or an item, which the message names, ended its worker in every attempt.
         """
         pickled, numbered = pickle.dumps(function), enumerate(items)
         sent = _Sent(self._client, self._describe(pickled), pickled)
@@ -148,17 +149,19 @@ class DaskEngine:
         if threads:
             self._worked_at = now
         elif now > self._worked_at + WORKERS_S:
+            command = f"PYTHONPATH=. dask worker {self._name} --nthreads 1 --memory-limit 0"
+            start = f"start some in the project's folder with `{command}`"
+            remedy = start if "://" in self._name else "leave `engine` out of params.yaml"
             raise EngineFailed(
-                f"engine: the Dask cluster at {self._name} has had no worker for"
-                f" {WORKERS_S:.0f} s; start some in the project's folder with `PYTHONPATH=. dask"
-                f" worker {self._name} --nthreads 1 --memory-limit 0`{sent.describe()}"
+                f"engine: the Dask cluster ({self._name}) has had no worker for {WORKERS_S:.0f} s;"
+                f" {remedy}{sent.describe()}"
             )
         return threads
 
     def _lost(self) -> EngineFailed:
         return EngineFailed(
-            f"engine: the Dask scheduler at {self._name} is gone; what is finished is kept, and the"
-            " same command goes on with the rest"
+            f"engine: the Dask scheduler ({self._name}) is gone; finished work is kept, and the"
+            " same command continues with the rest"
         )
 
     def _result(self, future: Future, item: object) -> Any:
@@ -166,9 +169,9 @@ class DaskEngine:
             return future.result()
         except KilledWorker as error:
             raise EngineFailed(
-                f"engine: {item} has ended {error.allowed_failures + 1} workers, one after the"
-                " other; see their logs, or find the record in it that does so with threads: leave"
-                " `engine` out of params.yaml"
+                f"engine: {item} has ended {error.allowed_failures + 1} workers one after another;"
+                " see their logs, or find the record that does so with threads: leave `engine` out"
+                " of params.yaml"
             ) from error
         except ModuleNotFoundError as error:
             raise EngineFailed(
@@ -209,7 +212,7 @@ class _Sent:
     def describe(self) -> str:
         items = [str(item) for _, item in self.pending.values()]
         shown = ", ".join(items[:ITEMS_SHOWN])
-        return f"; under way were {shown}, one of which may end its workers" if items else ""
+        return f"; one of the pending items may end its worker: {shown}" if items else ""
 
     def cancel(self) -> None:
         with suppress(Exception):  # the scheduler may be gone

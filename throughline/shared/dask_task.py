@@ -38,8 +38,8 @@ class Stage:
 
     Attributes:
       root: The project's folder.
-      token, text: A file in that folder, and its content, which nobody can guess.
-      modules: Modules of the called function and its arguments, the user's own included.
+      token, text: A file in that folder, and its random content.
+      modules: Modules of the called function and its bound arguments, including the user's own.
       program: Digest of these modules and all that they import.
     """
 
@@ -65,7 +65,7 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
             return _load(function)(pickle.loads(item))
         except (DataNotFound, ObjectStoreFailed) as error:
             node = os.uname().nodename
-            raise type(error)(f"{error} (said by a Dask worker at {node})") from None
+            raise type(error)(f"{error} (reported by a Dask worker at {node})") from None
 
 
 @cache
@@ -109,9 +109,9 @@ _VERSIONS: dict[str, str] = {}  # of libraries, likewise
 
 
 def _first_seen(name: str, path: Path) -> str:
-    """Return the digest of the file of a module of the stage from before this process loaded it.
+    """Return the digest that the file of a stage's module had when this process first saw it.
 
-    It tells what the process runs, even if the file changes later. No clock is compared, since the
+    The process runs that code, even if the file changes later. No times are compared, because the
     clocks of several machines differ.
     """
     loaded = getattr(sys.modules.get(name), "__file__", None) or path
@@ -139,7 +139,7 @@ def _find_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def find_modules(pickled: bytes) -> tuple[str, ...]:
-    """Return the project's and the user's modules that a pickled call consists of."""
+    """Return the project's and the user's modules that a pickled call refers to."""
     names: set[str] = set()
 
     class _Names(pickle.Unpickler):

@@ -24,7 +24,7 @@ def to_store_url(path: str) -> str:
     """Return the URL by which a store is opened for this `data.path`.
 
     Raises:
-      ValueError: The path is no valid URL; the message does not repeat secrets in it.
+      ValueError: The path is not a valid URL; the message does not repeat secrets in it.
     """
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
@@ -32,7 +32,7 @@ def to_store_url(path: str) -> str:
     url = check_url(f"{SCHEMES[scheme]}://{rest}")
     if {"", ".", ".."} & {*url.partition("://")[2].split("/")}:
         raise ValueError(
-            "found a part of the URL that is empty, . or ..; an object has no such name"
+            "found a part of the URL that is empty, . or ..; names of objects have no such parts"
         )
     return url
 
@@ -45,10 +45,10 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def open_below(path: str) -> ObjectStore:
-    """Open the store below `data.path`, without a request to it.
+    """Open the store of the objects below `data.path`, without sending a request.
 
     Raises:
-      ObjectStoreFailed: The path is no URL of a bucket, or credentials are incomplete.
+      ObjectStoreFailed: The path is not a bucket's URL, or credentials are incomplete.
     """
     try:
         return open_store(to_store_url(path))
@@ -61,7 +61,7 @@ def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
 
     Raises:
       DataNotFound: There is no such object.
-      ObjectStoreFailed: As for `open_below`, or the store cannot be reached or refuses.
+      ObjectStoreFailed: Credentials are incomplete, or the store cannot be reached or refuses.
     """
     url = to_store_url(path)
     above, _, name = url.rpartition("/")
@@ -76,7 +76,7 @@ def check_object_exists(path: str) -> None:
     """Check that `data.path` names an object, or a prefix of objects.
 
     Raises:
-      DataNotFound, ObjectStoreFailed: As for `find_single`.
+      DataNotFound, ObjectStoreFailed: As for `find_single`, or the path is not a bucket's URL.
     """
     if next(open_below(path).list(), None) is None:
         find_single(path)

@@ -20,7 +20,7 @@ _CURRENT: ContextVar[Callable[..., Iterator[Any]]] = ContextVar("engine", defaul
 def in_parallel(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
     """Yield function(item) for all items in their order, computed by the stage's engine.
 
-    If an item fails, pending items are cancelled. `workers` is the number of threads; a Dask
+    If an item fails, pending items are canceled. `workers` is the number of threads; a Dask
     cluster has its own. For a cluster, `function` and items are pickled; messages name an item by
     its `str`.
     """

@@ -51,14 +51,14 @@ class DataNotFound(UserError):
 
 
 class UnexpectedFiles(UserError):
-    """A folder that a stage is to replace holds files that the stage did not write. They are left
+    """A folder that a stage or command is to write holds files that it did not write. They are left
     unchanged.
     """
 
 
 class UnreadableSource(UserError):
-    """The source as a whole cannot be read: a table without the needed columns, arrays of different
-    lengths, a broken archive, files that change while they are read.
+    """The source as a whole cannot be read (a table without the needed columns, arrays of different
+    lengths, a broken archive, files that change meanwhile), or could be read in several ways.
     """
 
     # `remedy` says which parameter helps; `several` are the errors that this one joins.
@@ -84,8 +84,8 @@ class UnusableDataset(UserError):
 
 
 class MissingInput(UserError):
-    """A stage was started before the stage whose output it reads; or several outputs could be
-    meant, and none was named.
+    """An output that a stage or command reads is missing, or another version of the program wrote
+    it; or several outputs could be meant, and none was named.
     """
 
 
@@ -114,8 +114,8 @@ class StaleSnapshot(UserError):
 
 
 class ImpossiblePlan(UserError):
-    """A configuration asks for steps in an order that would be wrong or useless. The message gives
-    the reason.
+    """A configuration cannot run: the order of its steps would be wrong or useless, or its data,
+    memory or processes do not allow it. The message gives the reason.
     """
 
 
@@ -124,8 +124,8 @@ class EmptyDataset(UserError):
 
 
 class UnknownModel(UserError):
-    """`model.name` is neither a built-in model, nor a `keras.applications` name, nor an importable
-    builder.
+    """`model.name` is not a built-in model, a `keras.applications` name or an importable builder;
+    or the model does not work with its options, loss, metrics, optimizer, callbacks or data.
     """
 
 
@@ -170,8 +170,8 @@ class StageFailed(UserError):
 
 
 class InvalidBudget(UserError):
-    """A budget of `tasks.tune` is no valid size, time or number; no configuration fits the budgets;
-    or the snapshot to be prepared does not. The message names the least that is needed.
+    """A budget of `tasks.tune` is not a valid size, time or number; no configuration fits the
+    budgets; or the snapshot to be prepared does not. The message names the least that is needed.
     """
 
 
@@ -182,7 +182,7 @@ class Untunable(UserError):
 
 
 class ThresholdExceeded(UserError):
-    """A figure of the race meets the condition given with `--fail-if`."""
+    """A figure of the race meets the condition given with `--fail-if`, or was not measured."""
 
 
 class ServiceFailed(UserError):
@@ -210,9 +210,9 @@ class AlreadyRunning(UserError):
 
 
 class EngineFailed(UserError):
-    """The Dask cluster that works for a stage cannot be reached, has no workers or was lost; or its
-    workers run another program, do not see the stage's files, or die at an item. The message names
-    the item.
+    """Dask is not installed; the cluster of a stage cannot be reached, has no workers or was lost;
+    or its workers run another program, do not see the stage's files, or end while they process an
+    item, which the message names.
     """
 
 
@@ -224,7 +224,7 @@ class ProcessesDiffer(UserError):
 
 class DiskRefused(UserError):
     """Printed as DiskFull, ReadOnlyDisk or NotPermitted: a disk is full or read-only, a file is
-    larger than the user's limit, or a file belongs to another user. Earlier outputs are untouched.
+    larger than allowed, or the user may not access it. Earlier outputs are untouched.
     """
 
 
@@ -241,7 +241,7 @@ class ObjectStoreFailed(UserError):
 
 
 class WorkspaceProblem(UserError):
-    """The state of git or DVC does not allow an isolated run."""
+    """The state of git or DVC does not allow an isolated run, or the removal of stored files."""
 
 
 # Which stage wrote a file. Files of throughline/results/ know their stage themselves.
@@ -291,11 +291,10 @@ def rebuild_hint(path: Path, stage: str) -> str:
 
 
 def explain_index_alone(folder: Path, what: str) -> str:
-    """Return what to do about an output whose index exists, but not its `what`."""
+    """Return what to do about a folder with an index but without its `what` (shards, columns)."""
     return (
-        f"{folder} holds the index alone: its {what} were put into an object store, or are lost;"
-        " set storage.url to where they are, or write them here by `dvc repro --force --single-item"
-        " shard snapshot`"
+        f"{folder} holds only the index: its {what} are in an object store or lost; set storage.url"
+        " to that store, or write them here with `dvc repro --force --single-item shard snapshot`"
     )
 
 

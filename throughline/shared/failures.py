@@ -34,7 +34,7 @@ _DISK = {
     ),
     errno.EFBIG: (
         "DiskFull",
-        "no file may be that large here",
+        "the file is larger than allowed here",
         "Raise the limit (`ulimit -f`, or the file system's)",
     ),
     errno.EACCES: _DENIED,
@@ -85,7 +85,7 @@ def end_process(error: UserError) -> NoReturn:
 
 
 def _leave_to_flow(failure: Failure) -> bool:
-    """Hand the failure to the flow; return False without a flow, or if the disk is full."""
+    """Hand the failure to the flow; return False without a flow, or if its file is not writable."""
     path = os.environ.get(FAILURE_FILE)
     with suppress(OSError):
         if path:
@@ -115,7 +115,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 def _find_own_error(error: Exception) -> tuple[str, str] | None:
-    """Find the kind and message of an error that Python code within TensorFlow raised.
+    """Return kind and message of an error of Python code that TensorFlow called; None for others.
 
     The message ends with the last file and line outside of packages.
     """
@@ -131,7 +131,7 @@ def _find_own_error(error: Exception) -> tuple[str, str] | None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn errors of a full, read-only or forbidden disk into a `UserError`.
+    """Turn errors of a disk (full, read-only, not permitted) into `DiskRefused`.
 
     For code whose errors would be printed before they reach `report_user_errors`.
 
@@ -182,7 +182,7 @@ _OPERATION = re.compile(r"\{\{node ([\w./:-]+)\}\}")
 def _memory_error(error: Exception) -> OutOfMemory | None:
     if isinstance(error, MemoryError):
         return OutOfMemory(
-            f"{str(error) or 'the machine has no memory left'}. End what else is running, or lower"
+            f"{str(error) or 'the machine has no memory left'}. End other programs, or lower"
             " batch_size; earlier outputs are untouched"
         )
     found = _UNALLOCATED.search(str(error))
@@ -193,7 +193,7 @@ def _memory_error(error: Exception) -> OutOfMemory | None:
     node = _OPERATION.search(str(error))
     of = f" of {node[1]}" if node else ""
     others = (
-        "; other programs on the same GPU take of it, too (nvidia-smi lists them)"
+        ", or end other programs that use this GPU (nvidia-smi lists them)"
         if not device.startswith("CPU")
         else ""
     )

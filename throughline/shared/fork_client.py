@@ -25,7 +25,7 @@ STREAMS = 3  # standard input, output, error
 
 
 def find_started_module(package: str, modules: Sequence[str]) -> str | None:
-    """Return which of these modules of a package `python -m` is starting; None if it is none."""
+    """Return which of these modules of a package `python -m` is starting; None for others."""
     # While Python looks for the module, `sys.argv[0]` is `-m`.
     if sys.argv[:1] != ["-m"]:
         return None
@@ -36,8 +36,8 @@ def find_started_module(package: str, modules: Sequence[str]) -> str | None:
 def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
     """Let a server run `python -m MODULE ARGUMENTS`, and exit with its exit code.
 
-    The variable `server` names its socket. Return if there is no server, or if it refuses; wait if
-    it is still importing, because it started first.
+    The environment variable `server` names its socket. Return if there is no server or it refuses.
+    Wait if it is still importing, since it started first; for `NOT_WAITING` modules return.
     """
     address = os.environ.get(server)
     if not address or (module in NOT_WAITING and not os.path.exists(address + READY)):  # noqa: PTH110
@@ -72,7 +72,7 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
         except (ConnectionResetError, BrokenPipeError):  # the server ended before it read this
             answer = REFUSED
         except OSError as error:
-            sys.exit(f"the process that is to be {module} failed: {error}")
+            sys.exit(f"the process that runs {module} failed: {error}")
     if answer != REFUSED:
         sys.stdout.flush()
         sys.exit(int(answer) if answer else f"the process of {module} was killed")

@@ -1,6 +1,6 @@
 """Pauses Python's garbage collection during imports, and in calls that it must not interrupt.
 
-The libraries' million objects all stay; searching them would take a fifth of a start.
+The million objects of the libraries all stay; searching them for garbage takes a fifth of a start.
 """
 
 import gc
@@ -14,7 +14,7 @@ USUAL_THRESHOLDS = gc.get_threshold()
 
 
 def pause_garbage_collection() -> None:
-    """Collect no garbage until `collect_garbage_as_usual`."""
+    """Collect almost no garbage until `collect_garbage_as_usual`."""
     gc.set_threshold(1_000_000)
 
 
@@ -40,7 +40,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def import_large(name: str) -> None:
-    """Import a module of many objects, which a command imports only when it needs it."""
+    """Import a large module, without garbage collection meanwhile, if it is not imported yet."""
     if name not in sys.modules:
         pause_garbage_collection()
         importlib.import_module(name)
@@ -48,6 +48,6 @@ def import_large(name: str) -> None:
 
 
 def import_tensorflow_alone() -> None:
-    """Import TensorFlow without Keras, which takes half as long as TensorFlow itself."""
+    """Import TensorFlow without Keras, whose import takes half as long as TensorFlow's own."""
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     import_large("tensorflow")

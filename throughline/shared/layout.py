@@ -12,18 +12,18 @@ MODEL_FILE = "model.keras"
 MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
 DVC_COPIES = (".dvc", "tmp", "exps")  # below a project: copies that DVC makes and removes
 ORIGIN = "origin.json"  # the note of the fetch stage about what it wrote
-STORE_HOME = "THROUGHLINE_HOME"  # variable: project whose MLflow store serves without a server
+STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store is used without a server
 
 
 def from_here(path: Path) -> Path:
-    """Return a path relative to the project, where users are, or absolute if it is elsewhere."""
+    """Return a path relative to the project, where users work; absolute if it is elsewhere."""
     project = Layout().project.absolute()
     absolute = path.absolute()
     return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
 
 
 def _find_started_in(root: Path) -> Path:
-    """Return the project that a copy made by `dvc exp run` belongs to; `root` if it is none."""
+    """Return the project of which `root` is a copy by `dvc exp run`; `root` if it is not a copy."""
     for folder in root.absolute().parents:
         if folder.parts[-len(DVC_COPIES) :] == DVC_COPIES:
             return folder.parents[len(DVC_COPIES) - 1]

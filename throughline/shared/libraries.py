@@ -66,7 +66,7 @@ def _brought_packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def check_versions(libraries: Collection[str], *, root: Path) -> None:
-    """Check that the libraries have the versions of uv.lock in `root`, if it exists.
+    """Check that the libraries have the versions of `root`/uv.lock, if that file exists.
 
     Raises:
       WrongVersion: A library is installed in another version.
@@ -81,7 +81,7 @@ def check_versions(libraries: Collection[str], *, root: Path) -> None:
         )
         if locked and version not in locked:
             raise WrongVersion(
-                f"{name} {version} is installed, {lock} names {' or '.join(locked)}; results are"
-                " compared with those of the locked version. Run `uv sync`, or `uv lock"
-                f" --upgrade-package {name}` to continue with another version"
+                f"{name} is {version}, but {lock} names {' or '.join(locked)}, and another version"
+                " may give other results. Run `uv sync`, or `uv lock --upgrade-package"
+                f" {name}` to lock another version"
             )

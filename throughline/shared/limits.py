@@ -37,7 +37,7 @@ def available_memory(process: Path = Path("/proc/self")) -> int:
 
 
 def usable_cores(process: Path = Path("/proc/self")) -> int:
-    """Return how many cores this process can use: those allowed, or a CPU quota rounded up."""
+    """Return how many cores this process can use: those allowed, or a lower quota, rounded up."""
     quotas = (math.ceil(quota) for quota, _ in _list_quotas(process))
     return min([len(os.sched_getaffinity(0)), *quotas])
 
@@ -104,12 +104,12 @@ def _groups(lines: str, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _read(file: Path) -> str:
-    """Read a file of paths, which may not be valid UTF-8."""
+    """Read a file that contains paths, which may not be valid UTF-8."""
     return file.read_text(errors="surrogateescape")
 
 
 def _unescape(path: str) -> str:
-    """Decode a path of mountinfo, in which blanks, line breaks and backslashes are octal."""
+    """Decode a path of mountinfo, in which spaces, line breaks and backslashes are octal."""
     return os.fsdecode(os.fsencode(path).decode("unicode_escape").encode("latin-1"))
 
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold_when_free
 
+MACHINE_HELD = "THROUGHLINE_MACHINE_HELD"  # variable: a flow holds the lock for its stages
 # An abstract socket address: one per machine (per network namespace) for all users, whatever their
 # TMPDIR, without a file that could belong to another user, be a link, or be left behind.
-MACHINE_HELD = "THROUGHLINE_MACHINE_HELD"  # variable: a flow holds it for the stages that it starts
 MACHINE_ADDRESS = "\0throughline-measuring"
 
 
@@ -24,7 +24,7 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
     """Hold the lock that all users of this machine share for the block; yield its file descriptor.
 
-    The kernel tells which process holds it, but nothing tells what that process does.
+    `on_wait` is told which process holds it, but not what that process does.
 
     Raises:
       ServiceFailed: This machine allows no abstract sockets.
@@ -41,8 +41,8 @@ def _hold_if_free() -> Iterator[int | None]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ServiceFailed(
-                    "this machine allows no abstract socket, which is the lock of those who measure"
-                    f" ({error.strerror}); allow it to this user (AppArmor, Landlock, seccomp)"
+                    "this machine allows no abstract socket, which measurements use as their lock"
+                    f" ({error.strerror}); allow it for this user (AppArmor, Landlock, seccomp)"
                 ) from error
             yield None
             return

@@ -52,8 +52,8 @@ _WRONG_CLOCK = ("RequestTimeTooSkewed", "RequestExpired")
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """A provider in messages: the prefix of its variables, those of credentials and endpoint, and
-    its word for a bucket.
+    """A provider in messages: the prefix of its variables, the variables of its credentials and
+    endpoint, and its word for a bucket.
     """
 
     variables: str
@@ -128,7 +128,7 @@ class ObjectStore:
             data = memoryview(self.client.get_range(name, start=start, length=length))
         if data.nbytes != length:
             raise ObjectStoreFailed(
-                f"{self.address(name)} ends after {start + data.nbytes:,} bytes,"
+                f"{self.address(name)} ends after {start + data.nbytes:,} bytes, but"
                 f" {start + length:,} are needed"
             )
         return data
@@ -216,7 +216,7 @@ def check_url(url: str) -> str:
     """Return a store's URL without a trailing slash.
 
     Raises:
-      ValueError: The URL is no bucket's, or holds credentials, which the message does not repeat.
+      ValueError: It is not a bucket's URL, or has credentials, which the message does not repeat.
     """
     parts = urlsplit(url)
     # A secret may contain a slash, which seems to end user and host.
@@ -227,15 +227,15 @@ def check_url(url: str) -> str:
         )
     if parts.scheme not in PROVIDERS or not parts.netloc:
         shown = "an address" if "@" in url else repr(url)
-        raise ValueError(f"found {shown}, which is no bucket; expected {URL_FORMS}")
+        raise ValueError(f"found {shown}, which is not a bucket; expected {URL_FORMS}")
     return url.rstrip("/")
 
 
 def open_store(url: str) -> ObjectStore:
-    """Open the store at `url` (s3://, gs:// or az://), without a request to it.
+    """Open the store at `url` (s3://, gs:// or az://), without sending a request.
 
     Raises:
-      ObjectStoreFailed: The URL is no bucket's, or credentials are incomplete.
+      ObjectStoreFailed: It is not a bucket's URL, or credentials are incomplete.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url
@@ -286,9 +286,9 @@ def _explain(error: Exception, provider: Provider) -> str:
     what = code[1] if code else f"HTTP {status[1]}" if status else ""
     if odd := _ODD_NAME.search(text):
         return (
-            f"the name {odd[1]!r} has an empty part, one of dots alone, or a control character in"
-            " it, so it cannot be reached; rename or remove the object, or name a folder that"
-            " does not hold it"
+            f"the name {odd[1]!r} has an empty part, a part of dots alone, or a control character,"
+            " so the object cannot be reached; rename or remove it, or name a folder that does not"
+            " hold it"
         )
     if what in ("NoSuchBucket", "ContainerNotFound"):
         return f"there is no such {provider.bucket}; create it, or correct the URL"
@@ -308,7 +308,7 @@ def _explain(error: Exception, provider: Provider) -> str:
         return f"the {provider.bucket} is in another region; set AWS_REGION to its own"
     if "builder error" in text:
         return (
-            "the endpoint is no https:// address; for a store of your own without TLS set"
+            "the endpoint is not an https:// address; for a store of your own without TLS, set"
             f" {provider.variables}_ALLOW_HTTP=true"
         )
     tries = re.search(r"after (\d+) retries", text)
@@ -323,19 +323,19 @@ def _explain(error: Exception, provider: Provider) -> str:
 
 
 def _explain_refusal(what: str, status: str, provider: Provider) -> str:
-    """Explain an error of credentials or the clock, else "". Answers to HEAD have no error code."""
+    """Explain a refusal by credentials or clock, else "". Answers to HEAD have no error code."""
     if what in _EXPIRED or (what == "HTTP 400" and provider.variables == "AWS"):
         return (
-            f"temporary credentials have ended, or are not whole ({what}); set new ones in the"
+            f"temporary credentials have expired or are incomplete ({what}); set new ones in the"
             f" environment, {provider.credentials} and what belongs to them, such as"
             " AWS_SESSION_TOKEN, and run the same command again"
         )
     if what in _WRONG_CLOCK:
-        return f"the clocks of this machine and of the store differ too much ({what}); set this one"
+        return f"this machine's clock differs too much from the store's ({what}); correct it"
     if status in ("401", "403"):
         clock = "; check this machine's clock, too" if what == "HTTP 403" else ""
         return (
             f"no permission ({what}); check the credentials in the environment, such as"
-            f" {provider.credentials}, and what they may do in this {provider.bucket}{clock}"
+            f" {provider.credentials}, and their permissions in this {provider.bucket}{clock}"
         )
     return ""

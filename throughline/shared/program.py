@@ -20,7 +20,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "profile": ("tasks.profiling", "throughline.shared.allocator"),
     "race": ("tasks.race", "throughline.race.training", "throughline.shared.allocator"),
 }
-# Messages, checks, bookkeeping and settings. What these decide reaches a stage as values.
+# Left out: messages, checks, bookkeeping and settings. What these decide reaches a stage as values.
 SUPPORTING = (
     "tasks.earlier",
     "tasks.identities",
@@ -60,7 +60,7 @@ def stage_modules(stage: str) -> tuple[str, ...]:
 
 
 def digest_code(stage: str, *further: str) -> str:
-    """Return the digest of a stage's code and of `further` modules, with all they import."""
+    """Return the digest of a stage's code (not `SUPPORTING`), `further` and their own imports."""
     program = code_digest(*stage_modules(stage), roots=ROOTS, without=SUPPORTING)
     return digest_json([program, code_digest(*further)]) if further else program
 

@@ -1,8 +1,8 @@
 """Folders for a process's own temporary files, such as tf.data's caches, removed when it ends.
 
-They are in `.throughline/scratch` of the project, on its disk. A killed process leaves its folder
-to the next process, which sees by the lock next to it that nobody uses it. If several machines
-share the project, each clears its own folders, and those of others after a day.
+They are in `.throughline/scratch` of the project, on its disk. The next process removes the folder
+of a killed one, since the lock next to it is free. If several machines share the project, each
+clears its own folders, and those of others after a day.
 """
 
 import os

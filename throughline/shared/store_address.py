@@ -40,7 +40,7 @@ def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
     """Check that MLFLOW_TRACKING_URI names a store that runs can be sent to, if it is set.
 
     Raises:
-      InvalidParams: It is no address, names a kind of store that MLflow does not write, or lacks a
+      InvalidParams: It is not an address, names a store that MLflow does not write, or lacks a
         package or credentials.
     """
     address = environment.get(ADDRESS)
@@ -49,7 +49,7 @@ def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
     try:
         scheme = urlsplit(make_absolute(address, Path("/"))).scheme or address
     except ValueError:  # its message may repeat a password
-        raise InvalidParams([f"{ADDRESS} is no address, such as http://HOST:5000"]) from None
+        raise InvalidParams([f"{ADDRESS} is not an address such as http://HOST:5000"]) from None
     if problem := _find_problem(address, scheme, environment):
         raise InvalidParams(
             [
@@ -63,7 +63,7 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
     kind = scheme.partition("+")[0]
     if kind == "file":
         allowed = environment.get(FILE_STORE_ALLOWED, "").lower() in ("1", "true")
-        says = f"{address} is a folder, which MLflow writes no more: set {FILE_STORE_ALLOWED}=true"
+        says = f"{address} is a folder: to let MLflow write there, set {FILE_STORE_ALLOWED}=true"
         return None if allowed else says
     if kind in DATABRICKS:
         return _find_databricks_problem(address, environment)
@@ -71,7 +71,7 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
         driver = scheme.partition("+")[2] or DRIVERS[kind]
         return None if find_spec(driver) else f"needs the Python package {driver}: install it"
     known = (*SERVERS, SQLITE, *(one.name for one in entry_points(group="mlflow.tracking_store")))
-    says = f"begins with {kind}:, which MLflow knows no store for: install the plugin that does"
+    says = f"begins with {kind}:, for which MLflow has no store: install the plugin that has one"
     return None if kind in known else says
 
 

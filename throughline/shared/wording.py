@@ -18,7 +18,7 @@ def name_some(names: Sequence[str], *, most: int = 12) -> str:
 
 
 def write_name(name: str) -> str:
-    """Return a name as YAML reads it, in quotes if necessary.
+    """Return a name as it is written in YAML, in quotes if necessary.
 
     >>> print(write_name("price"), write_name("lot size"))
     price "lot size"
