@@ -16,6 +16,7 @@ from throughline.plan.plan import InputSpec, make_plan
 from throughline.plan.schema import Schema
 from throughline.plan.steps import Parallelism, Window
 from throughline.plan.text_ops import Tokenize
+from throughline.race.configurations import IN_PLAN
 from throughline.settings import BatchSettings, PipelineConfig
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.limits import usable_cores
@@ -191,7 +192,9 @@ OTHERS = {
 def test_every_field_changes_the_plan():
     assert {*OTHERS, "snapshot", "snapshot_on", "batch"} == set(PipelineConfig.model_fields)
     for field, value in OTHERS.items():
-        assert plan_of(**{field: value}) != plan_of(), field
+        other = plan_of(**{field: value})
+        assert other != plan_of(), field
+        assert field not in IN_PLAN or str(other) != str(plan_of()), field
 
 
 def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():

@@ -80,6 +80,19 @@ def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(cont
     assert not contestants.present, "all have ended"
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"decode": {"ratio": 2}}, {"threads": 1}, {"deterministic": False}, {"graph_rewrites": True},
+     {"sampling": {"cat": 2.0}}],
+)  # fmt: skip
+def test_a_change_takes_no_figures_of_what_differs_in_more_than_the_text_of_its_plan(
+    contestants, tmp_path, field
+):
+    other = Starter(config=PipelineConfig(**field), plan="c")
+    measured = run(tmp_path, {"naive": STARTERS["naive"], "slow": other})
+    assert measured.changes["naive", "snapshot"] == "naive + snapshot"
+
+
 def test_a_phase_ends_when_all_is_decided_and_else_when_its_time_is_up(
     contestants, tmp_path, monkeypatch
 ):

@@ -39,6 +39,11 @@ SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
 LOOKS = 5  # looks that intervals allow for: else equals would differ in 10 of 100 races
 PRECISE_PCT = 2.0  # an interval so narrow needs no more rounds
+# Fields of a configuration that the text of its plan shows in full.
+IN_PLAN = {
+    *("read", "snapshot", "snapshot_on", "interleave", "map", "vectorize", "cache", "shuffle"),
+    *("batch", "prefetch", "postprocess_on", "service"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,20 +194,23 @@ class ConfigurationRace:
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
         """Race the changes that rules propose for input-bound configurations.
 
-        Equal plans race once. A change that equals another configuration takes that one's figures.
+        Equals race once. A change that equals another configuration takes that one's figures.
         """
-        plans = {starter.plan: name for name, starter in self._starters.items()}
+        known = {
+            identify(starter.plan, starter.config): name for name, starter in self._starters.items()
+        }
         bound = [name for name in names if self._is_bound(name)]
         tried: dict[str, None] = {}
         for name in bound:
             for finding in self._starters[name].findings:
                 if finding.config is None:
                     continue
-                contestant = plans.setdefault(finding.plan, f"{name} + {finding.rule}")
+                config = PipelineConfig.model_validate(finding.config)
+                same = identify(finding.plan, config)
+                contestant = known.setdefault(same, f"{name} + {finding.rule}")
                 self.measured.changes[name, finding.rule] = contestant
                 if contestant not in self._starters:
                     tried[contestant] = None
-                    config = PipelineConfig.model_validate(finding.config)
                     self._entries.setdefault(contestant, (TRAINING, config))
         waiting = list(tried)
         while waiting:
@@ -281,6 +289,11 @@ class ConfigurationRace:
             )
             for environment in self._environments
         ]
+
+
+def identify(plan: str, config: PipelineConfig) -> str:
+    """Return what is equal only for configurations that are as fast and deliver the same."""
+    return f"{plan} {config.model_dump_json(exclude=IN_PLAN)}"
 
 
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
