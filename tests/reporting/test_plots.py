@@ -1,5 +1,6 @@
 """Pictures show what they are given; the same values give the same file."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -93,14 +94,17 @@ def test_without_an_evaluation_it_is_said_what_makes_one(tmp_path):
 SLOW = replace(made_up(TunedCandidate), name="slow", seconds=90.0, seconds_low=80.0)
 FAST = replace(SLOW, name="fast", seconds=12.3, seconds_low=None, seconds_high=None, ram_mib=None)
 REFUSED = replace(FAST, name="refused", seconds=None)
-FOUND = replace(made_up(TuningResult), candidates=[SLOW, REFUSED, FAST], chosen="fast", epochs=1200)
+ONCE = replace(SLOW, name="once", seconds=80.0, seconds_low=0.0, seconds_high=math.inf)
+SEEN = [SLOW, REFUSED, FAST, ONCE]
+FOUND = replace(made_up(TuningResult), candidates=SEEN, chosen="fast", epochs=1200)
 
 
 @pytest.mark.slow
 def test_the_picture_of_a_search_names_who_was_measured_and_how_long_it_takes(tmp_path):
     plot_search(FOUND, tmp_path)
     texts = texts_of(tmp_path / "tune")
-    assert {"slow", "90.0", "fast", "12.3", "preparation and 1,200 epochs [s]"} <= set(texts)
+    named = {"slow", "90.0", "fast", "12.3", "once", "80.0"}
+    assert {*named, "preparation and 1,200 epochs [s]"} <= set(texts)
     assert "refused" not in texts
     (tmp_path / "none").mkdir()
     plot_search(replace(FOUND, candidates=[REFUSED]), tmp_path / "none")

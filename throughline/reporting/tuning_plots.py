@@ -45,10 +45,11 @@ def plot_search(result: TuningResult, folder: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         style_axes(axes)
-    measured = list(zip(times, shown, strict=True))
+    measured, edge = list(zip(times, shown, strict=True)), 1.3 * max(times)
     reach = [
         [max(0.0, seconds - (each.seconds_low or seconds)) for seconds, each in measured],
-        [max(0.0, (each.seconds_high or seconds) - seconds) for seconds, each in measured],
+        # The interval of a single round is infinite.
+        [max(0.0, min(each.seconds_high or seconds, edge) - seconds) for seconds, each in measured],
     ]
     axes = columns[0]
     axes.errorbar(times, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
