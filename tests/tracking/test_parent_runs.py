@@ -126,6 +126,8 @@ def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(
     assert has_comparison(report), "a store that does not answer is not asked to conclude"
     monkeypatch.delenv(ADDRESS)
     assert not has_comparison(report)
+    assert sync() == (1, 0) and mlflow.get_run(parent).data.tags["best"] == "fast"
+    assert not has_comparison(report), "children and champion are not kept for later"
 
 
 def test_a_comparison_that_does_not_come_to_its_end_is_no_running_one(mlflow_store):

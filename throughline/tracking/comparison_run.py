@@ -195,7 +195,7 @@ def close_comparison(
 
         parent.call(decide)
         waiting = [row.pipeline for row in rows if row.unsent and not row.mlflow_run_id]
-        if not waiting:
+        if parent.sent and not waiting:
             parent.set_tags({REPORT_TAG: digest_json(to_json(comparison))})
     if not parent.sent and promotion != "none":
         echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
