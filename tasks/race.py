@@ -179,7 +179,6 @@ def record(
             echo(f"MLflow at {show_address()} has no run of {name}; the race is not sent")
             continue
         with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
-            recorder.log_metrics(race_metrics(raced, study.breakdown, study.built.sequence_batches))
             recorder.set_tags(
                 {
                     "verdict": raced.verdict,
@@ -188,6 +187,8 @@ def record(
                 }
             )
             recorder.log_artifact(out / Findings.FOLDER, folder=Findings.FOLDER)
+            # Last, so that whatever is kept for later has the time of its measurement.
+            recorder.log_metrics(race_metrics(raced, study.breakdown, study.built.sequence_batches))
 
 
 def emulate(params: Params, accelerator: Accelerator) -> Params:

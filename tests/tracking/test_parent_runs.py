@@ -201,6 +201,21 @@ def test_what_the_project_measures_is_added_to_the_trainings_run_whose_lineage_s
     assert run.info.status == "FINISHED" and not list_models(run)
 
 
+def test_a_measurement_that_was_kept_replaces_none_that_was_made_later(
+    trained, absent_server, monkeypatch
+):
+    monkeypatch.delenv(FLOW_RUN)
+    monkeypatch.setenv(ADDRESS, absent_server)
+    measure(trained, 80.0)
+    monkeypatch.delenv(ADDRESS)
+    measure(trained, 5.0)
+    assert sync() == (1, 0)
+    found = mlflow.get_run(trained).data
+    assert (found.metrics["input/stall_pct"], found.tags["verdict"]) == (5.0, "stall of 5.0")
+    history = mlflow.MlflowClient().get_metric_history(trained, "input/stall_pct")
+    assert sorted(one.value for one in history) == [5.0, 80.0]
+
+
 @pytest.mark.slow
 def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained, monkeypatch):
     before = mlflow.get_run(trained)

@@ -65,7 +65,8 @@ class Recorder:
     """Writes a run; a context manager, which can be entered again to continue the run.
 
     After the first failure to reach the store, everything is kept in a file of .throughline/unsent/
-    for `sync`. Metrics of a step that the run already has are not logged again.
+    for `sync`. Metrics of a step that the run already has are not logged again, and tags and
+    artifacts that were kept replace none of a later measurement.
 
     Args:
       run_id: Continues this run.
@@ -196,6 +197,8 @@ class Recorder:
             self._unsent.append([kind, *values])
 
     def _deliver(self, kind: str, *values: Any) -> None:
+        if kind in ("tags", "artifact") and self._is_outdated():
+            return
         if kind == "metrics":
             values = (self._leave_out_known(values[0], values[1]), *values[1:])
         elif kind == "model" and self._earlier and list_models(self._earlier):
@@ -217,6 +220,20 @@ class Recorder:
             for key, value in numbers.items()
             if repr(self._known[key].get(step)) != repr(value)
         }
+
+    def _is_outdated(self) -> bool:
+        """Return whether the run was measured again after the calls that were kept."""
+        if self._kept is None or self._earlier is None:
+            return False
+        client, run_id = mlflow.MlflowClient(), self._earlier.info.run_id
+        measured = [call[1:] for call in self._kept.calls if call[0] == "metrics"]
+        return any(
+            later.timestamp > moment
+            for values, step, moment in measured
+            if step is None
+            for key in [*values][:1]
+            for later in client.get_metric_history(run_id, key)
+        )
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
