@@ -6,14 +6,22 @@ from dataclasses import replace
 import pytest
 
 from tests.support.made_up import made_up
+from tests.support.project import SMALL
 from tests.support.races import exactly, raced, rounds
+from throughline.config.params import check
 from throughline.diagnosis.threshold import parse_threshold
-from throughline.race.configurations import Measured
-from throughline.race.judging import Subject, judge_by_epochs, judge_raced, rank_findings
+from throughline.race.configurations import ConfigurationRace, Measured, Starter
+from throughline.race.judging import (
+    Subject,
+    judge_by_epochs,
+    judge_race,
+    judge_raced,
+    rank_findings,
+)
 from throughline.results.profiling import Finding
 from throughline.results.race import CHANGES, INPUTS, METRICS, OWN
 from throughline.results.train import StepTimes, TrainResult, TrainThroughput
-from throughline.settings import TrainSettings
+from throughline.settings import PipelineConfig, TrainSettings
 from throughline.shared.errors import InvalidParams, ThresholdExceeded
 
 MODEL = "model alone of naive"
@@ -97,6 +105,16 @@ def test_a_change_that_was_lost_or_not_needed_says_so():
     unneeded = replace(measured(50.0), changes={})
     (said,) = judge_raced(subject(finding("a", **CAN)), unneeded, on_accelerator=False).findings
     assert said.untried == "only for what certainly waits for its input"
+
+
+def test_one_that_was_judged_before_it_was_lost_is_not_among_the_lost(tmp_path):
+    starters = dict.fromkeys(["naive", "late"], Starter(config=PipelineConfig(), plan="a"))
+    racing = ConfigurationRace(check(SMALL), starters, root=tmp_path, folder=tmp_path)
+    racing.measured = measured(50.0)
+    racing.measured.models["late"] = MODEL
+    racing.measured.lost = dict.fromkeys(starters, "was killed by SIGKILL")
+    result = judge_race(racing, [subject(), replace(subject(), name="late")], machine={})
+    assert ([*result.configurations], [*result.lost]) == (["naive"], ["late"])
 
 
 def test_a_race_that_its_epochs_contradict_decides_nothing():

@@ -174,14 +174,20 @@ def test_tables_are_no_wider_than_the_text(layout, tmp_path):
     assert len(widths) == 2 and all(needed <= given for needed, given in widths)
 
 
-def test_a_configuration_that_was_lost_in_the_race_is_left_out_and_named(layout):
+def test_a_configuration_that_was_lost_in_the_race_is_left_out_and_named(layout, tmp_path):
     lost = {"optimized": "was killed by SIGKILL"}
     race_result({"naive": RACED["naive"]}, lost=lost).write(layout.race)
-    compared = read_and_compare(layout)
-    assert compared.missing == lost
+    compared = report(["naive", "optimized"], layout, tmp_path / "report")
+    assert (compared.missing, compared.measure_again) == (lost, ("optimized",))
+    text = strip_tags((tmp_path / "report" / "index.html").read_text())
+    again = "Race it again with python -m flows.comparison --measure-again optimized."
+    assert f"optimized is left out: was killed by SIGKILL. {again}" in text
+    assert "Undecided: " not in text
     assert [row.pipeline for row in compared.configurations] == ["naive"]
     race_result({}, lost={"naive": "was killed"}).write(layout.race)
-    with pytest.raises(MissingInput, match="no configuration has raced: was killed; run `dvc repr"):
+    with pytest.raises(
+        MissingInput, match="no configuration has raced: was killed; run `dvc repro -f"
+    ):
         read_and_compare(layout)
 
 

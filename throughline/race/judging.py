@@ -64,6 +64,7 @@ def judge_race(
             judged = judge_raced(subject, measured, on_accelerator=accelerated)
         if judged:
             raced[name] = judged
+            lost.pop(name, None)  # it was lost after that
         else:
             lost.setdefault(name, lost.get(measured.models[name], "it has not raced"))
     return RaceResult(

@@ -90,9 +90,10 @@ def compare(
     if not raced:
         why = next((race.lost[name] for name in results if name in race.lost), "it has not raced")
         raise MissingInput(
-            f"{layout.race}: no configuration has raced: {why}; run `dvc repro race`"
+            f"{layout.race}: no configuration has raced: {why}; run `dvc repro -f -s race`"
         )
     race = replace(race, configurations=raced)
+    lost = {name: why for name, why in race.lost.items() if name in results}
     ranking = Ranking(race)
     setup_s = _snapshot_seconds(layout)
     rows = {name: _row(name, results[name], ranking, setup_s=setup_s) for name in raced}
@@ -109,12 +110,12 @@ def compare(
         best=best,
         tied=tuple(ranking.tied),
         undecided=tuple(ranking.open),
-        measure_again=tuple(ranking.undecided),
+        measure_again=(*ranking.undecided, *lost),
         baseline=ranking.baseline,
         metric=rows[best].metric,
         warning=accuracy_warning(list(rows.values())),
         disturbed_by=race.disturbed_by,
-        missing={**{name: why for name, why in race.lost.items() if name in results}, **missing},
+        missing={**lost, **missing},
         machine=race.machine,
         examples_digest=digest_json(digests) if exact else "none",
         data_digest=shown.plan.data_digest,

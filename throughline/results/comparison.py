@@ -86,7 +86,7 @@ class Comparison(ResultFile):
     Attributes:
       tied: Those that may be the fastest.
       undecided: Those that may or may not be faster than the baseline.
-      measure_again: The undecided ones, and those without a verdict.
+      measure_again: The undecided ones, those without a verdict, and those that the race lost.
       missing: Why a configuration is left out.
       disturbed_by: How other programs disturbed the race; "" if they did not.
     """
