@@ -39,6 +39,8 @@ def test_who_is_left_out_is_compared_by_its_pace_relative_to_the_one_in_all_roun
     assert one.gain("b", "a").value == pytest.approx(one.speed("b").value / one.speed("a").value)
     assert one.gain("b", "a").rounds == 3 and one.gain("b", "model").rounds == 6
     assert one.gain("a", "model").high == pytest.approx(0.5), "the machine's pace does not blur it"
+    assert one.seconds("a").value == pytest.approx(10 * 1000 / one.speed("a").value)
+    assert one.seconds("a").rounds == 3
 
 
 def test_two_rounds_decide_nothing():
@@ -83,7 +85,7 @@ def test_a_race_is_disturbed_where_most_of_its_rounds_are(disturbed, calm):
 def test_a_turn_in_which_an_epoch_begins_belongs_to_the_rate():
     turns = [Turn(examples=100.0, seconds=0.5)] * 4 + [Turn(examples=100.0, seconds=2.0)]
     calls = [Round(heat="a", turns={"a": turn}, others_pct=0.0, busiest="") for turn in turns]
-    assert Race(rounds=calls, costs={}, examples=1, epochs=1).rate("a") == 500 / 4
+    assert Race(rounds=calls, costs={}, examples=1, epochs=1).speed("a").value == 500 / 4
 
 
 def test_95_of_100_intervals_hold_the_truth_however_few_rounds_there_are():

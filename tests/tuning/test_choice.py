@@ -169,6 +169,21 @@ def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
     assert said == "tuned: 2.5 s for 10 epochs, 4.0× `optimized`"
 
 
+def test_a_machine_that_has_slowed_down_makes_no_later_one_slow():
+    """The second half of the rounds is at half the pace: the fastest raced only there."""
+    pace = [1.0] * 5 + [0.5] * 5
+    gone = [[1000.0] * 5 + [None] * 5, [None] * 5 + [750.0] * 5]
+    one = race({CEILING: [1e5 * each for each in pace], "cached": gone[0], "stored": gone[1]})
+    choice = chosen(one, own=())
+    assert (choice.name, one.seconds("stored").value) == ("stored", pytest.approx(1e4 / 1125))
+    assert one.seconds("cached").value == pytest.approx(1e4 / 750)
+    slowed, late = [1200.0] * 5 + [600.0] * 5, [None] * 5 + [700.0] * 5
+    one = race({CEILING: [1e5] * 10, "cached": gone[0], "optimized": slowed, "stored": late})
+    choice = chosen(one, own=())
+    assert (choice.name, choice.baseline) == ("stored", "optimized"), "by the rounds of pairs"
+    assert choice.to_baseline.below_one
+
+
 @pytest.mark.parametrize("mib", [340, 400])
 def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
     one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)

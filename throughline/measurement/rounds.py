@@ -71,10 +71,6 @@ class Race:
         """The contestants, in the order of their first turns."""
         return list(dict.fromkeys(name for each in self.rounds for name in each.turns))
 
-    def rate(self, name: str) -> float:
-        """Return a contestant's examples per second over all its rounds."""
-        return _rate(name, self._rounds_of(name))
-
     @cached_property
     def reference(self) -> str:
         """The first of the contestants with most rounds."""
@@ -82,12 +78,7 @@ class Race:
 
     def speed(self, name: str) -> Estimate:
         """Return a contestant's examples per second at the machine's pace over all rounds."""
-        reference = self.reference
-
-        def measure(rounds: Sequence[Round]) -> float:
-            return self._relative(name, rounds) * _rate(reference, _with(rounds, reference))
-
-        return self._estimate(measure, name, reference)
+        return self._at_one_pace(name, lambda rate: rate)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
         """Return how many times as fast one is as the other; one of `compared` intervals."""
@@ -98,12 +89,15 @@ class Race:
         return self._estimate(measure, one, other, compared)
 
     def seconds(self, name: str) -> Estimate:
-        return estimate(lambda rounds: self._total_s(name, rounds), self._rounds_of(name))
+        """Return how long a training takes at the machine's pace over all rounds."""
+        return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
     def ratio(self, one: str, other: str) -> Estimate:
         """Return how many times as long one's training takes as the other's, by shared rounds."""
         return estimate(
-            lambda rounds: self._total_s(one, rounds) / self._total_s(other, rounds),
+            lambda rounds: (
+                self._total_s(one, _rate(one, rounds)) / self._total_s(other, _rate(other, rounds))
+            ),
             self._rounds_of(one, other),
         )
 
@@ -114,7 +108,7 @@ class Race:
             return None
 
         def total_s(name: str, epochs: int) -> float:
-            return self._total_s(name, rounds, epochs)
+            return self._total_s(name, _rate(name, rounds), epochs)
 
         ahead = total_s(one, 1) - total_s(other, 1)
         each = (total_s(other, 2) - total_s(other, 1)) - (total_s(one, 2) - total_s(one, 1))
@@ -123,13 +117,17 @@ class Race:
         return 1 + math.ceil(ahead / each) if each > 0 else None
 
     def fastest(self, names: Collection[str]) -> str:
-        """Return the contestant with the shortest training, by pairs if all have met the first."""
-        first, *others = names
-        against = {name: self.ratio(name, first) for name in others}
-        if all(each.rounds for each in against.values()):
-            times = {first: 1.0, **{name: each.value for name, each in against.items()}}
-            return min(times, key=lambda name: times[name])
-        return min(names, key=lambda name: self.seconds(name).value)
+        """Return the contestant with the shortest training, by shared rounds if two have met."""
+        leader, *others = names
+        for name in others:
+            ratio = self.ratio(name, leader)
+            shorter = (
+                ratio.value < 1
+                if ratio.rounds
+                else self.seconds(name).value < self.seconds(leader).value
+            )
+            leader = name if shorter else leader
+        return leader
 
     def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
         """Return at most `most` that the fastest does not certainly beat, in given order."""
@@ -165,6 +163,19 @@ class Race:
     def _rounds_of(self, *names: str) -> list[Round]:
         return _with(self.rounds, *names)
 
+    def _at_one_pace(self, name: str, measure: Callable[[float], float]) -> Estimate:
+        """Estimate from a rate at the pace of all rounds, or of its own without the reference."""
+        reference = self.reference
+        if not self._rounds_of(name, reference):
+            return estimate(lambda rounds: measure(_rate(name, rounds)), self._rounds_of(name))
+
+        def of(rounds: Sequence[Round]) -> float:
+            return measure(
+                self._relative(name, rounds) * _rate(reference, _with(rounds, reference))
+            )
+
+        return self._estimate(of, name, reference)
+
     def _estimate(
         self, measure: Callable[[Sequence[Round]], float], one: str, other: str, compared: int = 1
     ) -> Estimate:
@@ -178,8 +189,8 @@ class Race:
         shared = _with(rounds, name, self.reference)
         return _rate(name, shared) / _rate(self.reference, shared)
 
-    def _total_s(self, name: str, rounds: Sequence[Round], epochs: int | None = None) -> float:
-        cost, rate = self.costs.get(name, Cost()), _rate(name, rounds)
+    def _total_s(self, name: str, rate: float, epochs: int | None = None) -> float:
+        cost = self.costs.get(name, Cost())
         return cost.total_s(rate, examples=self.examples, epochs=epochs or self.epochs)
 
 

@@ -77,7 +77,7 @@ def choose(
         baseline = find_baseline(own)
     else:  # the slowest rival that the choice has met, or the choice itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
-        baseline = incumbent = max(met, key=lambda each: race.seconds(each).value)
+        baseline = incumbent = max(met, key=lambda each: race.ratio(each, name).value)
     short = [
         each
         for each in rivals
