@@ -24,6 +24,7 @@ from throughline.settings import PipelineConfig, ShuffleSettings
 from throughline.shared.errors import MissingInput, UnequalConfigurations
 from throughline.shared.files import digest_json
 from throughline.shared.layout import Layout
+from whowaits.timing.verdict import UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> 
         speedup_vs_naive=gain.value,
         speedup_vs_naive_low=gain.low,
         speedup_vs_naive_high=gain.high,
-        gain=raced.gain,
+        gain=None if raced.verdict == UNDECIDED else raced.gain,
         wait_ms_mean=result.breakdown.wait_ms_mean,
         first_batch_s=raced.first_batch_s,
         exchange_ms=raced.exchange_ms,
