@@ -148,6 +148,23 @@ def test_every_figure_that_can_be_asked_for_is_there():
 
 
 @pytest.mark.parametrize(
+    ("verdict", "gains", "gain", "figure"),
+    [
+        ("input-bound", [3.0], 3.0, 3.0),
+        ("undecided", [3.0, None], 3.0, 3.0),
+        ("input-bound", [None, 1.01], None, 1.0),
+        ("input-bound", [], None, 1.0),
+        ("compute-bound", [None], None, 1.0),
+        ("input-bound", [None], None, None),
+        ("undecided", [None], None, None),
+    ],
+)
+def test_a_gain_is_measured_or_there_is_nothing_to_gain(verdict, gains, gain, figure):
+    found = tuple(finding("a", gain=each) for each in gains)
+    assert raced(50.0, 50.0, verdict, findings=found, gain=gain).figures["gain"] == figure
+
+
+@pytest.mark.parametrize(
     ("text", "expected", "said"),
     [
         ("stall_pct > 10", ThresholdExceeded, None),

@@ -38,8 +38,6 @@ class Threshold:
           InvalidParams: If the limit cannot be compared with the metric.
         """
         value = metrics[self.metric]
-        if self.metric == "gain" and value is None:
-            value = 1.0  # there is nothing to change
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
                 f"{self.metric} was not measured on this machine, so `{self}` cannot be excluded;"

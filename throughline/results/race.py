@@ -8,6 +8,7 @@ from throughline.results.base import Estimate, ResultFile
 from throughline.results.build import SequenceBatches
 from throughline.results.profiling import Breakdown, Finding
 from throughline.results.train import TrainResult, train_metrics
+from whowaits.timing.verdict import COMPUTE_BOUND
 
 DISTURBED_PCT = 10.0  # of all cores, taken by others in a round
 METRICS_FILE = "metrics.json"
@@ -109,12 +110,20 @@ class Raced:
         return {name: read(self) for name, read in METRICS.items()}
 
 
+def _find_gain(raced: Raced) -> float | None:
+    """Return the gain of the first finding; 1 if there is nothing to gain, None if none raced."""
+    if raced.gain is not None:
+        return raced.gain
+    tried = not raced.findings or any(each.gain for each in raced.findings)
+    return 1.0 if tried or raced.verdict == COMPUTE_BOUND else None
+
+
 METRICS: Mapping[str, Callable[[Raced], float | str | None]] = {
     "verdict": lambda raced: raced.verdict,
     "stall_pct": lambda raced: raced.stall_pct,
     "stall_pct_low": lambda raced: raced.stall_pct_low,
     "stall_pct_high": lambda raced: raced.stall_pct_high,
-    "gain": lambda raced: raced.gain,
+    "gain": _find_gain,
     "first_batch_s": lambda raced: raced.first_batch_s,
     "exchange_ms": lambda raced: raced.exchange_ms,
     "train_examples_per_s": lambda raced: raced.training.value,
