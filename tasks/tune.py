@@ -36,6 +36,8 @@ from throughline.shared.store_address import check_store_address
 from throughline.shared.termination import exit_on_sigterm
 from throughline.tuning.budgets import (
     Budgets,
+    Limits,
+    describe_excess,
     find_limits,
     parse_time,
     read_budgets,
@@ -70,18 +72,22 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     """
     refuse_several_hosts(os.environ)
     params = without_tuned(params)
-    stored, time_s = params.snapshot.stored_fraction, parse_time(budgets.time)
+
+    def read(folder: Path) -> TuningResult | None:
+        stored, time_s = params.snapshot.stored_fraction, parse_time(budgets.time)
+        return read_answer(folder, stored, time_s, find_limits(budgets, layout.root))
+
     folder = layout.project / FOLDER / find_key(params, layout, budgets)
-    answer = read_answer(folder, stored, time_s)
+    answer = read(folder)
     if answer is None:
         with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
             # While waiting, the inputs may have changed, or another search may have answered.
             folder = layout.project / FOLDER / find_key(params, layout, budgets)
-            answer = read_answer(folder, stored, time_s) or search(params, layout, budgets, folder)
+            answer = read(folder) or search(params, layout, budgets, folder)
     if answer.recorded:
         return answer
     with hold(folder / "record.lock", "records a search", lambda who: echo(f"waits: {who}")):
-        answer = read_answer(folder, stored, time_s) or answer
+        answer = read(folder) or answer
         if not answer.recorded:
             from throughline.tracking.experiments import make_run_key
 
@@ -141,15 +147,18 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
     return result
 
 
-def read_answer(folder: Path, stored: float, time_s: float) -> TuningResult | None:
+def read_answer(folder: Path, stored: float, time_s: float, limits: Limits) -> TuningResult | None:
     """Return the answer of an earlier search, or None if it does not hold any more.
 
-    It holds if it is decided, lost no contestants, and had as much time and `stored` snapshot.
+    It holds if it is decided, lost no contestants, had as much time and `stored` snapshot, and if
+    what it chose is within the limits, and nothing that was refused.
     """
     with suppress(UserError):  # no answer yet, or one of an older form
         answer = TuningResult.read(folder)
         short = answer.stored < stored or answer.time_s < time_s
-        if answer.outcome != "undecided" and not answer.lost and not short:
+        excess = [describe_excess(each, limits) for each in (answer.needed, *answer.refused)]
+        fits = not excess[0] and all(excess[1:])
+        if answer.outcome != "undecided" and not answer.lost and not short and fits:
             return answer
     return None
 

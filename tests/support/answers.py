@@ -12,6 +12,7 @@ ANSWER = replace(
     config={"read": "shards", "prefetch": 7},
     stored=1.0,
     lost=[],
+    refused=[],
     time_s=3600.0,
     recorded=True,
 )

@@ -21,7 +21,7 @@ from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
-from throughline.tuning.budgets import read_budgets
+from throughline.tuning.budgets import find_limits, read_budgets
 from throughline.tuning.key import FOLDER
 
 
@@ -68,11 +68,15 @@ def test_the_same_question_is_answered_from_the_earlier_search(
     key = find_key(params, layout, budgets)
     answer.write(project / FOLDER / key)
     assert tune(params, layout, budgets) == answer
-    assert read_answer(project / FOLDER / key, 0.3, 300.0) == answer
-    lacks = ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}, {"time_s": 60.0})
+    limits = find_limits(budgets, project)
+    assert read_answer(project / FOLDER / key, 0.3, 300.0, limits) == answer
+    large = replace(answer.needed, ram_bytes=2.0**60)
+    lacks = ({"outcome": "undecided"}, {"lost": ["arrays"]}, {"stored": 0.3}, {"time_s": 60.0},
+             {"needed": large}, {"refused": [large, answer.needed]})  # fmt: skip
     for lacking in lacks:
         replace(answer, **lacking).write(tmp_path / "other")
-        assert read_answer(tmp_path / "other", 1.0, 300.0) is None, "it is raced again"
+        found = read_answer(tmp_path / "other", 1.0, 300.0, limits)
+        assert found is None, "it is raced again"
     before = (project / "params.yaml").read_bytes()
     _, said, _ = command(project, "--apply", "--out", "copy")
     assert said.splitlines()[-1] == answer.sentence

@@ -107,6 +107,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_p
     assert raced == {*names} - {CEILING}
     unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
     assert "of disk, 1 kiB are allowed" in unraced["optimized"]
+    assert result.needed.disk_bytes <= 1000 < min(each.disk_bytes for each in result.refused)
     assert NOT_RACED in unraced.values(), "of most forms"
 
     again = search_in(tmp_path, racing=False, disk="1kB")

@@ -13,6 +13,21 @@ Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """The memory, disk and preparation time that a configuration needs.
+
+    `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
+    disk that is not written yet. `prepare_s` comes before the first epoch.
+    """
+
+    ram_bytes: float
+    disk_bytes: float
+    prepare_s: float
+    kept_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TunedCandidate:
     """A candidate of a search; None means not measured.
 
@@ -43,6 +58,7 @@ class TuningResult(ResultFile):
       stored: The fraction of the snapshot's rows that was stored.
       time_s: The time that the search was given.
       lost: Candidates that were dropped for reasons that may pass.
+      needed, refused: What the choice needs, and what those need that exceeded the limits.
       mlflow_run_id: None until `recorded`, or if MLflow could not be reached.
     """
 
@@ -65,5 +81,7 @@ class TuningResult(ResultFile):
     time_s: float = 0.0
     candidates: Sequence[TunedCandidate]
     lost: Sequence[str] = ()
+    needed: Need
+    refused: Sequence[Need] = ()
     recorded: bool = False
     mlflow_run_id: str | None = None

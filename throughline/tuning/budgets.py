@@ -20,6 +20,7 @@ from throughline.data.columns.index import Column
 from throughline.data.shards.index import read_shard_index
 from throughline.plan.shapes import stored_shape
 from throughline.plan.training_workers import training_worker_from_tf_config
+from throughline.results.tuning import Need
 from throughline.settings.base import Settings, word_or_count
 from throughline.shared.errors import InvalidBudget, Untunable
 from throughline.shared.layout import Layout
@@ -174,28 +175,13 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
-    """The memory, disk and preparation time that a configuration needs.
-
-    `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
-    disk that is not written yet. `prepare_s` comes before the first epoch.
-    """
-
-    ram_bytes: float
-    disk_bytes: float
-    prepare_s: float
-    kept_bytes: float = 0.0
-    written_bytes: float = 0.0
-
-
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     """Return which configurations exceed the limits, and by what.
 
     Raises:
       InvalidBudget: If all of them do; says the least that is needed.
     """
-    excess = {name: why for name, need in needs.items() if (why := _describe_excess(need, limits))}
+    excess = {name: why for name, need in needs.items() if (why := describe_excess(need, limits))}
     if len(excess) == len(needs):
         least = Need(
             ram_bytes=min(need.ram_bytes for need in needs.values()),
@@ -212,7 +198,7 @@ def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     return excess
 
 
-def _describe_excess(need: Need, limits: Limits) -> str:
+def describe_excess(need: Need, limits: Limits) -> str:
     spent = (
         ("memory", need.ram_bytes, limits.ram_bytes, format_bytes),
         ("memory to keep splits in", need.kept_bytes, limits.kept_bytes, format_bytes),

@@ -5,7 +5,7 @@ import math
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
-from throughline.tuning.budgets import Need, parse_time
+from throughline.tuning.budgets import Need, describe_excess, parse_time
 from throughline.tuning.choice import Choice, compose_sentence
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING, Candidate
@@ -13,7 +13,7 @@ from throughline.tuning.space import CEILING, Candidate
 
 def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningResult:
     """Make the result of a search: the choice, then raced candidates by time, then the rest."""
-    race = search.race
+    race, needs, limits = search.race, search.measured_needs, search.question.limits
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
     rows += [
         TunedCandidate(name=each.name, family="refused", config={}, dropped=each.reason)
@@ -36,6 +36,8 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         time_s=parse_time(search.question.budgets.time),
         candidates=rows,
         lost=list(search.journal.pages.lost),
+        needed=needs[choice.name],
+        refused=[need for need in needs.values() if describe_excess(need, limits)],
     )
 
 
