@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from throughline.results.race import (
     race_metrics,
 )
 from throughline.results.train import RunRecord, TrainResult
-from throughline.settings import EMULATED_MODEL, ModelSettings
+from throughline.settings import EMULATED_MODEL, ModelSettings, PipelineConfig
 from throughline.shared.errors import MissingInput, UnknownModel
 from throughline.shared.files import write_json
 from throughline.shared.layout import Layout
@@ -59,9 +59,20 @@ class Study:
     findings: Findings
 
     @classmethod
-    def read(cls, folder: Path) -> Study:
+    def read(cls, folder: Path, config: PipelineConfig) -> Study:
+        """Read the study of the configuration that params.yaml describes now.
+
+        Raises:
+          MissingInput: a file is missing, or the configuration has changed since its training.
+        """
+        name, plan = folder.name, PlanSummary.read(folder)
+        if PipelineConfig.model_validate(plan.config) != config:
+            raise MissingInput(
+                f"{name} has changed in params.yaml since it was trained; run `dvc repro"
+                f" profile@{name}`"
+            )
         return cls(
-            plan=PlanSummary.read(folder),
+            plan=plan,
             built=BuildResult.read(folder),
             trained=TrainResult.read(folder),
             breakdown=Breakdown.read(folder),
@@ -69,16 +80,18 @@ class Study:
         )
 
 
-def read_studies(names: Sequence[str], layout: Layout) -> tuple[dict[str, Study], dict[str, str]]:
+def read_studies(
+    pipelines: Mapping[str, PipelineConfig], layout: Layout
+) -> tuple[dict[str, Study], dict[str, str]]:
     """Read the studies of the trained and profiled configurations, and what the others lack.
 
     Raises:
       MissingInput: no configuration has been trained and profiled.
     """
     studies, lacking = {}, {}
-    for name in names:
+    for name, config in pipelines.items():
         try:
-            studies[name] = Study.read(layout.results(name))
+            studies[name] = Study.read(layout.results(name), config)
         except MissingInput as error:
             lacking[name] = str(error)
     if not studies:
@@ -232,9 +245,9 @@ def race_one(
 
     Raises:
       ThresholdExceeded: a figure meets the condition.
-      MissingInput: the configuration has not been profiled, or dropped out of the race.
+      MissingInput: the configuration as it is has not been profiled, or was lost in the race.
     """
-    study = Study.read(Layout().results(name))
+    study = Study.read(Layout().results(name), params.pipelines[name])
     title = name
     if accelerator:
         params = emulate(params, accelerator)
@@ -288,7 +301,7 @@ def main() -> None:
                 race_one(params, options.pipeline, accelerator=accelerator, condition=condition)
                 return
             layout = Layout()
-            studies, lacking = read_studies(list(params.pipelines), layout)
+            studies, lacking = read_studies(params.pipelines, layout)
             result = race(params, studies, root=Path())
         result = replace(result, lost={**result.lost, **lacking})
         metrics = {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.race import read_studies
 from tasks.report import report
 from tests.support.made_up import made_up
 from tests.support.races import race_result, raced, rounds
@@ -158,6 +159,14 @@ def test_unlike_work_is_not_compared_unless_it_is_approximate_by_its_own_wish(la
         check_equal({"a": one, "b": other})
     approximate = replace(other, pixel_difference=Difference(mean=1.0, max=9.0, examples=100))
     check_equal({"a": one, "b": approximate})
+
+
+def test_a_configuration_that_has_changed_since_its_training_does_not_race(layout):
+    changed = {"naive": PipelineConfig(read="shards"), "optimized": PipelineConfig(prefetch=2)}
+    studies, lacking = read_studies(changed, layout)
+    assert [*studies] == ["naive"]
+    said = "has changed in params.yaml since it was trained; run `dvc repro profile@optimized`"
+    assert lacking == {"optimized": f"optimized {said}"}
 
 
 @pytest.mark.slow
