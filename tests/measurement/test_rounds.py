@@ -67,6 +67,7 @@ def test_who_is_certainly_beaten_leaves_and_at_most_so_many_stay():
     rates = {"slow": [50.0] * 5, "noisy": [100.0, 130.0, 100.0, 130.0, 110.0]}
     one = race({**rates, "best": [200.0] * 5, "second": second})
     assert one.survivors(one.names, most=9) == ["best", "second"]
+    assert one.survivors(one.names, most=9, compared=1000) == ["noisy", "best", "second"]
     rates["noisy"] = [100.0, 300.0, 100.0, 300.0, 150.0]
     wide = race({**rates, "best": [200.0] * 5, "second": second})
     assert wide.survivors(wide.names, most=9) == ["noisy", "best", "second"]

@@ -61,6 +61,16 @@ def test_the_incumbent_stays_where_the_lead_is_within_the_noise():
     assert compose_sentence(chosen(one), one, FREE) == "tuned: nothing beats `optimized`"
 
 
+def test_the_more_race_the_more_certain_a_lead_has_to_be():
+    rates = {"naive": [1000.0] * 5, "cached": [1100.0, 1040.0, 1120.0, 1050.0, 1090.0]}
+    slow = {str(number): [500.0] * 5 for number in range(20)}
+    few, many = race(rates, epochs=30), race({**rates, **slow}, epochs=30)
+    assert [chosen(each, own=("naive",)).outcome for each in (few, many)] == ["found", "kept"]
+    assert compose_sentence(chosen(few, own=("naive",)), few, FREE) == (
+        "tuned: 28 s for 30 epochs, 1.08× naive (1.02 to 1.14)"
+    )
+
+
 def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
     rates = steady(naive=1000.0, optimized=5000.0, stored=9000.0)
     one = race({**rates, "cached": [30_000.0, 500.0, 600.0, 400.0, 28_000.0]}, epochs=30)

@@ -92,13 +92,17 @@ class Race:
         """Return how long a training takes at the machine's pace over all rounds."""
         return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
-    def ratio(self, one: str, other: str) -> Estimate:
-        """Return how many times as long one's training takes as the other's, by shared rounds."""
+    def ratio(self, one: str, other: str, *, compared: int = 1) -> Estimate:
+        """Return how many times as long one's training takes as the other's, by shared rounds.
+
+        The interval is one of `compared`.
+        """
         return estimate(
             lambda rounds: (
                 self._total_s(one, _rate(one, rounds)) / self._total_s(other, _rate(other, rounds))
             ),
             self._rounds_of(one, other),
+            compared=compared,
         )
 
     def break_even(self, one: str, other: str) -> int | None:
@@ -129,12 +133,15 @@ class Race:
             leader = name if shorter else leader
         return leader
 
-    def survivors(self, names: Sequence[str], *, most: int) -> list[str]:
-        """Return at most `most` that the fastest does not certainly beat, in given order."""
+    def survivors(self, names: Sequence[str], *, most: int, compared: int = 1) -> list[str]:
+        """Return at most `most` that the fastest does not certainly beat, in given order.
+
+        Its lead over each is one of `compared` intervals that must hold together.
+        """
         if not names:
             return []
         leader = self.fastest(names)
-        against = {name: self.ratio(name, leader) for name in names}
+        against = {name: self.ratio(name, leader, compared=compared) for name in names}
         rivals = [
             name
             for name in names

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from throughline.measurement.rounds import Race
+from throughline.reporting.headline import TWO_DIGITS_BELOW
 from throughline.reporting.ranking import BASELINE
 from throughline.results.base import Estimate
 from throughline.results.tuning import TUNED, Outcome
@@ -59,13 +60,17 @@ def choose(
     """Choose among `rivals`, which have all raced.
 
     `own` of them are the user's; if there are none, any rival may be chosen. There was no time
-    to race the `unraced`.
+    to race the `unraced`. Intervals allow for the choice being the best of all rivals.
     """
+
+    def compare(one: str, other: str) -> Estimate:
+        return race.ratio(one, other, compared=len(rivals))
+
     incumbent = race.fastest(own or rivals)
     ahead = [
         name
         for name in rivals
-        if name not in own and (not own or _is_ahead(race.ratio(name, incumbent)))
+        if name not in own and (not own or _is_ahead(compare(name, incumbent)))
     ]
     name, new = incumbent, bool(ahead)
     if new:
@@ -81,7 +86,7 @@ def choose(
     short = [
         each
         for each in rivals
-        if each not in own and _leads(lead := race.ratio(each, name)) and lead.rounds < LEAST_ROUNDS
+        if each not in own and _leads(lead := compare(each, name)) and lead.rounds < LEAST_ROUNDS
     ]
     outcome, reason = _conclude(race, incumbent, new=new, short=short, unraced=unraced)
     return Choice(
@@ -89,8 +94,8 @@ def choose(
         name=name,
         baseline=baseline,
         incumbent=incumbent,
-        to_baseline=race.ratio(name, baseline),
-        to_incumbent=race.ratio(name, incumbent),
+        to_baseline=compare(name, baseline),
+        to_incumbent=compare(name, incumbent),
         pays_from=find_break_even(race, name, baseline),
         reason="; ".join(filter(None, [reason, NONE_OF_OWN * (outcome == "found" and not own)])),
     )
@@ -192,7 +197,8 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     if choice.name != choice.baseline and choice.to_baseline.rounds:
         parts.append(
             f"{_times(choice.to_baseline)} {choice.baseline}"
-            f" ({1 / choice.to_baseline.high:.1f} to {_upper(choice.to_baseline)})"
+            f" ({_number(choice.to_baseline, choice.to_baseline.high)} to"
+            f" {_number(choice.to_baseline, choice.to_baseline.low)})"
         )
     if choice.incumbent != choice.baseline:
         parts.append(f"{_times(choice.to_incumbent)} {incumbent}")
@@ -205,8 +211,10 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
 
 
 def _times(ratio: Estimate) -> str:
-    return f"{1 / ratio.value:.1f}×"
+    return f"{_number(ratio, ratio.value)}×"
 
 
-def _upper(ratio: Estimate) -> str:
-    return f"{1 / ratio.low:.1f}" if ratio.low > 0 else "∞"
+def _number(ratio: Estimate, end: float) -> str:
+    """Format how many times as fast one is, if it takes `end` of the time."""
+    digits = 2 if TWO_DIGITS_BELOW * ratio.high > 1 else 1
+    return f"{1 / end:.{digits}f}" if end > 0 else "∞"

@@ -72,7 +72,7 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
         return why or ""
     if name not in race.names:
         return NOT_RACED
-    ratio = race.ratio(name, choice.name)
+    ratio = race.ratio(name, choice.name, compared=len(search.rivals))
     if not ratio.rounds:  # it left before the choice raced
         times = race.seconds(name).value / race.seconds(choice.name).value
         return f"{times:.1f}× as long"

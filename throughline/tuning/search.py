@@ -238,8 +238,11 @@ class Search:
         """Return whether a final has a winner, or the first phase shows nothing to gain."""
         if phase == OWN_PHASE:
             return self._is_compute_bound()
+        if phase != FINAL:
+            return False
         rivals = [name for name in names if name in self.rivals]
-        return phase == FINAL and len(self.race.survivors(rivals, most=len(rivals))) == 1
+        left = self.race.survivors(rivals, most=len(rivals), compared=len(self.rivals))
+        return len(left) == 1
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """Choose among rivals that have raced.
