@@ -67,14 +67,15 @@ def test_a_snapshot_has_paid_when_what_it_saves_is_more_than_what_it_took():
     result = race_result({"naive": raced(100.0), "snapshot": raced(200.0), "cache": cached})
     ranking = Ranking(result)
 
-    def paid(name: str, prepare_s: float = 0.0) -> int | None:
+    def paid(name: str, **prepare_s: float) -> int | None:
         return ranking.break_even(name, examples=1000, prepare_s=prepare_s)
 
-    assert paid("snapshot", 12.0) == 3, "10 s an epoch without, 5 s with it"
+    assert paid("snapshot", snapshot=12.0) == 3, "10 s an epoch without, 5 s with it"
+    assert paid("snapshot", snapshot=12.0, naive=12.0) is None, "both read what it took"
     assert paid("cache") == 2, "4 s more in the first epoch, 5 s less in each other one"
     assert paid("snapshot") is paid("naive") is None, "nothing to pay back"
     slower = Ranking(race_result({"naive": raced(100.0), "snapshot": raced(90.0)}))
-    assert slower.break_even("snapshot", examples=1000, prepare_s=1.0) is None
+    assert slower.break_even("snapshot", examples=1000, prepare_s={"snapshot": 1.0}) is None
 
 
 def test_results_that_differ_by_more_than_chance_are_warned_of():

@@ -96,8 +96,11 @@ def compare(
     race = replace(race, configurations=raced)
     lost = {name: why for name, why in race.lost.items() if name in results}
     ranking = Ranking(race)
-    setup_s = _snapshot_seconds(layout)
-    rows = {name: _row(name, results[name], ranking, setup_s=setup_s) for name in raced}
+    snapshot_s = _snapshot_seconds(layout)
+    prepare_s = {
+        name: snapshot_s for name in raced if results[name].plan.config["read"] == "snapshot"
+    }
+    rows = {name: _row(name, results[name], ranking, prepare_s=prepare_s) for name in raced}
     best = ranking.best
     shown = results[best]
     config = PipelineConfig.model_validate(shown.plan.config)
@@ -177,11 +180,10 @@ def read_results(folder: Path) -> RunResults:
     )
 
 
-def _row(name: str, result: RunResults, ranking: Ranking, *, setup_s: float) -> Row:
+def _row(name: str, result: RunResults, ranking: Ranking, *, prepare_s: Mapping[str, float]) -> Row:
     built, trained, raced = result.built, result.trained, ranking.raced[name]
     throughput, step, difference = trained.throughput, trained.step, built.pixel_difference
     config, texts, gain = result.plan.config, built.sequence_batches, ranking.gains[name]
-    prepare_s = setup_s if config["read"] == "snapshot" else 0.0
     return Row(
         pipeline=name,
         plan=result.plan.plan,

@@ -122,13 +122,16 @@ class Ranking:
             if name in self.open or raced.verdict == UNDECIDED
         ]
 
-    def break_even(self, name: str, *, examples: int, prepare_s: float) -> int | None:
+    def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
         """Return the epoch from which on no more time is spent than with the baseline.
 
-        None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch.
+        None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch,
+        by configuration.
         """
-        costs = {each: raced.cost for each, raced in self.raced.items()}
-        costs[name] = replace(costs[name], prepare_s=costs[name].prepare_s + prepare_s)
+        costs = {
+            each: replace(raced.cost, prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0))
+            for each, raced in self.raced.items()
+        }
         race = Race(rounds=self.race.rounds, costs=costs, examples=examples)
         epoch = race.break_even(name, self.baseline)
         return epoch if epoch is not None and epoch > 1 else None
