@@ -109,6 +109,7 @@ def stall(low: float, high: float) -> Stall:
         (0, 4, "compute-bound", "compute-bound"),
         (6, 12, "compute-bound", "slightly input-bound"),
         (0, 11, "compute-bound", "slightly input-bound"),
+        (-3, 11, "compute-bound", "undecided"),
         (16, 19, "slightly input-bound", "slightly input-bound"),
         (9, 21, "undecided", "slightly input-bound"),
         (14, 26, "undecided", "undecided"),
@@ -126,6 +127,9 @@ def test_what_is_undecided_says_why_and_what_to_do():
     open_one = judge(stall(8, 30), "", on_accelerator=False)
     assert open_one.cause == "the stall lies anywhere from 8 to 30 %, on both sides of 15 %"
     assert "measure.seconds" in open_one.fix
+    assert judge(stall(-3, 11), "", on_accelerator=True).cause.startswith(
+        "the stall lies anywhere from 0 to 11 %"
+    )
     odd = judge(stall(60, 62), "the race trained 9, its epochs 3", on_accelerator=False)
     assert (odd.name, odd.cause) == ("undecided", "the race trained 9, its epochs 3")
 
@@ -134,7 +138,7 @@ def test_a_stall_is_what_training_loses_against_its_model_alone():
     lost = Stall.of(Estimate(value=0.25, low=0.2, high=0.3, rounds=9))
     assert (lost.low_pct, lost.pct, lost.high_pct) == pytest.approx((70, 75, 80))
     faster = Stall.of(Estimate(value=1.01, low=0.97, high=1.05, rounds=9))
-    assert (faster.low_pct, faster.pct, faster.high_pct) == pytest.approx((0, 0, 3))
+    assert (faster.low_pct, faster.pct, faster.high_pct) == pytest.approx((-5, -1, 3))
 
 
 FIGURES = {"gain": exactly(0.5), "fed": exactly(400.0), "epochs": 100.0, "epoch_s": 30.0,

@@ -93,6 +93,8 @@ def test_where_input_is_not_the_bottleneck_nothing_of_it_is_to_be_tuned():
                          on_accelerator=True)  # fmt: skip
     assert (result.verdict, result.cause) == ("compute-bound", "none in the input")
     assert result.fix.startswith("stop tuning the input")
+    faster = judge_raced(subject(warm=101.0), measured(101.0), on_accelerator=True)
+    assert (faster.verdict, faster.stall_pct, faster.stall_pct_low) == ("compute-bound", 0.0, 0.0)
     idle = subject(finding("gpu_idle", untried="it is of training"), warm=98.0)
     assert judge_raced(idle, measured(98.0), on_accelerator=True).fix == "fix gpu_idle"
 

@@ -26,7 +26,10 @@ ONCE_MORE = "run train and race of this configuration again while nothing else r
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """The share of a training [%] that its model does not need, with its interval."""
+    """The share of a training [%] that its model does not need, with its interval.
+
+    It is below 0 for a training that was faster than its model alone.
+    """
 
     pct: float
     low_pct: float
@@ -35,7 +38,7 @@ class Stall:
     @classmethod
     def of(cls, gain: Estimate) -> Stall:
         """Return the stall of a training from its speed relative to its model alone."""
-        low, pct, high = (100 * max(0.0, 1 - value) for value in (gain.high, gain.value, gain.low))
+        low, pct, high = (100 * (1 - value) for value in (gain.high, gain.value, gain.low))
         return cls(pct=pct, low_pct=low, high_pct=high)
 
 
@@ -96,7 +99,7 @@ def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
     )
     for threshold in thresholds:
         if stall.low_pct < threshold - MARGIN_PCT and stall.high_pct > threshold + MARGIN_PCT:
-            span = f"{stall.low_pct:.0f} to {stall.high_pct:.0f} %"
+            span = f"{max(0.0, stall.low_pct):.0f} to {stall.high_pct:.0f} %"
             return Verdict(
                 name=UNDECIDED,
                 cause=f"the stall lies anywhere from {span}, on both sides of {threshold:.0f} %",
