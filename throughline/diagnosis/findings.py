@@ -56,7 +56,8 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     }
     if plan.gather and plan.gather.fraction > facts.stored_fraction:
         change["snapshot.fraction"] = "auto"
-    untried = _find_obstacle(rule, name, change)
+    alike = rule.effort != Effort.RESULTS and plan.approximate == facts.plan.approximate
+    untried = _find_obstacle(name, change, alike=alike)
     worst = facts.breakdown.worst() if rule.config else None
     return Finding(
         rule=rule.name,
@@ -77,8 +78,8 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     )
 
 
-def _find_obstacle(rule: Rule, name: str, change: Mapping[str, Any]) -> str:
-    if rule.effort == Effort.RESULTS:
+def _find_obstacle(name: str, change: Mapping[str, Any], *, alike: bool) -> str:
+    if not alike:
         return "it changes the examples, their order or their batches"
     others = [key for key in change if not key.startswith(f"pipelines.{name}.")]
     if others:
