@@ -110,6 +110,27 @@ def test_what_is_cut_while_it_is_thrown_away_is_never_gone_on_with(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_an_old_folder_that_is_cut_while_it_is_removed_never_passes_for_new_work(
+    tmp_path, monkeypatch
+):
+    def write(key: str) -> None:
+        with resumable_folder(tmp_path / "x", key=key) as folder:
+            assert not [*folder.iterdir()]
+            (folder / "finished").write_text(key)
+
+    def cut(folder: Path, **_: object) -> None:
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    write("old")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", cut)
+        write("new")
+    assert (tmp_path / "x" / "finished").read_text() == "new"
+    write("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
 def test_what_a_process_that_was_killed_elsewhere_has_begun_is_not_in_the_finished_folder(tmp_path):
     with resumable_folder(tmp_path / "x", key="one") as folder:
         (folder / "below").mkdir()

@@ -195,13 +195,13 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     still writes for other work, unseen on another machine, finds its folder gone.
     """
     _recover(path)
-    for thrown in path.parent.glob(f".{glob.escape(path.name)}.*{THROWN}"):
-        shutil.rmtree(thrown, ignore_errors=True)
-    digest = digest_blake2b(key.encode())[:DIGITS]
+    digest, name = digest_blake2b(key.encode())[:DIGITS], glob.escape(path.name)
     partial = path.with_name(f"{path.name}.{digest}{PARTIAL}")
-    for other in path.parent.glob(f"{glob.escape(path.name)}.{DIGITS * '?'}{PARTIAL}"):
-        if other != partial:
-            _throw_away(other, path)
+    for pattern in (f".{name}.*{THROWN}", f"{name}.{DIGITS * '?'}{PARTIAL}"):
+        for other in path.parent.glob(pattern):
+            if other != partial:
+                with suppress(FileNotFoundError):  # another process has removed it
+                    shutil.rmtree(_throw_away(other, path), ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
         clear_leftovers(folder)
@@ -252,14 +252,15 @@ def replace_folder(new: Path, path: Path) -> None:
     flush_folder(new)
     if not path.exists():
         os.replace(new, path)
-    elif not _exchange(new, path):
+        flush(path.parent)
+        return
+    new = _throw_away(new, path)  # a kill may leave the old folder by this name
+    if not _exchange(new, path):
         old = path.with_name(f".{path.name}{OLD}")
         shutil.rmtree(old, ignore_errors=True)
         os.replace(path, old)
         os.replace(new, path)
-        flush(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
-        return
+        new = old
     flush(path.parent)
     shutil.rmtree(new, ignore_errors=True)
 
@@ -304,11 +305,9 @@ def _recover(path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _throw_away(partial: Path, path: Path) -> None:
-    """Rename, then remove a partial folder: half removed, it would pass for unfinished work."""
-    thrown = path.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}")
-    os.replace(partial, thrown)
-    shutil.rmtree(thrown)
+def _throw_away(folder: Path, path: Path) -> Path:
+    """Rename a folder so that no part of it passes for unfinished work on `path`."""
+    return folder.rename(folder.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}"))
 
 
 def _is_alive(process: int) -> bool:
