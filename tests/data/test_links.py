@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.small_data import data_settings, picture, read_reasons
 from throughline.data.ingest import ingest
-from throughline.data.sources import class_folders, image_table, text_folder
+from throughline.data.sources import class_folders, image_table, open_source, text_folder
 from throughline.shared.errors import UnreadableSource
 
 pytestmark = pytest.mark.integration
@@ -81,8 +81,11 @@ def test_a_link_is_read_or_rejected_with_its_reason(case, root, tmp_path):
     assert all(one.startswith(reason) for one in reasons)
 
 
-@pytest.mark.parametrize("name", ["../blobs/{0:064x}", "{root}/../blobs/{0:064x}"])
-def test_paths_of_a_list_lead_nowhere_that_no_link_leads_to(name, root, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["../blobs/{0:064x}", "{root}/../blobs/{0:064x}", "a folder/{0:064x}"]
+)
+def test_paths_of_a_list_lead_nowhere_that_no_link_to_a_file_leads_to(name, root, tmp_path):
+    (root / "a folder").symlink_to("../blobs")
     (root / "list.csv").write_text(
         "path,label\n"
         + "".join(f"{'ab'[n % 2]}/{n:02d}.png,{'ab'[n % 2]}\n" for n in range(24))
@@ -127,16 +130,40 @@ def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(
     assert len(left_out.examples) == 24
 
 
-def test_linked_texts_and_tables_are_read_too(root, tmp_path):
+def test_linked_texts_and_tables_are_read_too(tmp_path):
     (tmp_path / "texts" / "a").mkdir(parents=True)
     (tmp_path / "texts" / "a" / "x.txt").symlink_to("/etc/hostname")
     found = [*text_folder.scan(data_settings(tmp_path / "texts", "text_folder")).documents]
     assert [one.id for one in found] == ["a/x.txt"]
-    (root / "hub").mkdir()
+    (tmp_path / "hub").mkdir()
     (tmp_path / "blob").write_bytes(b"PAR1")
-    for name in ("train.parquet", "test.parquet"):
-        (root / "hub" / name).symlink_to(tmp_path / "blob")
-    with pytest.raises(UnreadableSource, match=r"test\.parquet leads outside the data root"):
-        image_table.scan(data_settings(root / "hub", "image_table", follow_links=False))
+    (tmp_path / "hub" / "test.parquet").symlink_to(tmp_path / "blob")
     with pytest.raises(UnreadableSource, match=r"test\.parquet is not a readable Parquet"):
-        image_table.scan(data_settings(root / "hub", "image_table"))
+        image_table.scan(data_settings(tmp_path / "hub", "image_table"))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("arrays", "x.npy"),
+        ("image_table", "list.csv"),
+        ("table", "a.parquet"),
+        ("tfds", "dataset_info.json"),
+        ("text_lines", "a.jsonl"),
+        ("tfrecord", "a.tfrecord"),
+    ],
+)
+def test_sources_that_read_files_as_a_whole_refuse_links_before_they_read(source, name, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "blob").touch()
+    for target, follow_links, words in (
+        ("../blob", False, "leads outside the data root; .* set data.follow_links: true to read"),
+        ("/dev/zero", True, "is a link to what is no regular file"),
+    ):
+        relink(tmp_path / "in" / name, target)
+        settings = data_settings(tmp_path / "in", source, follow_links=follow_links)
+        with (
+            pytest.raises(UnreadableSource, match=f"{name} {words}"),
+            open_source(settings, out=tmp_path / "out"),
+        ):
+            pass

@@ -13,6 +13,7 @@ from pathlib import Path
 from throughline.data.split_names import find_left_out
 from throughline.shared.errors import UnreadableSource
 
+LINK = " link"  # at the end of a file's description
 POINTER = b"version https://git-lfs"  # first bytes of what Git LFS puts in a file's place
 _POINTER_SIZES = frozenset(map(str, range(115, 150)))  # bytes: three lines with a digest and a size
 
@@ -33,6 +34,12 @@ class LocalFiles:
         """Yield the path of each file."""
         for name, _ in self._describe_files():
             yield name
+
+    def links(self) -> Iterator[Path]:
+        """Yield the path of each file that is a link."""
+        return (
+            Path(name) for name, described in self._describe_files() if described.endswith(LINK)
+        )
 
     def _describe_files(self) -> Iterator[tuple[str, str]]:
         for folder, lines in self.listed.items():
@@ -103,12 +110,12 @@ def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
 
 
 def _describe(file: Path | os.DirEntry[str]) -> str:
-    """Return size [bytes] and time [ns]; empty for a broken link or a file that has just gone."""
+    """Return size [bytes], time [ns] and if it is a link; empty for what is not there."""
     try:
         status = file.stat()
     except OSError:
         return ""
-    return f"{status.st_size} {status.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns}{LINK if file.is_symlink() else ''}"
 
 
 def _begins_like_pointer(name: str) -> bool:

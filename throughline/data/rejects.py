@@ -16,7 +16,8 @@ _REMEDIES: Mapping[str, str] = {
     "outside the data root": (
         "Links to files elsewhere, as in DVC's cache and in folders of model hubs, are read with"
         " data.follow_links: true, but not in runs from the UI. Or copy what they lead to: `cp -rL"
-        " DATA COPY` and data.path: COPY. Paths in a list that lead out of its folder are not read."
+        " DATA COPY` and data.path: COPY. Not read are paths in a list that lead out of its folder,"
+        " and files below links to folders."
     ),
     "link to nothing": (
         "What they lead to is gone or was never fetched: `dvc pull` fetches what DVC tracks, `git"

@@ -145,9 +145,9 @@ class DataSettings(Settings):
     do not mean splits
     """
     follow_links: bool = True
-    """image_folder, image_table, text_folder, Parquet: whether links to regular files outside of
-    `path` are read, such as those into DVC's cache or a model hub's snapshots; runs from the UI
-    read them only if params.yaml has the same path
+    """whether links to regular files outside of `path` are read, such as those into DVC's cache or a
+    model hub's snapshots, if no other user owns the files; runs from the UI read them only if
+    params.yaml has the same path
     """
     leave_out: list[str] = Field(default=[])
     """folders and files, by name, path or pattern, and classes that are left out; ingest reports

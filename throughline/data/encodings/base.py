@@ -91,6 +91,17 @@ class Root:
                 follow_links=self.follow_links,
             )
 
+    def refuse_links(self, paths: Iterable[Path]) -> None:
+        """Raise UnreadableSource for the first link that may not be read."""
+        for path in paths:
+            try:
+                StoredFile(path=path, root=self.path, follow_links=self.follow_links).check_link()
+            except RejectedValue as error:
+                allow = "" if self.follow_links else ", or set data.follow_links: true to read it"
+                raise UnreadableSource(
+                    f"{path} {error}", f"put a copy of the file in its place{allow}"
+                ) from error
+
     def holds_folder_of(self, path: Path) -> bool:
         """Return whether a file's folder, with links resolved, is this one or below it."""
         folder = str(path).rpartition(os.sep)[0] or (os.sep if path.is_absolute() else "")
@@ -173,17 +184,19 @@ class StoredFile:
             except OSError as error:
                 if error.errno != errno.ELOOP:  # not a link
                     raise
-        if not self.path.resolve().is_relative_to(self.root.resolve()):
-            self._check_link()
+        self.check_link()
         return os.open(self.path, flags)
 
-    def _check_link(self) -> None:
-        """Refuse a file outside the root, unless a link in the root leads to it and is followed.
+    def check_link(self) -> None:
+        """Refuse files outside the root that no link in it leads to, and files of other users.
 
-        Its owner must not be another user, since whoever added the link might not have access.
+        A link to a folder does not count, since DVC does not watch what is below it. A person who
+        adds a link need not be allowed to read its target.
         """
-        named = Path(os.path.abspath(self.path)).is_relative_to(os.path.abspath(self.root))  # noqa: PTH100 - links are not to be followed
-        if not (self.follow_links and named):
+        root = self.root.resolve()
+        if self.path.resolve().is_relative_to(root):
+            return
+        if not (self.follow_links and self.path.parent.resolve().is_relative_to(root)):
             raise RejectedValue("leads outside the data root")
         status = self.path.stat()
         if not stat.S_ISREG(status.st_mode):

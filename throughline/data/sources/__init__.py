@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from throughline.data.encodings.base import Root
 from throughline.data.found import Arrays, Files, Series, Texts
 from throughline.data.local_files import LocalFiles, list_files
 from throughline.data.object_folder import ObjectFolder, open_folder
@@ -76,6 +77,10 @@ def open_source(
     if not is_address(settings.path):
         listed = list_files(Path(settings.path), out=out)
         listed.refuse_pointers(settings.leave_out)
+        if SOURCES[settings.source].in_bucket != "objects":  # others reject such links one by one
+            Root(Path(settings.path), follow_links=settings.follow_links).refuse_links(
+                listed.links()
+            )
         yield scan(settings), listed
         return
     objects = open_folder(settings.path)

@@ -1,7 +1,7 @@
 """Finds the files of a table at a path, and the splits that their names say."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | N
         )
     if not files:
         return None
-    _refuse_outside(path, files, settings)
     if files == [path]:
         return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
     splits, left_out = split_files(path, files, settings.leave_out, count=table_files.count_rows)
@@ -42,7 +41,6 @@ def find_delimited(
     if path.is_file():
         return {path: None}, {}
     files = _list_delimited(path)
-    _refuse_outside(path, files, settings)
     splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
     kinds = defaultdict[frozenset[str], list[str]](list)
     for file in splits:
@@ -61,14 +59,6 @@ def find_delimited(
         )
     has_column = any("split" in header for header in kinds)
     return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out
-
-
-def _refuse_outside(path: Path, files: Iterable[Path], settings: DataSettings) -> None:
-    outside = [one for one in files if not one.resolve().is_relative_to(path.resolve())]
-    if outside and not settings.follow_links:
-        raise UnreadableSource(
-            f"{outside[0]} leads outside the data root", "set data.follow_links: true to read it"
-        )
 
 
 def _list_delimited(folder: Path) -> list[Path]:
