@@ -70,8 +70,9 @@ def test_names_are_read_by_one_rule_which_is_said(names, files, rule, tmp_path):
 
 
 def test_names_that_are_paths_stay_and_the_others_follow_one_rule(tmp_path):
-    found = scan(tmp_path, ["1", "2.png", "3"], ["1.png", "2.png", "3.png"])
+    found = scan(tmp_path, ["1", "2.png", "3"], ["1.png", "2.png", "3.png", "more/list.csv"])
     assert [file.id for file in found.files] == ["1.png", "2.png", "3.png"]
+    assert found.warnings == ["other files of data are left out: more/list.csv"]
     assert [*found.notes.values()] == [2]
 
 

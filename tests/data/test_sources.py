@@ -124,7 +124,13 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
         listed = items.get("files") or items.get("documents")
         return [one.split for one in listed] if listed else found.splits
 
-    assert splits(SCANNERS[source](settings)) == ["test", "train", "train", "validation"]
+    for name in ("more/part.csv", ".old.csv", "README.txt", "part.csv.gz", "part.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = SCANNERS[source](settings)
+    assert splits(found) == ["test", "train", "train", "validation"]
+    said = "other files of data are left out: more/part.csv, part.csv.gz, part.txt"
+    assert said in found.warnings
     (tmp_path / "sample_submission.csv").write_text("text,label\na.png,x\n")
     with pytest.raises(UnreadableSource, match=r"data\.leave_out: \[sample_submission\]"):
         SCANNERS[source](settings)

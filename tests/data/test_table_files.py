@@ -251,6 +251,19 @@ def test_only_files_of_tables_are_found(tmp_path):
     assert [find_table_files(tmp_path / name) for name in ("a.csv", "b.bin", "c")] == [[], [], []]
 
 
+def test_what_datasets_has_cached_next_to_its_data_is_left_out(tmp_path):
+    texts = pa.table({"text": ["a", "b"], "label": ["x", "y"]})
+    for name in ("data-0.arrow", "cache-0.arrow", "lower.arrow"):
+        write(tmp_path / name, texts, form="stream")
+    said = "other files of data are left out: cache-0.arrow"
+    found = text_table.scan(settings(tmp_path, "text_table"))
+    assert (found.total, found.warnings) == (4, [said])
+    state = {"_data_files": [{"filename": "data-0.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    found = text_table.scan(settings(tmp_path, "text_table"))
+    assert (found.total, found.warnings) == (2, [f"{said}, lower.arrow"])
+
+
 LABELS = [0, 1] * 30
 UNSUPERVISED = "unsupervised-00000-of-00001"
 SPLIT_FILES = {  # kind of file, source, what is left out, and what names it

@@ -17,7 +17,7 @@ from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
 from throughline.data.tables.table_columns import Listing, check_names, name_columns, read_listing
 from throughline.data.tables.table_files import find_table_files
-from throughline.data.tables.table_paths import open_files
+from throughline.data.tables.table_paths import find_others, open_files
 from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
@@ -58,7 +58,9 @@ def scan(settings: DataSettings) -> Files:
     used = {settings.path_column, *settings.label_columns}
     warnings = [*table.warnings, *listing.warnings]
     warnings += find_groups(table, [name for name in table.columns if name not in used])
-    if path == Path(settings.path) and path.is_file() and not column:
+    if path != Path(settings.path):
+        warnings = [*find_others(root, [path]), *warnings]
+    elif path.is_file() and not column:
         warnings = [UNWATCHED, *warnings]
     return Files(
         root=root,

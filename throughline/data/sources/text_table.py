@@ -88,7 +88,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
             f"{path}: the name of a table of texts must end in .csv, .tsv or .parquet",
             "name it .tsv if tabs separate its cells; .jsonl and .txt need data.source: text_lines",
         )
-    files, left_out = find_delimited(path, settings)
+    files, left_out, warnings = find_delimited(path, settings)
     named = {file: split if use_splits else None for file, split in files.items()}
     if kept := keep_cells(path, settings):
         kept = replace(kept, delimiter=read_start(min(files), settings, UNDECODED).delimiter)
@@ -100,6 +100,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
         total=sum(map(delimited.count_lines, files)),
         kept=kept,
         left_out=left_out,
+        warnings=warnings,
     )
 
 

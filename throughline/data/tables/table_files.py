@@ -5,9 +5,10 @@ Classes that Hugging Face's `datasets` has numbered get their names back.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,12 @@ import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from throughline.settings.source_kinds import DELIMITED
 from throughline.shared.errors import UnreadableSource
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
 SPLIT = "split"
 _SHOWN = 4
-_DATA = DELIMITED | {".jsonl", ".feather", ".orc", ".tar", ".gz", ".zip", ".npy"}
 _PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _ALIKE = {
     pa.large_string(): pa.string(),
@@ -38,13 +37,27 @@ def find_table_files(path: Path) -> list[Path]:
     """Return the visible Parquet and Arrow files below a folder, or the file if it is one."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
+    return [one for one in list_visible(path, SUFFIXES) if not _is_cache(one)]
+
+
+def list_visible(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Return the files with such suffixes in and below a folder that are not hidden."""
     return sorted(
         one
-        for one in path.rglob("*")
-        if one.suffix.lower() in SUFFIXES
+        for one in folder.rglob("*")
+        if one.suffix.lower() in suffixes
         and one.is_file()
-        and not any(part.startswith(".") for part in one.relative_to(path).parts)
+        and not any(part.startswith(".") for part in one.relative_to(folder).parts)
     )
+
+
+def _is_cache(path: Path) -> bool:
+    """Return whether `datasets` has put a file next to data, such as a result of `map`."""
+    try:
+        state = json.loads(path.with_name("state.json").read_bytes())  # of `save_to_disk`
+        return path.name not in {one["filename"] for one in state["_data_files"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return fnmatch(path.name, "cache-*.arrow")
 
 
 def _read_kind(path: Path) -> bytes:
@@ -128,7 +141,7 @@ def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: st
     schema = _read_schema(first)
     for other in others:
         schema = _join(schema, _read_schema(other), first, other)
-    names, warnings = _find_class_names(schema), _find_doubts(path, splits)
+    names, warnings = _find_class_names(schema), _find_nameless(path, splits)
     without = [one for one in splits if label in names and _lacks_labels(one, label)]
     if without and len(without) < len(splits):
         splits = {one: split for one, split in splits.items() if one not in without}
@@ -147,21 +160,17 @@ def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: st
     return TableFiles(path=path, splits=splits, schema=schema, class_names=names, warnings=warnings)
 
 
-def _find_doubts(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
-    """Return warnings about other files of data, and about folders whose names are not read."""
+def _find_nameless(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
+    """Return a warning about folders whose names are not read."""
     if path.is_file():
         return []
-    others = sorted(one.name for one in path.rglob("*") if one.suffix.lower() in _DATA)
-    said = [f"other files of data are left out: {', '.join(others[:_SHOWN])}"] if others else []
-    said = [f"{said[0]} and {len(others) - _SHOWN:,} more"] if others[_SHOWN:] else said
     folders: dict[str | None, set[str]] = {}
     for file, split in splits.items():
         folders.setdefault(split, set()).add(str(file.relative_to(path).parent))
     named = max(folders.values(), key=len)
     if len(named) == 1:
-        return said
+        return []
     return [
-        *said,
         f"files of {len(named):,} folders ({', '.join(sorted(named)[:_SHOWN])}"
         f"{', …' if len(named) > _SHOWN else ''}) are read as one table, without the folders'"
         " names; data.path can name one of them",

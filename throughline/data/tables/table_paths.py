@@ -1,16 +1,23 @@
 """Finds the files of a table at a path, and the splits that their names say."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from throughline.data.found import ABOUT
 from throughline.data.split_names import split_files
 from throughline.data.tables import delimited, table_files
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import DELIMITED
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.wording import name_some
+
+_SHOWN = 4
+# Suffixes of files that may hold more rows.
+_DATA = DELIMITED | table_files.SUFFIXES
+_DATA |= {".txt", ".dat", ".data", ".tab", ".jsonl", ".ndjson", ".xlsx", ".xls", ".feather", ".orc"}
+_DATA |= {".npy", ".tar", ".zip", ".gz", ".bz2", ".xz", ".zst"}
 
 
 def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
@@ -28,18 +35,19 @@ def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | N
         return table_files.open_table_files(path, {path: None}, label=settings.label_columns[0])
     splits, left_out = split_files(path, files, settings.leave_out, count=table_files.count_rows)
     found = table_files.open_table_files(path, splits, label=settings.label_columns[0])
-    return replace(found, left_out=left_out)
+    warnings = [*find_others(path, files), *found.warnings]
+    return replace(found, left_out=left_out, warnings=warnings)
 
 
 def find_delimited(
     path: Path, settings: DataSettings
-) -> tuple[dict[Path, str | None], Mapping[str, int]]:
-    """Return the delimited files at or in `path`, and how many lines are left out, by reason.
+) -> tuple[dict[Path, str | None], Mapping[str, int], Sequence[str]]:
+    """Return the delimited files at or in `path`, how many lines are left out, and warnings.
 
     Each comes with the split in its name, unless a column `split` exists. All need equal columns.
     """
     if path.is_file():
-        return {path: None}, {}
+        return {path: None}, {}, ()
     files = _list_delimited(path)
     splits, left_out = split_files(path, files, settings.leave_out, count=delimited.count_lines)
     kinds = defaultdict[frozenset[str], list[str]](list)
@@ -58,7 +66,19 @@ def find_delimited(
             " others out",
         )
     has_column = any("split" in header for header in kinds)
-    return dict.fromkeys(splits) if has_column or len(splits) == 1 else splits, left_out
+    splits = dict.fromkeys(splits) if has_column or len(splits) == 1 else splits
+    return splits, left_out, find_others(path, files)
+
+
+def find_others(folder: Path, read: Collection[Path]) -> list[str]:
+    """Return a warning about files in and below a folder that may hold data and are not `read`."""
+    others = [
+        one.relative_to(folder).as_posix()
+        for one in table_files.list_visible(folder, _DATA)
+        if one not in read and not ABOUT.fullmatch(one.name)
+    ]
+    some = name_some(others, most=_SHOWN)
+    return [f"other files of data are left out: {some}"] if others else []
 
 
 def _list_delimited(folder: Path) -> list[Path]:

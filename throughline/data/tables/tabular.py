@@ -275,7 +275,7 @@ def _drop_empty_end(table: TextTable) -> TextTable:
 
 
 def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
-    splits, left_out = table_paths.find_delimited(path, settings)
+    splits, left_out, warnings = table_paths.find_delimited(path, settings)
     parts = [_read_csv(file, settings) for file in splits]
     columns = {
         name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns
@@ -292,6 +292,7 @@ def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
         rows=sum(map(len, parts)),
         notes=[*several, *dict.fromkeys(note for part in parts for note in part.notes)],
         left_out=left_out,
+        warnings=warnings,
     )
 
 
