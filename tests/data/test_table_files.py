@@ -234,6 +234,20 @@ def test_columns_next_to_images_and_numbers_to_predict_are_read_with_them(tmp_pa
     assert source.listed.values[:, 0].tolist() == [*range(12)]
 
 
+def test_images_are_those_that_a_column_of_paths_names_unless_it_belongs_to_the_bytes(tmp_path):
+    rows = pictures(range(2), image=pa.binary())
+    rows = rows.append_column("path", pa.array(["0.png", "1.png"]))
+    write(tmp_path / "a.parquet", rows)
+    with pytest.raises(UnreadableSource, match=r"0\.png was looked for.*data\.path_column"):
+        image_table.scan(settings(tmp_path))
+    for name in ("0.png", "1.png"):
+        (tmp_path / name).touch()
+    assert image_table.scan(settings(tmp_path)).column is None
+    write(tmp_path / "a.parquet", rows.rename_columns(["bytes", "label", "path"]))
+    column = image_table.scan(settings(tmp_path)).column
+    assert column and column.name == "bytes"
+
+
 def test_a_column_without_a_value_is_of_any_type_and_folders_of_one_split_are_named(tmp_path):
     rows = pa.table({"x": [1.0, 2.0], "note": pa.nulls(2), "label": ["a", "b"]})
     other = pa.table({"label": ["a", "b"], "note": ["u", "v"], "x": [3.0, 4.0]})

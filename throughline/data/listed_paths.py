@@ -72,8 +72,8 @@ def find_listed(
     raise UnreadableSource(
         f"{where}: too many paths lead to no file below {root}, even without their folders or with"
         f" another suffix; the first is {wanted[0]}, and that folder holds {seen}",
-        "set data.path to the folder of both list and files, or write paths relative to the list's"
-        " folder into the column",
+        "set data.path to the folder of both list and files, write paths relative to the list's"
+        " folder into the column, or set data.path_column to another one",
     )
 
 

@@ -165,7 +165,8 @@ class DataSettings(Settings):
     """
     path_column: str = "path"
     """image_table: column with the image's path, relative to the table's folder; in Parquet and
-    Arrow files also one with the image itself, which need not be named if it is the only one
+    Arrow files also one with the image itself, which need not be named if it is the only one and
+    there is no column `path`
     """
     label_column: Columns = "label"
     """tables, text_lines: column with the class, or the number to predict; [a, b]: with the numbers

@@ -55,7 +55,8 @@ def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
         if pa.types.is_binary(field.type)
         or (pa.types.is_struct(field.type) and _has_bytes(field.type))
     ]
-    if not found or (named in files.schema.names and named not in [*found, PATH]):
+    flattened = found == [BYTES] and named == PATH
+    if not found or (named in files.schema.names and named not in found and not flattened):
         return None
     if named not in found and found[1:]:
         raise UnreadableSource(
