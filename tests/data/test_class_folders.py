@@ -123,6 +123,7 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
         ("not utf-8: byte 0xe9 at 3", "set data.encoding, such as cp1252 or latin-1"),
         ("duplicate of b/0.png", r"or train on all with data\.duplicates: keep\.$"),
         ("duplicate of b/0.png, there labeled b", r"raise data\.max_reject_fraction"),
+        ("duplicate of test/cat/{}.png, there in the test split", "remove them from the other"),
         ("duplicate of pets/cat/{}.png", "all/pets holds copies of the files of pets: set .*"),
     ],
 )

@@ -206,7 +206,9 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     rows = [[name, name[0], "test" if "test" in name else ""] for name in names]
     write(folder, "path,label,split", rows)
     manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
-    assert read_reasons(manifest) == {"b/01.jpg": "duplicate of b/test.jpg"}
+    assert read_reasons(manifest) == {
+        "b/01.jpg": "duplicate of b/test.jpg, there in the test split"
+    }
     tested = manifest.examples[manifest.examples["split"] == "test"]
     assert tested["id"].tolist() == ["b/test.jpg"], "nothing else is dealt to a split that is named"
 

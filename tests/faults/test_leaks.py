@@ -35,7 +35,7 @@ def listed(rows, folder, **changes):
         ("18.png", "a", "train", ", there in the test split", "test"),
         ("00.png", "b", "test", ", there labeled b, there in the test split", "test"),
         ("00.png", "a", "train", "", "train"),
-        ("18.png", "a", None, "", "test"),  # dealt, and for test
+        ("18.png", "a", None, ", there in the test split", "test"),  # which is not dealt
     ],
 )
 def test_an_image_listed_twice_is_one_example_and_stays_held_out(

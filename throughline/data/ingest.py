@@ -205,7 +205,7 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
         same = earlier["id"] == row["id"]
         what = ("listed twice", "") if same else ("duplicate", f" of {earlier['id']}")
         notes = [f"labeled {earlier['label']}"] if earlier["label"] != row["label"] else []
-        if earlier["split"] and row["split"] not in ("", earlier["split"]):
+        if earlier["split"] not in ("", "train", row["split"]):
             notes.append(f"in the {earlier['split']} split")
         reason = Reason(what[0], ", ".join([what[1], *(f"there {note}" for note in notes)]))
         dropped.append(Rejected(id=row["id"], reason=reason))

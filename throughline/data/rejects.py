@@ -36,6 +36,10 @@ _REMEDIES: Mapping[str, str] = {
         "Their bytes are those of other examples: remove them, or train on all with"
         " data.duplicates: keep."
     ),
+    " there in the .* split$": (
+        "They are copies of held-out examples: remove them from the other splits, or raise"
+        " data.max_reject_fraction, and ingest drops them."
+    ),
 }
 
 
@@ -78,6 +82,8 @@ def _find_remedy(rejects: pd.DataFrame) -> str | None:
 def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
     """Return the folders of a duplicate and its original, if the rest of their paths agrees.
 
+    Copies of held-out examples have no such folders.
+
     >>> _find_copy("more/train/a/1.png", "duplicate of train/a/1.png")
     ('more/train', 'train')
     """
@@ -90,7 +96,8 @@ def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
         same += 1
     same = min(same, len(theirs) - 1, len(ours) - 1)
     unlike = "labeled" in reason and same == 1  # one file in two class folders
-    if not is_copy or not same or ours == theirs or unlike:
+    held_out = reason.endswith(" split")
+    if not is_copy or not same or ours == theirs or unlike or held_out:
         return None
     return "/".join(ours[:-same]), "/".join(theirs[:-same])
 
