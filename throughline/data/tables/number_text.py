@@ -43,12 +43,17 @@ def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = Fals
     true and false are 1 and 0 if no other cell is filled or, in a column `known` to hold numbers,
     if no cell is a number.
     """
-    truth, numbers = _matches(cells, _TRUTH), is_number(cells, decimal)
-    alone = not numbers.any() if known else truth.sum() == pc.sum(pc.not_equal(cells, "")).as_py()
+    truth, filled = _matches(cells, _TRUTH), pc.sum(pc.not_equal(cells, "")).as_py()
+    alone = not is_number(cells, decimal).any() if known else truth.sum() == filled
     if truth.any() and alone:
         ones = _matches(cells, r"^(?i:true)$")
         return np.where(truth, ones.astype(np.float64), np.nan)
-    text = pc.if_else(pa.array(numbers), cells, None)
+    return read_digits(cells, decimal)
+
+
+def read_digits(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
+    """Return numbers as (rows,) float64; NaN if a cell is not a number, as true and false."""
+    text = pc.if_else(pa.array(is_number(cells, decimal)), cells, None)
     if decimal == ",":
         text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
     return np.asarray(pc.fill_null(text.cast(pa.float64()), np.nan), np.float64).copy()

@@ -245,12 +245,11 @@ def _blank_missing(table: TextTable) -> TextTable:
     unused = []
     for key, names in groups.items():
         marks = pa.array(said[key] if by_column else said, pa.large_string())
-        values, used = number_text.read_numbers(marks, "."), np.zeros(len(marks), bool)
+        values, used = number_text.read_digits(marks, "."), np.zeros(len(marks), bool)
         for name in columns.keys() & {*names}:
             found = np.asarray(pc.fill_null(pc.index_in(columns[name], marks), -1))
             if np.isfinite(values).any():
-                numbers = table.parse(name)
-                table.forget(name)
+                numbers = number_text.read_digits(columns[name], table.decimal_of(name))
                 for place in np.flatnonzero(np.isfinite(values)).tolist():
                     found = np.where(numbers == values[place], place, found)
             used[found[found >= 0]] = True
