@@ -277,6 +277,14 @@ def test_what_stands_above_the_header_is_left_out_and_said(tmp_path, content, na
     assert note in " · ".join(table.notes) if note else not table.notes
 
 
+def test_columns_without_a_name_are_the_same_in_the_same_place_only(tmp_path):
+    (tmp_path / "a.csv").write_text(f"left,,right\n{ROWS}")
+    (tmp_path / "b.csv").write_text(f"left,right,\n{ROWS}")
+    settings = DataSettings(source="table", path=str(tmp_path))
+    with pytest.raises(UnreadableSource, match=r"a\.csv \(Unnamed: 1\); b\.csv \(Unnamed: 2\)"):
+        tabular.read_table(tmp_path, settings)
+
+
 @pytest.mark.parametrize("first", ["5.1,3.5,a\n", "5,0,0\n", "2.5,1,a\n", "0.5,1,a\n"])
 def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
     with pytest.raises(UnreadableSource, match=r"set data\.header: none .* column_1 … column_3"):

@@ -95,6 +95,7 @@ def open_delimited(
             header[0] = header[0].lstrip("# ") or header[0]
             if settings.header == "auto":
                 refuse_numbers(header, path)
+        header = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
         refuse_doubled(header, path)
         yield DelimitedText(
             header=header, records=rows, delimiter=start.delimiter, detected=start.notes

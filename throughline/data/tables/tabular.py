@@ -297,8 +297,8 @@ def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     with delimited.open_delimited(path, settings) as text:
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(text.header)]
-        count, total = delimited.FieldCount(text.header, path), 0
+        names, total = text.header, 0
+        count = delimited.FieldCount(names, path)
         parts: list[list[pa.LargeStringArray]] = [[] for _ in names]
 
         def fit(record: delimited.Record) -> list[str]:
