@@ -1,5 +1,6 @@
 """Numbers that stand for missing ones, thousands, totals, leaks and groups of rows."""
 
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 
@@ -258,6 +259,22 @@ def test_rows_of_one_person_are_in_one_split(tmp_path, group):
     said = " · ".join(manifest.stats["warnings"])
     assert ("data.group: patient_id keeps them together" in said) == (not group)
     assert ("patient_id" in manifest.schema.input.columns.names) == (not group)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_texts_of_one_person_are_in_one_split_and_those_of_none_on_their_own(tmp_path, kind):
+    people = [f"p{row % 40}" if row % 2 else "" for row in range(400)]
+    frame = pd.DataFrame({"text": [f"text {row}" for row in range(400)], "who": people})
+    frame, path = frame.assign(label=[*map(noise, range(400))]), tmp_path / f"texts.{kind}"
+    write = {"csv": frame.to_csv, "parquet": frame.to_parquet}.get(kind)
+    write(path, index=False) if write else frame.to_json(path, orient="records", lines=True)
+    source = "text_table" if write else "text_lines"
+    manifest = ingest(DataSettings(source=source, path=str(path), group="who"), tmp_path / "out")
+    examples = manifest.examples
+    of = [people[int(name[-8:]) - 1] for name in examples["id"]]
+    splits = examples["split"].groupby(of).nunique()
+    assert splits[""] == 3 and splits.drop("").max() == 1
+    assert not manifest.stats["warnings"]
 
 
 @pytest.mark.parametrize(

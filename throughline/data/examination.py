@@ -151,7 +151,8 @@ def write_documents(
     """Write the usable documents into one file in `folder`, one by one.
 
     Returns rows of the manifest, without keys, and the rejected documents. `row` is a document's
-    first byte in the file; `cells` are the table cells that the source keeps.
+    first byte in the file; `cells` are the table cells that the source keeps, and `group` is the
+    group of `data.group`.
     """
     rows, rejected, end = [], [], 0
     with (folder / DOCUMENTS).open("wb") as file:
@@ -175,10 +176,11 @@ def write_documents(
                     "digest": digest_blake2b(content),
                     "split": document.split or "",
                     "cells": document.cells,
+                    "group": document.group,
                 }
             )
             end += len(content)
-    columns = [*(name for name in COLUMNS if name != "key"), "cells"]
+    columns = [*(name for name in COLUMNS if name != "key"), "cells", "group"]
     return pd.DataFrame(rows, columns=columns), rejected
 
 

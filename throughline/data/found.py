@@ -166,7 +166,7 @@ class Document:
 
     `content` is bytes in the encoding `data.encoding`, or a string in which bytes that are not of
     that encoding are surrogates. `split` is None unless the source decides it. `cells` are the
-    table cells that the source keeps.
+    table cells that the source keeps. `group` is as in `Found`, or empty.
     """
 
     id: str
@@ -174,6 +174,7 @@ class Document:
     label: str
     split: str | None = None
     cells: Sequence[str] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

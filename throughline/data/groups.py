@@ -22,6 +22,7 @@ def read_groups(
     """Return the group of each example by its id, or None if there are no groups.
 
     Groups are those of `named`, or else what the regular expression `data.group` captures in ids.
+    An example with an empty group is in none.
 
     Raises:
       UnreadableSource: `data.group` is not a regular expression with one group, or an id does not
@@ -49,7 +50,7 @@ def read_groups(
 
 def find_crossing(groups: Sequence[str], splits: Sequence[str]) -> list[str]:
     """Return a warning if the source itself puts a group into several splits."""
-    counts = Counter(group for group, _ in {*zip(groups, splits, strict=True)})
+    counts = Counter(group for group, _ in {*zip(groups, splits, strict=True)} if group)
     names = sorted(name for name, count in counts.items() if count > 1)
     if not names:
         return []

@@ -89,7 +89,10 @@ def ingest(
         classes, given = found.classes, set(found.rows["split"])
         rejects = _list_rejects(found.rejected)
         check_rejects(rejects, total=total, limit=settings.max_reject_fraction, folder=folder)
-        groups = read_groups(found.rows["id"].tolist(), source.groups, settings)
+        named = source.groups
+        if "group" in found.rows and any(found.rows["group"]):  # of texts
+            named = dict(zip(found.rows["id"], found.rows["group"], strict=True))
+        groups = read_groups(found.rows["id"].tolist(), named, settings)
         examples = _table(found, groups, settings.split)
         schema = _complete_tables(found, source, examples, folder)
         examples = examples.drop(columns="place")
@@ -247,10 +250,10 @@ def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> p
     shares = {"validation": split.validation} | (
         {} if "test" in rows["split"].tolist() else {"test": split.test}
     )
-    by = rows["digest"] if groups is None else groups
+    groups = groups or [""] * len(ids)
     assigned = [
-        given or assign_split(digest, shares=shares, seed=split.seed)
-        for given, digest in zip(rows["split"], by, strict=True)
+        given or assign_split(group or digest, shares=shares, seed=split.seed)
+        for given, group, digest in zip(rows["split"], groups, rows["digest"], strict=True)
     ]
     labels = [number[label] for label in rows["label"]] if number else rows["label"]
     keys = rows["row"].tolist() if found.schema.is_series else [*map(example_key, ids)]

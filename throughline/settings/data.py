@@ -159,9 +159,9 @@ class DataSettings(Settings):
     spelling becomes the name
     """
     group: str = ""
-    r"""what keeps examples together in one split: a table's column with the name of the group, or a
-    regular expression whose first group finds that name in an example's id, such as (patient\d+)_;
-    empty: examples are assigned one by one
+    r"""what keeps examples together in one split: a column (JSON: key) with the name of the group, or
+    a regular expression whose first group finds that name in an example's id, such as (patient\d+)_;
+    empty, also in a cell: examples are assigned one by one
     """
     path_column: str = "path"
     """image_table: column with the image's path, relative to the table's folder; in Parquet and

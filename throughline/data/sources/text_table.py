@@ -175,7 +175,7 @@ def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) 
     named = name_columns(settings, KEY)
     check_fields(names, named, where=str(path))
     needed = [*dict.fromkeys(chain.from_iterable(named.values()))]
-    needed += ["split"] if "split" in names else []
+    needed += [one for one in ("split", settings.group) if one in names and one not in needed]
     documents = _read_rows(files, needed, settings, use_splits=use_splits)
     kept = keep_cells(path, settings, floats=find_floats(files.schema))
     return Texts(
@@ -261,11 +261,13 @@ def read_fields(
     except RejectedValue as error:
         return Rejected(id=example_id, reason=error.reason)
     kept = settings.kept_columns
-    for one in kept:
+    for one in (*kept, settings.group):
         if problem := _find_cell_problem(fields.get(one), settings):
             return Rejected(id=example_id, reason=f"{one} is {problem}")
-    cells = [_as_cell(fields.get(one)) for one in kept]
-    return Document(id=example_id, content=text, label=name, split=named or split, cells=cells)
+    *cells, group = [_as_cell(fields.get(one)) for one in (*kept, settings.group)]
+    group = "" if group in missing(settings.group) else group
+    split = named or split
+    return Document(id=example_id, content=text, label=name, split=split, cells=cells, group=group)
 
 
 def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
