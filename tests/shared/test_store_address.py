@@ -36,11 +36,15 @@ def test_a_relative_address_is_one_in_the_project(address, absolute):
     assert make_absolute(address, Path("/home/me")) == (absolute or address)
 
 
-def test_what_can_be_written_sooner_or_later_is_taken():
+def test_what_can_be_written_sooner_or_later_is_taken(tmp_path, monkeypatch):
     servers = ("http://127.0.0.1:9", "https://me:secret@no.such.host/prefix")
     for address in ("", *servers, "sqlite:///runs.db", "sqlite+pysqlite:////var/runs.db"):
         check_store_address({ADDRESS: address})
     check_store_address({ADDRESS: "./mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"})
+    monkeypatch.syspath_prepend(tmp_path)
+    for driver, module in (("", "MySQLdb"), ("+mysqldb", "MySQLdb"), ("+mysqlconnector", "mysql")):
+        (tmp_path / module).mkdir(exist_ok=True)
+        check_store_address({ADDRESS: f"mysql{driver}://me:secret@host/db"})
 
 
 @pytest.mark.parametrize(
@@ -51,8 +55,8 @@ def test_what_can_be_written_sooner_or_later_is_taken():
         ("file:///var/mlruns", "is a folder"),
         ("http://me:s3cret@[::1", "is not an address such as http://HOST:5000"),
         ("ftp://me:s3cret@host", "begins with ftp:, for which MLflow has no store"),
-        ("postgresql+nodriver://me:s3cret@host/db", "needs the Python package nodriver"),
-        ("mysql+pymysql://me:s3cret@host/db", "needs the Python package pymysql: install it"),
+        ("postgresql+nodriver://me:s3cret@host/db", "needs the Python module nodriver"),
+        ("mysql+mariadbconnector://me:s3cret@host", "module mariadb: install the driver mariadbc"),
     ],
 )
 def test_what_can_never_be_written_is_refused_without_its_password(address, said):

@@ -18,7 +18,9 @@ FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # required by MLflow
 SERVERS, DATABRICKS = ("http", "https"), ("databricks", "databricks-uc", "uc")
 DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of a client, of a cluster
 SQLITE = "sqlite"
-DRIVERS = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}  # usual packages
+DRIVERS = {"postgresql": "psycopg2", "mysql": "mysqldb", "mssql": "pyodbc"}  # the usual ones
+# Modules of SQLAlchemy's drivers that have other names.
+MODULES = {"mysqldb": "MySQLdb", "mysqlconnector": "mysql", "mariadbconnector": "mariadb"}
 _RELATIVE_SQLITE = re.compile(r"(sqlite[^:/]*:///)(?!/|:memory:)(.+)")
 
 
@@ -69,7 +71,9 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
         return _find_databricks_problem(address, environment)
     if kind in DRIVERS:
         driver = scheme.partition("+")[2] or DRIVERS[kind]
-        return None if find_spec(driver) else f"needs the Python package {driver}: install it"
+        module = MODULES.get(driver, driver)
+        says = f"needs the Python module {module}: install the driver {driver}"
+        return None if find_spec(module) else says
     known = (*SERVERS, SQLITE, *(one.name for one in entry_points(group="mlflow.tracking_store")))
     says = f"begins with {kind}:, for which MLflow has no store: install the plugin that has one"
     return None if kind in known else says
