@@ -279,6 +279,9 @@ def test_files_of_lines_are_of_the_split_that_their_names_say(tmp_path):
         scan("text_lines", tmp_path)
     source = scan("text_lines", tmp_path, layout="class")
     assert [item.split for item in documents_of(source)] == [None] * 3 + ["test"]
+    source = scan("text_lines", tmp_path, layout="class", leave_out=["*-test.jsonl"])
+    assert [item.content for item in documents_of(source)] == ["four", "one", "3"]
+    assert source.left_out == {"data.leave_out: *-test.jsonl": 1}
 
 
 def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
@@ -290,6 +293,10 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
     assert [item[1] for item in found(classes)] == ["train", "valid"], "others are about them"
     source = scan("text_lines", tmp_path, label_kind="none")
     assert [item.split for item in documents_of(source)] == ["train", "validation"]
+    source = scan(
+        "text_lines", write_files(tmp_path, {"a.txt": b"3"}), leave_out=["train.txt", "v*"]
+    )
+    assert [item[1] for item in found(source)] == ["a"]
 
 
 def test_documents_lie_back_to_back_where_their_rows_say(tmp_path):

@@ -98,13 +98,18 @@ def find_split(name: str) -> str | None:
 
 
 def find_splits(
-    root: Path, names: Sequence[str], leave_out: Sequence[str] = (), remedy: str = ""
+    root: Path,
+    names: Sequence[str],
+    leave_out: Sequence[str] = (),
+    remedy: str = "",
+    find: Callable[[str], str | None] = find_split,
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the split of each file that is read below a root, and the files that are left out.
 
     Splits come from the names; all are None if no name has one. Train may become None as by
     `leave_validation_open`. A file that is left out is mapped to its entry of `data.leave_out`;
-    `unsup` also means `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names.
+    `unsup` also means `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names, and
+    `find` returns the split in a name.
     """
     left_out = {
         name: f"data.leave_out: {one}"
@@ -112,7 +117,7 @@ def find_splits(
         if (one := find_left_out(name, leave_out) or find_left_out(_PART.sub("", name), leave_out))
     }
     names = [name for name in names if name not in left_out]
-    splits = [find_split(name) for name in names]
+    splits = [find(name) for name in names]
     if left_out and not names:
         raise UnreadableSource(f"{root}: data.leave_out leaves out all of its files")
     if None in splits and any(splits):
@@ -133,10 +138,11 @@ def split_files(
     *,
     count: Callable[[Path], int],
     remedy: str = "",
+    find: Callable[[str], str | None] = find_split,
 ) -> tuple[dict[Path, str | None], Counter[str]]:
     """Return files with their splits as `find_splits` does, and examples left out, by entry."""
     names = [file.relative_to(root).as_posix() for file in files]
-    splits, others = find_splits(root, names, leave_out, remedy)
+    splits, others = find_splits(root, names, leave_out, remedy, find)
     left_out = Counter[str]()
     for name, why in others.items():
         left_out[why] += count(root / name)

@@ -25,7 +25,7 @@ from throughline.data.sources.text_table import (
     label_or_none,
     read_fields,
 )
-from throughline.data.split_names import read_name, split_files
+from throughline.data.split_names import find_split, read_name, split_files
 from throughline.data.tables.delimited import count_lines
 from throughline.data.tables.table_columns import name_columns, name_required
 from throughline.settings import DataSettings
@@ -80,21 +80,29 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def _find_splits(
     root: Path, files: list[Path], settings: DataSettings
 ) -> tuple[dict[Path, str | None], dict[str, int]]:
-    if root.is_file() or settings.layout == "class":
+    if root.is_file():
         return dict.fromkeys(files), {}
-    if files[0].suffix.lower() in JSON or settings.label_kind == "none":
-        remedy = ", or set data.layout: class to ignore splits in names"
-        return split_files(root, files, settings.leave_out, count=count_lines, remedy=remedy)
-    if named := [
-        path for path in files if read_name(path.stem).split and not read_name(path.stem).rest
-    ]:
+    of_lines = files[0].suffix.lower() in JSON or settings.label_kind == "none"
+    name_splits = of_lines and settings.layout != "class"
+    splits, left_out = split_files(
+        root,
+        files,
+        settings.leave_out,
+        count=count_lines,
+        remedy=", or set data.layout: class to ignore splits in names",
+        find=find_split if name_splits else lambda _: None,
+    )
+    named = [
+        path for path in splits if read_name(path.stem).split and not read_name(path.stem).rest
+    ]
+    if named and not of_lines and settings.layout != "class":
         raise UnreadableSource(
             f"{root}: {named[0].name} is named as a split, but the class of lines in a .txt"
             " file is the file's name",
             f"set data.layout: class if {named[0].stem} is a class; else use JSON lines with a"
             " label, or data.label_kind: none",
         )
-    return dict.fromkeys(files), {}
+    return splits, left_out
 
 
 def _documents(
