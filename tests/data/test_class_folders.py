@@ -280,7 +280,7 @@ def test_a_layout_says_what_each_part_is_and_what_has_no_place_is_named(layout, 
 
 @pytest.mark.parametrize("layout", ["splits", "split/split", "**/class", "*", "", "class/*/**/x"])
 def test_a_layout_that_says_nothing_is_refused(layout):
-    with pytest.raises(ValueError, match="split and class, each at most once"):
+    with pytest.raises(ValueError, match="split, class or both, once"):
         DataSettings(source="image_folder", path="x", layout=layout)
 
 

@@ -158,7 +158,7 @@ def test_sources_that_read_files_as_a_whole_refuse_links_before_they_read(source
     (tmp_path / "blob").touch()
     for target, follow_links, words in (
         ("../blob", False, "leads outside the data root; .* set data.follow_links: true to read"),
-        ("/dev/zero", True, "is a link to what is no regular file"),
+        ("/dev/zero", True, "is a link to something that is not a regular file"),
     ):
         relink(tmp_path / "in" / name, target)
         settings = data_settings(tmp_path / "in", source, follow_links=follow_links)

@@ -145,8 +145,8 @@ class DataSettings(Settings):
     do not mean splits
     """
     follow_links: bool = True
-    """whether links to regular files outside of `path` are read, such as those into DVC's cache or a
-    model hub's snapshots, if no other user owns the files; runs from the UI read them only if
+    """whether links to regular files outside of `path` are read, such as those into DVC's cache or
+    a model hub's snapshots, if no other user owns the files; runs from the UI read them only if
     params.yaml has the same path
     """
     leave_out: list[str] = Field(default=[])
@@ -159,9 +159,9 @@ class DataSettings(Settings):
     spelling becomes the name
     """
     group: str = ""
-    r"""what keeps examples together in one split: a column (JSON: key) with the name of the group, or
-    a regular expression whose first group finds that name in an example's id, such as (patient\d+)_;
-    empty, also in a cell: examples are assigned one by one
+    r"""what keeps examples together in one split: a column (JSON: key) with the name of the group,
+    or a regular expression whose first group finds that name in an example's id, such as
+    (patient\d+)_; empty, also in a cell: examples are assigned one by one
     """
     path_column: str = "path"
     """image_table: column with the image's path, relative to the table's folder; in Parquet and
