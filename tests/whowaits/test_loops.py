@@ -146,6 +146,15 @@ def test_an_epoch_of_an_iterator_that_is_begun_again_has_as_many_steps_as_the_sc
     assert repeats == {True, False}, "some of them are on batches from memory"
 
 
+def test_a_loop_over_some_batches_of_each_epoch_is_measured():
+    script = Script()
+    with pytest.raises(Ended):
+        while True:
+            for _ in itertools.islice(script.loop(Batches(1000)), 20):
+                script.train()
+    assert script.training.timing.rounds and not script.training.passive_because
+
+
 def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():
     script = Script()
     assert list(script.loop(Batches(50))) == [[number] for number in reversed(range(50))]

@@ -81,7 +81,7 @@ class Loop:
 
     def begin_epoch(self, iterator: Any) -> None:
         """Start an epoch with another iterator, or with the same one again."""
-        self.single = self.single + 1 if self.batches + self.taken == 1 else 0
+        self.single = self.single + 1 if self.batches + self.taken + self.repeated == 1 else 0
         if self.training is not None and self.confirmed:
             # A script that counts its steps also counts those on batches from memory.
             besides = self.taken if self.ended else self.repeated
