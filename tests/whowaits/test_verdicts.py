@@ -62,6 +62,7 @@ def steady(wait):
         ([(0, 40, 65)] * 3, {}, "the model alone took 65.00 ms a step, longer than the training"),
         ([(20, 20, 40)] * 3, {}, "stood in `next` for 50 % of its time, but the model alone took"),
         ([(2, 38, 38), (12, 28, 28), (20, 20, 20)], {}, "on both sides of"),
+        ([(0, 100, 107), (4, 96, 96), (23, 77, 77)], ACCELERATED, "from 0 to 23 %, on both sides"),
         (steady(30), DISTURBED, INPUT),
         (steady(10), DISTURBED, UNDECIDED),  # a disturbed machine needs more distance
         (steady(1), DISTURBED, UNDECIDED),

@@ -127,9 +127,10 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     unexplained = [
         each.unexplained_pct for each in timing.steady if not math.isnan(each.unexplained_pct)
     ]
+    verdict = _within_thresholds(stall, low, high, conditions)
     if unexplained and conditions.synchronous and not conditions.on_accelerator:
-        return _explained(_within_thresholds(stall, conditions), statistics.median(unexplained))
-    return _within_thresholds(stall, conditions)
+        return _explained(verdict, statistics.median(unexplained))
+    return verdict
 
 
 def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
@@ -177,11 +178,12 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
     )
 
 
-def _within_thresholds(stall: Stall, conditions: Conditions) -> Verdict:
+def _within_thresholds(stall: Stall, low: float, high: float, conditions: Conditions) -> Verdict:
+    """Decide by the measured ends of the interval; those in `stall` are between 0 and 100 %."""
     least = COMPUTE_BOUND_BELOW_PCT["accelerator" if conditions.on_accelerator else "shared cores"]
     for threshold in (least, INPUT_BOUND_FROM_PCT):
         margin = -conditions.distance_pct or MARGIN_PCT
-        below, above = stall.low < threshold - margin, stall.high > threshold + margin
+        below, above = low < threshold - margin, high > threshold + margin
         if not (below and above):
             continue
         if conditions.distance_pct:
