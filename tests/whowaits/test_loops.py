@@ -27,6 +27,18 @@ class Batches:
         return [next(self._numbers)]
 
 
+class OutOfRangeError(Exception):
+    """By which `get_next` of tf.data says that an epoch is over."""
+
+
+class Tensors(Batches):
+    def __next__(self):
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise OutOfRangeError from None
+
+
 class Script:
     """A script whose loops are watched; only its input and its training take time. An input that
     works `ahead` makes so many batches while it is not waited for.
@@ -59,7 +71,7 @@ class Script:
             try:
                 yield self.watch.pull(made, batches, take, opening_s=opening_s)
                 opening_s = None
-            except StopIteration:
+            except (StopIteration, OutOfRangeError):
                 return
 
     def train(self, work_s=0.002):
@@ -79,12 +91,12 @@ def _input_rests(monkeypatch) -> None:
     monkeypatch.setattr("whowaits.timing.machine.own_cpu_s", lambda: math.nan)
 
 
-def until_measured(script, epoch=10_000, *, gap_s=0.0, **source):
+def until_measured(script, epoch=10_000, *, kind=Batches, gap_s=0.0, **source):
     """Its batches, epoch after epoch, until the measurement ends the script."""
     with pytest.raises(Ended):
         while True:
             script.now += gap_s
-            yield from script.loop(Batches(epoch), opening_s=gap_s or None, **source)
+            yield from script.loop(kind(epoch), opening_s=gap_s or None, **source)
 
 
 def measure(model_s, epoch=1000, **given):
@@ -95,9 +107,10 @@ def measure(model_s, epoch=1000, **given):
     return script.training.timing
 
 
-def test_a_loop_that_trains_is_measured_and_ended():
+@pytest.mark.parametrize("kind", [Batches, Tensors])
+def test_a_loop_that_trains_is_measured_and_ended(kind):
     script, given, sizes = Script(), 0, set()
-    for batch in until_measured(script, epoch=300, copy=list):
+    for batch in until_measured(script, epoch=300, kind=kind, copy=list):
         given += 1
         sizes.add(len(batch))
         batch.append("a script may change what it is given")

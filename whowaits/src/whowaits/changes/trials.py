@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s
+from whowaits.timing.batches import ENDS, MAX_DRAIN_S, drain, drained_s
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
 
@@ -20,7 +20,6 @@ from .ratios import Ratios
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
 MEMORY_RESERVE = 2.0  # another change needs so many times the most memory that one has taken
-ENDS = ("OutOfRangeError", "StopIteration")
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Epochs:
 
     def time(self, step_s: float, beat: Callable[[], object]) -> float:
         """Return steps per second once prepared batches are used up; a step takes some `step_s`."""
-        self.drain(drained_s(1e3 * step_s))
+        drain(self._take, most_s=drained_s(1e3 * step_s))
         self._train(WARM_UP_S, 1, beat)
         began = perf_counter()
         steps = self._train(BLOCK_S, MIN_STEPS, beat)
@@ -183,11 +182,7 @@ class Epochs:
             _NEVER_DESTROYED.append(self._iterator)
         self._iterator, self.ended = iter(self._dataset), self.ended + 1
 
-    def drain(self, most_s: float) -> None:
-        began = perf_counter()
-        for _ in range(MAX_DRAIN):
-            asked = perf_counter()
-            if next(self._iterator, None) is None:
-                self._open()
-            if perf_counter() - asked > most_s or perf_counter() - began > MAX_DRAIN_S:
-                return
+    def _take(self) -> bool:
+        if next(self._iterator, None) is None:
+            self._open()
+        return True

@@ -61,7 +61,7 @@ class Loop:
     repeated: int = 0  # batches given from memory, in this epoch
     ended: bool = False  # whether this epoch's iterator is exhausted
     opens: bool = True
-    exhausted: bool = False
+    exhausted: Exception | None = None  #: by which the iterator has ended, if that was noticed
     memory: list[Any] = field(default_factory=list)
     copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
     from_memory: bool = False
@@ -86,7 +86,7 @@ class Loop:
             # A script that counts its steps also counts those on batches from memory.
             besides = self.taken if self.ended else self.repeated
             self.training.timing.steps_per_epoch = self.batches + besides
-        self.iterator, self.opens, self.exhausted = refer_to(iterator), True, False
+        self.iterator, self.opens, self.exhausted = refer_to(iterator), True, None
         self.epoch += int(self.confirmed)
         self.confirmed, self.ended = False, False
         self.batches = self.taken = self.repeated = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session
-from whowaits.timing.batches import MAX_DRAIN, MAX_DRAIN_S, drained_s, keep_batches
+from whowaits.timing.batches import ENDS, drain, drained_s, keep_batches
 from whowaits.timing.rounds import Step
 from whowaits.training import Training
 
@@ -97,7 +97,7 @@ class LoopWatch:
             return batch[0]
         if loop.exhausted:
             loop.iterator, loop.ended = None, True
-            raise StopIteration
+            raise loop.exhausted
         return self._hand_out(loop, take, opening_s or 0.0)
 
     def pass_by(self, take: Callable[[], Any], *, validates: bool = True) -> Any:
@@ -184,10 +184,11 @@ class LoopWatch:
         began = self.session.clock() - opening_s
         try:
             batch = take()
-        except StopIteration:
-            loop.iterator, loop.ended = None, True
-            if loop.training is not None:
-                self.session.beat(expects=None)
+        except Exception as error:
+            if type(error).__name__ in ENDS:
+                loop.iterator, loop.ended = None, True
+                if loop.training is not None:
+                    self.session.beat(expects=None)
             raise
         finally:
             now = self.session.clock()
@@ -275,7 +276,8 @@ class LoopWatch:
             loop.forget()
         if timing.task == "drain":
             if not loop.exhausted:
-                self._drain(loop, take, timing.step_ms)
+                most_s = drained_s(timing.step_ms)
+                drain(lambda: self._take(loop, take), most_s=most_s, clock=self.session.clock)
             timing.drained()
             return None
         if timing.task == "collect":
@@ -300,22 +302,13 @@ class LoopWatch:
         self._hand_over(loop, from_memory=True)
         return (loop.copies.popleft(),)
 
-    def _drain(self, loop: Loop, take: Callable[[], Any], step_ms: float) -> None:
-        most, began = drained_s(step_ms), self.session.clock()
-        for _ in range(MAX_DRAIN):
-            asked = self.session.clock()
-            if self._take(loop, take) is None or self.session.clock() - asked > most:
-                return
-            if self.session.clock() - began > MAX_DRAIN_S:
-                return
-
     def _take(self, loop: Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         try:
             taken = (take(),)
             loop.taken += 1
             return taken
-        except StopIteration:
-            loop.exhausted = True
-            return None
         except Exception as error:
-            raise _ScriptError(error) from error
+            if type(error).__name__ not in ENDS:
+                raise _ScriptError(error) from error
+            loop.exhausted = error
+            return None

@@ -14,6 +14,7 @@ MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
 MEMORY_FRACTION = 0.1  # of the memory left
 DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], of a step; a ready batch takes less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
+ENDS = ("OutOfRangeError", "StopIteration")  # errors by which an iterator says that it is over
 MAX_DEPTH = 8  # levels of nesting; an object may contain itself
 
 
@@ -75,6 +76,17 @@ def copy_batch(torch: Any, batch: Any) -> Any:
             pinned[id(leaf)] = made = deepcopy(leaf)
             made.data = made.data.pin_memory()
     return deepcopy(batch, pinned)
+
+
+def drain(
+    take: Callable[[], Any], *, most_s: float, clock: Callable[[], float] = perf_counter
+) -> None:
+    """Take batches until there is none, one takes over `most_s`, or a limit is reached."""
+    began = clock()
+    for _ in range(MAX_DRAIN):
+        asked = clock()
+        if not take() or clock() - asked > most_s or clock() - began > MAX_DRAIN_S:
+            return
 
 
 def drained_s(step_ms: float) -> float:

@@ -7,22 +7,20 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from .accelerators import default_accelerator, synchronize
 from .batches import (
-    MAX_DRAIN,
-    MAX_DRAIN_S,
+    ENDS,
     BatchesTaken,
     copy_batch,
     count_bytes,
+    drain,
     keep_batches,
     most_bytes,
 )
 from .waits import Waits
 
-ENDS = ("OutOfRangeError", "StopIteration")
 MAX_KEPT = 16  # batches of a DataLoader
 MAX_AHEAD = 2  # steps given to a device before it has finished them
 
@@ -52,14 +50,7 @@ class Feed:
         """Keep a copy of a batch before it is trained on, if Keras takes the batches itself."""
 
     def drain(self, arguments: tuple[Any, ...], *, most_s: float) -> None:
-        """Take batches until one takes over `most_s`, or a limit is reached."""
-        began = perf_counter()
-        for _ in range(MAX_DRAIN):
-            asked = perf_counter()
-            if not self._take(arguments[-1]) or perf_counter() - asked > most_s:
-                return
-            if perf_counter() - began > MAX_DRAIN_S:
-                return
+        drain(lambda: self._take(arguments[-1]), most_s=most_s)
 
     def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
         return keep_batches(lambda: self._take(arguments[-1]))
