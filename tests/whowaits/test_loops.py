@@ -124,9 +124,11 @@ def test_a_loop_that_trains_is_measured_and_ended(kind):
     assert script.written[0].startswith("train.py: ")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_each(fails):
-    script, worked, batches = Script(), [], []
+@pytest.mark.parametrize(
+    ("fails", "options"), [(False, {}), (True, {}), (False, {"keep": True, "channel": (0, 1)})]
+)
+def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_each(fails, options):
+    script, worked, batches = Script(**options), [], []
 
     def tries(training):
         for number in range(8):
@@ -138,6 +140,7 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
     for batch in until_measured(script, epoch=300, tries=tries):
         if batch[0] == "tried":
             batches.append(batch[1])
+            assert script.session.saves.are_left_out
             assert script.watch.repeats, "no schedule goes on"
             script.watch.pass_by(list, validates=batch[1] == 3)
         script.train(0.01)

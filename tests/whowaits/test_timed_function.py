@@ -2,6 +2,7 @@
 `whowaits.hooks.timed_function`.
 """
 
+import os
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from whowaits.changes import trials
 from whowaits.hooks import timed_function
 from whowaits.hooks.timed_function import TimedFunction
-from whowaits.session import Options, Session
+from whowaits.session import Ended, Options, Session
 from whowaits.timing.rounds import Block, Round
 from whowaits.timing.waits import Waits
 
@@ -80,3 +81,16 @@ def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch, first_epo
     paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
     assert len(paces) == tried
     assert ("the epoch that fills the cache" in "".join(notes)) == first_epoch
+
+
+def test_a_copy_that_trains_on_request_saves_nothing():
+    reads, asks = os.pipe()
+    os.close(asks)  # no more requests
+    session = Session(Options(keep=True, channel=(reads, os.open(os.devnull, os.O_WRONLY))), print)
+    training = session.open("fit", backend="tensorflow", dataset=[1])
+    timed = TimedFunction(print, session, training, Waits())
+    timed(iter(()))
+    assert not session.saves.are_left_out
+    with pytest.raises(Ended):
+        timed(iter(()))
+    assert session.saves.are_left_out

@@ -155,6 +155,7 @@ class LoopWatch:
             if self.session.serves(training) or (done and self.session.begin_trials(training)):
                 loop.forget()
                 loop.trials, loop.tried_s = loop.source.tries(training), None
+                self.session.saves.leave_out()
         return loop.trials is not None
 
     def _try(self, loop: Loop, training: Training) -> tuple[Any] | None:

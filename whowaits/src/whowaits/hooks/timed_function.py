@@ -168,6 +168,7 @@ class TimedFunction:
     def _serve(self) -> None:
         from whowaits.changes.serve import Served  # imports TensorFlow, as the script has
 
+        self._session.saves.leave_out()
         reads, writes = self._session.options.channel or (0, 1)
         Served(self._function, self._training, self._session).serve(reads, writes)
 
