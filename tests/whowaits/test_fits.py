@@ -20,6 +20,7 @@ from keras.src.trainers import epoch_iterator
 import whowaits
 from whowaits.hooks import sources
 from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.saves import LIBRARIES
 from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
@@ -160,10 +161,19 @@ def test_what_stops_within_an_epoch_ends_the_measurement():
     assert session.trainings[0].notes == ["a callback stopped the training within an epoch"]
 
 
-def test_what_a_later_training_would_go_on_from_is_not_written():
-    kinds = ("OrbaxCheckpoint", "ModelCheckpoint", "BackupAndRestore", "Own")
+@pytest.mark.parametrize(
+    "save",
+    [keras.models.save_model, keras.saving.save_model, keras.saving.save_weights, np.savetxt],
+)
+def test_a_function_that_saves_a_model_is_one_of_those_left_out(save):
+    assert save.__name__ in LIBRARIES[save.__module__]
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": True, "channel": (0, 1)}])
+def test_what_a_later_training_would_go_on_from_is_not_written(options):
+    kinds = ("OrbaxCheckpoint", "ModelCheckpoint", "BackupAndRestore", "CSVLogger", "Own")
     *writing, own = given = [type(name, (keras.callbacks.Callback,), {})() for name in kinds]
-    session = Session(Options(), print)
+    session = Session(Options(**options), print)
     left = begin(session, keras.Sequential(), callbacks=given)
     assert own in left and not set(writing) & set(left)
     assert "left out" in session.trainings[0].notes[0]

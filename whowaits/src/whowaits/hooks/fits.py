@@ -26,7 +26,7 @@ from .sources import count_steps, explain_untried, has_cache, tried_dataset
 from .timed_function import TimedFunction
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
-WRITING = frozenset(("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint"))
+WRITING = frozenset(("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint"))
 # Modules and attributes in which Keras counts the batches of an epoch.
 COUNTING = (
     "keras.src.trainers.epoch_iterator",
@@ -166,6 +166,7 @@ class FitWatch:
         if training.timing.active:
             training.epochs = bound.arguments.get("epochs", 1)
             bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
+        if training.timing.active or self.session.serves(training):
             self._leave_files_alone(training, bound)
         self.session.beat(expects=FIRST_STEP_S)
 

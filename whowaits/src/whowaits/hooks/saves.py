@@ -43,12 +43,13 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         ("Strategy.save_checkpoint", "Strategy.remove_checkpoint"),
     ),
     "orbax.checkpoint": ("CheckpointManager.save", "Checkpointer.save", "AsyncCheckpointer.save"),
-    "keras": ("Model.save", "Model.save_weights", "Model.export"),
-    "tf_keras": ("Model.save", "Model.save_weights", "Model.export"),
+    **dict.fromkeys(("keras", "tf_keras"), ("Model.save", "Model.save_weights", "Model.export")),
+    "keras.src.saving.saving_api": ("save_model", "save_weights"),
+    "tf_keras.src.saving.saving_api": ("save_model", "save_weights"),
     "tensorflow.python.checkpoint.checkpoint": ("Checkpoint.save", "Checkpoint.write"),
     "tensorflow.python.checkpoint.checkpoint_management": ("CheckpointManager.save",),
     "tensorflow.python.saved_model.save": ("save",),
-    "numpy": ("save", "savez", "savez_compressed"),
+    "numpy": ("save", "savetxt", "savez", "savez_compressed"),
     "joblib": ("dump",),
 }
 GENERAL = frozenset(("numpy", "joblib"))  # other libraries may save anything by these
