@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,6 +185,9 @@ def test_what_is_no_save_is_done_as_it_is(session):
     with open("log", "a") as file:  # noqa: PTH123
         file.write("one more line")
     assert Path("log").read_text() == "one more line", "it replaces nothing"
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        Path(folder, "folder").mkdir()
+    assert not Path(folder).exists()
     name = "site-packages/library.py"  # such as one that compiles what it is given
     exec(compile("open('compiled', 'w').close()", name, "exec"), {})
     assert Path("compiled").exists()

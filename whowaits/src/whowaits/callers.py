@@ -74,12 +74,13 @@ def _is_of_others(name: str) -> bool:
 
 
 def calls_by_itself(frame: Any) -> bool:
-    """Return whether the script made a call itself or through Python's own library only."""
+    """Return whether the script made a call itself or through Python's library except tempfile."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not _is_of_others(name):
             return True
-        if name.startswith(OURS) or not INSTALLED.isdisjoint(Path(name).parts):
+        deletes_its_own = frame.f_globals.get("__name__") == "tempfile"
+        if deletes_its_own or name.startswith(OURS) or not INSTALLED.isdisjoint(Path(name).parts):
             return False
         frame = frame.f_back
     return False
