@@ -132,7 +132,7 @@ LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=Special)
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     """A session that leaves saves out from now on, in a folder with a checkpoint of before."""
-    for module, names in saves.REMOVING.items():
+    for module, names in saves.FILE_CALLS.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
     for module in (builtins, io):
@@ -166,6 +166,8 @@ def write(mode):
         lambda: shutil.copyfile("early", "best"),
         lambda: os.replace("early", "best"),
         lambda: os.replace("never written", "best"),
+        lambda: shutil.copy("never written", "best"),
+        lambda: Path("best").symlink_to("early"),
         lambda: Path("best").unlink(),
         lambda: shutil.rmtree("."),
     ],

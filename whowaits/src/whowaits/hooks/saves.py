@@ -53,7 +53,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "joblib": ("dump",),
 }
 GENERAL = frozenset(("numpy", "joblib"))  # other libraries may save anything by these
-REMOVING = {os: ("replace", "rename", "remove", "unlink"), shutil: ("rmtree", "move")}
+# The script's own calls that delete files, or replace them by others, which may have been left out.
+FILE_CALLS = {
+    os: ("replace", "rename", "remove", "unlink", "link", "symlink"),
+    shutil: ("rmtree", "move", "copy", "copy2", "copyfile", "copytree"),
+}
 REPLACING = frozenset("wx")  # modes of `open`
 
 
@@ -68,7 +72,7 @@ class SaveWatch:
 
     def watch_files(self) -> None:
         """Watch what the script itself writes from now on."""
-        for module, names in REMOVING.items():
+        for module, names in FILE_CALLS.items():
             for name in names:
                 self._wrap(module, name, called=f"{module.__name__}.{name}", of_script=True)
         original = builtins.open
