@@ -7,12 +7,14 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from whowaits.hooks import saves
+from whowaits.hooks.loops import LoopWatch
 from whowaits.session import Options, Session
 from whowaits.timing import machine
 from whowaits.timing.batches import count_examples, keep_batches
@@ -130,7 +132,12 @@ LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=Special)
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
+def loops():
+    return LoopWatch(Session(Options(script="train.py"), lambda _: None))
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch, loops):
     """A session that leaves saves out from now on, in a folder with a checkpoint of before."""
     for module, names in saves.FILE_CALLS.items():
         for name in names:
@@ -141,8 +148,8 @@ def session(tmp_path, monkeypatch):
     monkeypatch.setattr(LIBRARY, "save", save)
     monkeypatch.chdir(tmp_path)
     Path("best").write_text("of before")
-    session = Session(Options(script="train.py"), lambda _: None)
-    watch = saves.SaveWatch(session)
+    session = loops.session
+    watch = saves.SaveWatch(session, lambda: loops.taking)
     watch._patch(LIBRARY, ("save", "Trainer.save", "Trainer.none", "Nobody.save"))
     session.saves.on_first = watch.watch_files
     LIBRARY.Trainer().save("early")
@@ -193,6 +200,23 @@ def test_what_is_no_save_is_done_as_it_is(session):
     name = "site-packages/library.py"  # such as one that compiles what it is given
     exec(compile("open('compiled', 'w').close()", name, "exec"), {})
     assert Path("compiled").exists()
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_what_makes_a_batch_keeps_it_in_a_file_and_what_saves_a_model_does_not(session, loops):
+    def decode():
+        Path("best").write_text(Path("best").read_text() + ", decoded")
+        LIBRARY.save(b"x", "early")
+
+    for make in (loops.pass_by, in_a_thread):
+        make(decode)
+    assert Path("best").read_text() == "of before, decoded, decoded"
+    assert Path("early").read_text() == "saved by a trainer"
 
 
 class Sparse(SimpleNamespace):

@@ -66,7 +66,7 @@ def observe(session: Session) -> FitWatch:
     if not _observers:
         imports = ImportWatch(lambda error: fits.session.fail(error))
         fits, loops = FitWatch(session, Waits()), LoopWatch(session)
-        saves = SaveWatch(session)
+        saves = SaveWatch(session, lambda: loops.taking or fits.waits.thread.takes)
         imports.install()
         if session.options.channel is not None:
             _set_seeds(imports)

@@ -42,7 +42,7 @@ class LoopWatch:
     """Times every loop of a process; `mark` is called when gradients are taken."""
 
     session: Session
-    _taking: bool = False  # a batch is being taken; batches taken within that belong to it
+    taking: bool = False  #: whether a batch is being taken; batches taken within belong to it
 
     def mark(self, *_: Any) -> None:
         self.session.mark()
@@ -66,13 +66,13 @@ class LoopWatch:
         opening_s: float | None = None,
     ) -> Any:
         """Take a loop's next batch; `opening_s` is the time that making its iterator just took."""
-        if self._taking:
+        if self.taking:
             return take()
-        self._taking = True
+        self.taking = True
         try:
             return self._pull(source, iterator, take, opening_s)
         finally:
-            self._taking = False
+            self.taking = False
 
     def _pull(
         self, source: Source, iterator: Any, take: Callable[[], Any], opening_s: float | None
@@ -105,14 +105,14 @@ class LoopWatch:
 
         If it `validates`, open steps do not count; otherwise it is a part of the step.
         """
-        if self._taking:
+        if self.taking:
             return take()
         self.session.beat(expects=None)  # a validation takes as long as it takes
-        began, self._taking = self.session.clock(), True
+        began, self.taking = self.session.clock(), True
         try:
             return take()
         finally:
-            self._taking = False
+            self.taking = False
             if validates:
                 self._count_for_others(None, self.session.clock() - began, validates=True)
 

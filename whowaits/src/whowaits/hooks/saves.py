@@ -13,6 +13,8 @@ import io
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import calls_by_itself, find_caller
@@ -62,8 +64,8 @@ REPLACING = frozenset("wx")  # modes of `open`
 
 
 class SaveWatch:
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, makes_batch: Callable[[], bool]) -> None:
+        self.session, self._makes_batch = session, makes_batch
 
     def install(self, imports: ImportWatch) -> None:
         """Wrap the functions that save, once their libraries are imported."""
@@ -80,12 +82,17 @@ class SaveWatch:
         @functools.wraps(original)
         def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             replaces = not REPLACING.isdisjoint(mode) and not isinstance(file, int)
-            if replaces and self.session.saves.are_left_out and calls_by_itself(sys._getframe(1)):
+            if replaces and self.session.saves.are_left_out and self._saves(sys._getframe(1)):
                 self.session.saves.add(f"open at {find_caller(sys._getframe(1))}")
                 file, mode = os.devnull, mode.replace("x", "w")
             return original(file, mode, *args, **kwargs)
 
         builtins.open = io.open = open_file
+
+    def _saves(self, caller: Any) -> bool:
+        """Return whether the script itself makes a call, and not to make a batch."""
+        here = threading.current_thread() is threading.main_thread()  # batches are made in others
+        return here and not self._makes_batch() and calls_by_itself(caller)
 
     def _patch(self, module: Any, names: tuple[str, ...]) -> None:
         for path in names:
@@ -110,7 +117,7 @@ class SaveWatch:
                 return original(*args, **kwargs)
             caller = sys._getframe(1)
             in_memory = any(isinstance(each, io.BytesIO) for each in (*args, *kwargs.values()))
-            if in_memory or (of_script and not calls_by_itself(caller)):
+            if in_memory or (of_script and not self._saves(caller)):
                 return original(*args, **kwargs)
             self.session.saves.add(f"{called} at {find_caller(caller)}")
             return None

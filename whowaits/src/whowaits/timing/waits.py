@@ -13,6 +13,10 @@ from time import perf_counter
 from typing import Any
 
 
+class _Thread(threading.local):
+    takes = False  #: whether this thread is taking a batch
+
+
 class Waits:
     """Counts the seconds spent waiting for batches."""
 
@@ -22,7 +26,7 @@ class Waits:
         self._handle: Any = None
         self._taken = 0.0
         self._tf: Any = None
-        self._inside = threading.local()
+        self.thread = _Thread()
 
     def start(self, tf: Any) -> None:
         """Make the variable that graphs add to."""
@@ -52,13 +56,13 @@ class Waits:
 
     def time(self, take_batch: Callable[[], Any]) -> Any:
         """Take a batch, eagerly or in a graph, and count how long that takes."""
-        if getattr(self._inside, "depth", 0):
+        if self.thread.takes:
             return take_batch()
-        self._inside.depth = 1
+        self.thread.takes = True
         try:
             return self._time(take_batch)
         finally:
-            self._inside.depth = 0
+            self.thread.takes = False
 
     def _time(self, take_batch: Callable[[], Any]) -> Any:
         tf = self._tf
