@@ -220,6 +220,19 @@ def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     assert session.repeats
 
 
+def test_a_training_that_continues_an_earlier_one_saves_only_the_epochs_that_it_asks_for():
+    session, model = Session(Options(), print), keras.Sequential()
+    *_, clock = begin(session, model, initial_epoch=100, epochs=103)
+    clock.set_model(model)
+    for epoch in (100, 101, 102):
+        assert not session.saves.are_left_out
+        clock.on_epoch_end(epoch)
+    assert session.saves.are_left_out and not model.stop_training
+    session.trainings[0].only_watch("its `fit` could not be timed")
+    clock.on_epoch_end(103)
+    assert model.stop_training
+
+
 def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
     waited_for, steps = [], itertools.count()
 

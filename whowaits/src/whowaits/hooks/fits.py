@@ -164,8 +164,9 @@ class FitWatch:
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
             bound.arguments["callbacks"] = [first, *listed, callback]
         if training.timing.active:
-            training.epochs = bound.arguments.get("epochs", 1)
-            bound.arguments["epochs"] = max(training.epochs, MAX_EPOCHS)
+            before = bound.arguments.get("initial_epoch", 0)
+            training.epochs = bound.arguments.get("epochs", 1) - before
+            bound.arguments["epochs"] = before + max(training.epochs, MAX_EPOCHS)
         if training.timing.active or self.session.serves(training):
             self._leave_files_alone(training, bound)
         self.session.beat(expects=FIRST_STEP_S)
@@ -332,7 +333,7 @@ class _Clock:
         # Other reasons to stop, such as EarlyStopping, see repeated batches in a measured training.
         if is_starved or (self.training and self.training.timing.active):
             self.model.stop_training = is_starved
-        elif self.training and not self.timed and epoch + 1 >= self.training.epochs:
+        elif self.training and not self.timed and self.training.finished >= self.training.epochs:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
