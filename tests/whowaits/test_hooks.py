@@ -176,6 +176,27 @@ def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
     assert schedule.steps == 1
 
 
+class TrainingArguments:
+    """Of transformers, whose Trainer refuses a stream without `max_steps`."""
+
+    def __init__(self, max_steps=-1):
+        self.max_steps, self.num_train_epochs = max_steps, 3.0
+        self.__post_init__()
+
+    def __post_init__(self):
+        pass
+
+
+@pytest.mark.parametrize("given", [{}, {"max_steps": 100}])
+def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(monkeypatch, given):
+    monkeypatch.setattr(TrainingArguments, "__post_init__", TrainingArguments.__post_init__)
+    hooks = make_hooks(torch_hooks, keep=False)
+    hooks.patch_arguments(SimpleNamespace(TrainingArguments=TrainingArguments))
+    arguments = TrainingArguments(**given)
+    ends = (arguments.max_steps, arguments.num_train_epochs)
+    assert ends == ((10**9, 3.0) if given else (-1, 1e6))
+
+
 def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
     devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]

@@ -92,7 +92,10 @@ class _Hooks:
         def finish(arguments: Any, *args: Any, **kwargs: Any) -> Any:
             hooks._arguments_at = find_caller(sys._getframe(1))
             if hooks._loops.session.ends_the_first:
-                arguments.num_train_epochs, arguments.max_steps = 1e6, -1
+                if arguments.max_steps > 0:  # a stream has no length, and needs them
+                    arguments.max_steps = 10**9
+                else:
+                    arguments.num_train_epochs = 1e6
             return original(arguments, *args, **kwargs)
 
         owner.__post_init__ = finish
