@@ -12,12 +12,16 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import input_lib
 
+from whowaits.changes.advice import SHARED
+from whowaits.changes.loader_trials import LoaderTrials
+from whowaits.changes.loaders import LoaderChange
 from whowaits.hooks import tensorflow as tensorflow_hooks
 from whowaits.hooks import torch as torch_hooks
 from whowaits.hooks.fits import FitWatch
 from whowaits.hooks.loops import LoopWatch
 from whowaits.imports import ImportWatch
 from whowaits.session import Ended, Options, Session
+from whowaits.timing.blocks import Timing
 from whowaits.timing.waits import Waits
 
 pytestmark = pytest.mark.integration
@@ -207,6 +211,38 @@ def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     xpu.synchronize.assert_called_once_with(devices[1])
     mps.synchronize.assert_called_once_with()
     assert {call.args[0].index for call in cuda.synchronize.mock_calls} == {0, 1}
+
+
+class Rows:
+    pass
+
+
+class Stream:
+    """An IterableDataset."""
+
+
+class Open:
+    def __init__(self):
+        self.file = open(__file__)  # noqa: PTH123, SIM115
+
+
+@pytest.mark.parametrize(("other", "alters"), [(Rows, False), (Stream, True), (Open, True)])
+def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patch(other, alters):
+    class DataLoader:
+        num_workers = 0
+        sampler = batch_sampler = collate_fn = pin_memory = timeout = worker_init_fn = None
+        generator = multiprocessing_context = persistent_workers = prefetch_factor = None
+
+        def __init__(self, dataset, **_):
+            self.dataset = dataset
+
+    torch = SimpleNamespace(utils=SimpleNamespace(data=Mock(IterableDataset=Stream)))
+    make_hooks(torch_hooks)._patch_init(DataLoader)
+    train, validation = (DataLoader(each()) for each in (Rows, other))
+    trials = LoaderTrials(torch, train, train.whowaits_place, Timing(1.0), deadline=0.0)
+    tried = trials._describe(LoaderChange((("num_workers", 2),)), 0, 1.0, 1.0, 1.0)
+    assert tried.alters_another is alters and (SHARED in tried.says) is alters
+    assert validation.whowaits_place == train.whowaits_place
 
 
 def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(run_loop):

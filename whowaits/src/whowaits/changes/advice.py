@@ -63,7 +63,7 @@ class Tried:
     @property
     def alters_another(self) -> bool:
         """Whether it would also change, or cache, what another dataset of the script delivers."""
-        return self.shared and (self.meaning != SAME or bool(self.keeps))
+        return self.shared and (self.meaning != SAME or bool(self.keeps) or self.kind == LOADER)
 
     @property
     def may_be_first(self) -> bool:

@@ -14,7 +14,7 @@ from whowaits.timing.blocks import Timing, statistics
 from whowaits.timing.machine import count_cores, wait_until_idle
 from whowaits.timing.rounds import Block, Step
 
-from .advice import LOADER, UNSHOWN, WORTH, Tried, sort_by_gain
+from .advice import LOADER, SHARED, UNSHOWN, WORTH, Tried, sort_by_gain
 from .loader_proof import LoaderProof, run_forked
 from .loaders import (
     LoaderChange,
@@ -25,6 +25,7 @@ from .loaders import (
     is_iterable,
     propose_changes,
     propose_whole_batches,
+    spoils_another,
 )
 from .ratios import Ratios
 
@@ -101,6 +102,7 @@ class LoaderTrials:
         self._shown: dict[LoaderChange, tuple[str, str]] = {}
         self._feeds: dict[LoaderChange, _Feed] = {}
         self._unchanged = _Feed(copy_loader(torch, loader, LoaderChange()))
+        self._shared = spoils_another(torch, loader, place)
         self._unchanged.gaps_s.extend(timing.gaps_s)
         self.found: list[Tried] = []
         self.refused: list[str] = []  # changes that failed, or that would alter the examples
@@ -257,10 +259,11 @@ class LoaderTrials:
     ) -> Tried:
         shows = gain >= WORTH or change in self._shown
         meaning, says = self._show(change) if shows else (UNSHOWN, "")
+        shared = self._shared and change.more_workers
         return Tried(
             text=change.text(self._place),
             meaning=meaning,
-            says=says,
+            says="; ".join(filter(None, (says, SHARED if shared else ""))),
             keeps="",
             where=self._place.where,
             gain=gain,
@@ -269,4 +272,5 @@ class LoaderTrials:
             edits=change.edits(self._place),
             kind=LOADER,
             number=number,
+            shared=shared,
         )

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from whowaits.timing.batches import leaves
 
@@ -21,6 +22,7 @@ KEPT = (
 OF_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
 # Packages whose open files cannot be shared by processes.
 FILES = frozenset(("h5py", "lmdb", "netCDF4", "socket", "sqlite3", "tables", "tarfile", "zipfile"))
+made_loaders: WeakSet[Any] = WeakSet()  #: those that exist, with `whowaits_place`
 DEEPEST, MOST_LOOKED_AT = 3, 64  # levels of attributes, and items of each, to look for handles
 
 
@@ -118,6 +120,13 @@ def copy_loader(torch: Any, loader: Any, change: LoaderChange, dataset: Any = No
 
 def is_iterable(torch: Any, loader: Any) -> bool:
     return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def spoils_another(torch: Any, loader: Any, place: LoaderPlace) -> bool:
+    """Return whether workers would repeat or share the data of another loader of the same call."""
+    made = [each for each in list(made_loaders) if each.whowaits_place == place and place.where]
+    others = [each for each in made if each.dataset is not loader.dataset]
+    return any(is_iterable(torch, each) or find_handle(each.dataset) for each in others)
 
 
 def find_handle(dataset: Any, depth: int = DEEPEST) -> str:

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
-from whowaits.changes.loaders import LoaderPlace
+from whowaits.changes.loaders import LoaderPlace, made_loaders
 from whowaits.imports import ImportWatch
 from whowaits.timing.accelerators import synchronize
 from whowaits.timing.batches import copy_batch
@@ -123,6 +123,7 @@ class _Hooks:
             original(loader, *args, **kwargs)
             with contextlib.suppress(Exception):  # another kind of loader: no advice on its call
                 loader.whowaits_place = hooks._find_place(loader, sys._getframe(1))
+                made_loaders.add(loader)
 
         owner.__init__ = init
 
