@@ -1,5 +1,6 @@
 """Where a script makes what its dataset consists of, and what libraries make."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import keras
@@ -8,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from tests.support.small_data import save_photos
-from whowaits.changes.advice import ORDER, SAME, THREADS, find_first
+from whowaits.changes.advice import ORDER, SAME, SEVERAL, THREADS, find_first
 from whowaits.changes.cache_files import delete_unfinished
 from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.changes.patch import _write
@@ -66,6 +67,12 @@ def build(numbers):
     return numbers.map(lambda n: n + 1).batch(3)
 
 
+def in_script(function):
+    """Return what a function returns in a thread, where only this file's lines are the script's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
 def summarize(dataset, changes):
     trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
     ratios = Ratios(1.0)
@@ -79,22 +86,58 @@ def try_changes(dataset):
 
 
 def test_what_would_change_a_validation_too_is_said_and_is_no_patch():
-    train = build(tf.data.Dataset.range(9).shuffle(9))
-    assert not any(each.shared for each in try_changes(train))
-    validation = build(tf.data.Dataset.range(3))
+    numbers = tf.data.Dataset.range(9).shuffle(9), tf.data.Dataset.range(3)
+    train, *validation = in_script(lambda: [build(each) for each in numbers])
     tried = [each for each in try_changes(train) if each.text.startswith(("map", "batch"))]
-    assert len(tried) == 3 and all("makes another dataset" in each.says for each in tried)
+    assert len(tried) == 3 and all("make another dataset" in each.says for each in tried)
     source = b"import tensorflow as tf\ndef build(numbers):\n    return numbers.map(f).batch(3)"
     for each in tried:
         edits = tuple(replace(edit, where="a.py:3") for edit in each.edits)
         change = replace(each, edits=edits, meaning=SAME)
         for meaning in (ORDER, THREADS, *([SAME] if each.keeps else [])):
-            with pytest.raises(CannotBeWritten, match="makes another dataset, too"):
+            with pytest.raises(CannotBeWritten, match="make another dataset, too"):
                 _write(replace(change, meaning=meaning), source, "a.py")
         if not each.keeps:
             assert _write(change, source, "a.py") != source, "it keeps its examples and order"
     del validation
     assert not any(each.shared for each in try_changes(train))
+
+
+class Data:
+    def __init__(self, count):
+        self.numbers = build_again(tf.data.Dataset.range(count)).batch(3)
+
+
+def build_again(numbers):
+    return numbers.map(lambda n: n + 1)
+
+
+def validate(model):
+    """What the script would do after the training."""
+    model.build((None, 3))
+    return Data(3)
+
+
+def test_what_would_change_a_dataset_that_is_made_later_is_no_patch():
+    changes = try_changes(Data(9).numbers)
+    assert {each.kind for each in changes if each.alters_another} == {"batch"}, "the cache"
+    assert {each.kind for each in changes if each.shared} == {"map", "batch"}
+
+
+def test_a_call_that_makes_several_transformations_is_neither_advised_nor_a_patch():
+    numbers = tf.data.Dataset.range(9)
+    for step in (lambda n: n + 1, lambda n: n + tf.random.uniform((), 0, 9, tf.int64)):
+        numbers = numbers.map(step)
+    changes = try_changes(numbers.batch(3))
+    assert {each.shared == SEVERAL for each in changes if each.kind == "map"} == {True}
+    assert find_first([each for each in changes if each.kind == "map"]) is None
+    for each in changes:
+        if each.kind == "map":
+            with pytest.raises(CannotBeWritten, match=SEVERAL):
+                _write(replace(each, meaning=SAME), b"", "a.py")
+    numbers = tf.data.Dataset.range(9)
+    twice = in_script(lambda: numbers.map(lambda n: n + 1).map(lambda n: n + 2).batch(3))
+    assert not any(each.shared for each in try_changes(twice)), "two calls in a line"
 
 
 def test_a_cache_that_is_not_complete_leaves_no_file(tmp_path):

@@ -12,7 +12,8 @@ SAME, ORDER, DRAWS, THREADS = "same", "order", "draws", "threads"
 DRAWN_ONCE, UNSHOWN = "drawn less often", "not shown"
 LOADER = "DataLoader"  # the kind of a change that is not one of a tf.data dataset
 WORTH = 1.1  # least gain of a change that is named first
-SHARED = "the same call makes another dataset, too, such as one for validation"
+SHARED = "the same call may make another dataset, too, such as one for validation"
+SEVERAL = "the same call also makes other transformations of the dataset"
 ALIKE = 0.9  # of the best gain: of changes from there on, the one that alters least is first
 
 
@@ -42,7 +43,7 @@ class Tried:
       low, high: The interval of `gain`.
       kind, number: The transformation: the kind, and which one of it from the dataset's end.
       inside: The library function that makes it, if the script cannot change it.
-      shared: Whether the call that makes it has made another dataset, too.
+      shared: What else the call that makes it makes: SHARED, SEVERAL or "".
     """
 
     text: str
@@ -58,17 +59,19 @@ class Tried:
     kind: str = ""
     number: int = 0
     inside: str = ""
-    shared: bool = False
+    shared: str = ""
 
     @property
     def alters_another(self) -> bool:
-        """Whether it would also change, or cache, what another dataset of the script delivers."""
-        return self.shared and (self.meaning != SAME or bool(self.keeps) or self.kind == LOADER)
+        """Whether it would also change, or cache, what others deliver that the same call makes."""
+        alters = self.meaning != SAME or bool(self.keeps) or self.kind == LOADER
+        return self.shared == SEVERAL or (bool(self.shared) and alters)
 
     @property
     def may_be_first(self) -> bool:
         """Whether it can be advised without a proof."""
-        return self.may_be_proven and self.is_certain and self.meaning != THREADS
+        alone = self.meaning != THREADS and self.shared != SEVERAL
+        return self.may_be_proven and self.is_certain and alone
 
     @property
     def may_be_proven(self) -> bool:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .places import kind_of_dataset, remembered
+from .places import kind_of_dataset, made_datasets
 
 # TensorFlow's names for them: the given filename, a number, and the content.
 _FILE = re.compile(r"(.+)(_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]tempstate[0-9]+)?")
@@ -19,7 +19,7 @@ _FILE = re.compile(r"(.+)(_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]t
 def delete_unfinished(*, since: float) -> None:
     """Delete unfinished caches that this process has open, locked after `since` [s since 1970]."""
     opened = {_part_of(path) for path in _list_open_files()}
-    for dataset in remembered():
+    for dataset in list(made_datasets):
         if kind_of_dataset(dataset) == "cache":
             for file in _find_files(_name_of(dataset)):
                 part = _part_of(file)

@@ -88,17 +88,20 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     raise CannotBeWritten(f"cannot edit the call of {edit.called} at {edit.where} as it is written")
 
 
-def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
-    calls = [
+def find_calls(tree: ast.Module, line: int, name: str, exact: bool = Edit.exact) -> list[ast.Call]:
+    """Return the calls of a name at a line; before Python 3.11, all that include the line."""
+    return [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and _name(node.func) == edit.called
+        and name_of(node.func) == name
         and node.lineno <= line <= (node.end_lineno or line)
+        and (node.func.end_lineno == line or not exact)
     ]
-    # Python gives the line of the method's name; before 3.11 that where the expression begins.
-    named = [call for call in calls if call.func.end_lineno == line]
-    calls = named if edit.exact else named or calls
+
+
+def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
+    calls = find_calls(tree, line, edit.called, exact=edit.exact)
     if edit.given and len(calls) > 1:
         calls = [call for call in calls if _may_be_given(call, edit.given)]
     elif edit.given:
@@ -139,23 +142,21 @@ def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
     """Return whether a call may be given the function `name`, or one that another call returns."""
-    return any(isinstance(each, ast.Call) or _name(each) == name for each in _functions(call))
+    return any(isinstance(each, ast.Call) or name_of(each) == name for each in _functions(call))
 
 
 def _is_given_another(tree: ast.Module, call: ast.Call, name: str) -> bool:
     """Return whether a call is given a lambda, or a function of the script with another name."""
-    defined = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
-    return any(
-        isinstance(each, ast.Lambda) or (_name(each) in defined and _name(each) != name)
-        for each in _functions(call)
-    )
+    defined = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)} - {name}
+    given = _functions(call)
+    return any(isinstance(each, ast.Lambda) or name_of(each) in defined for each in given)
 
 
 def _functions(call: ast.Call) -> list[ast.expr]:
     return [*call.args[:1], *(each.value for each in call.keywords if each.arg == "map_func")]
 
 
-def _name(function: ast.expr) -> str:
+def name_of(function: ast.expr) -> str:
     """Return x for x and y.x."""
     return getattr(function, "attr", getattr(function, "id", ""))
 

@@ -259,11 +259,11 @@ class LoaderTrials:
     ) -> Tried:
         shows = gain >= WORTH or change in self._shown
         meaning, says = self._show(change) if shows else (UNSHOWN, "")
-        shared = self._shared and change.more_workers
+        shared = SHARED if self._shared and change.more_workers else ""
         return Tried(
             text=change.text(self._place),
             meaning=meaning,
-            says="; ".join(filter(None, (says, SHARED if shared else ""))),
+            says="; ".join(filter(None, (says, shared))),
             keeps="",
             where=self._place.where,
             gain=gain,

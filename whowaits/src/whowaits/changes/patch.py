@@ -13,7 +13,7 @@ from typing import Any
 
 from whowaits.report import Report
 
-from .advice import SHARED, Edit, Tried, rank
+from .advice import Edit, Tried, rank
 from .edits import CannotBeWritten, diff, edit_source
 from .proof import NoPatch, prove
 
@@ -73,7 +73,7 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
 
 def _write(change: Tried, source: bytes, script: str) -> bytes:
     if change.alters_another:
-        raise CannotBeWritten(f"{SHARED}, which would change, too")
+        raise CannotBeWritten(f"{change.shared}, which would change, too")
     if not change.edits:
         raise CannotBeWritten("it is more than an edit of one call, or the call was not seen")
     return edit_source(source, script, change.edits)

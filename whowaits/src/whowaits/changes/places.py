@@ -4,34 +4,66 @@ such as `image_dataset_from_directory`, is not a call of the script.
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
-from collections import defaultdict
+import linecache
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
-from whowaits.callers import Place
+from whowaits.callers import Place, find_call, list_own_lines
+
+from .advice import SEVERAL, SHARED
+from .edits import find_calls, name_of
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
 ONE_KIND = {"flat_map": "interleave"}  # a change turns one into the other, and has to find it again
-_made: defaultdict[Place, WeakSet[Any]] = defaultdict(WeakSet)  # datasets that still exist
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+made_datasets: WeakSet[Any] = WeakSet()  #: those that exist
 
 
-def remember(dataset: Any, place: Place) -> None:
-    """Note on a dataset the place where it is made, and for the place the dataset."""
-    dataset.whowaits_at = place
-    _made[place].add(dataset)
+def remember(dataset: Any, caller: Any) -> None:
+    """Note on a dataset the call that makes it, and the script's lines from which that comes."""
+    dataset.whowaits_at, dataset.whowaits_lines = find_call(caller), list_own_lines(caller)
+    made_datasets.add(dataset)
 
 
-def remembered() -> Iterator[Any]:
-    return itertools.chain.from_iterable(map(list, list(_made.values())))
-
-
-def makes_another(dataset: Any, kind: str, number: int) -> bool:
-    """Return whether the call that makes a transformation has made an unrelated dataset, too."""
-    place = locate(dataset, kind, number)
+def find_others(dataset: Any, kind: str, number: int) -> str:
+    """Say what else the call that makes a transformation makes, or may make later, or ""."""
+    made = find_made(dataset, kind, number)
+    place = getattr(made, "whowaits_at", Place())
+    if not place.where:
+        return ""
+    file, line = made.whowaits_lines[-1]
+    alike = [each for each in upstream(dataset) if getattr(each, "whowaits_at", None) == place]
+    several = {id(each) for each in alike if kind_of_dataset(each) == kind}
+    if len(several) > max(1, len(find_calls(_parse(file), line, place.called))):
+        return SEVERAL
     own = {id(part) for each in upstream(dataset) for part in _parts(each)}
-    return bool(place.where) and any(id(each) not in own for each in list(_made[place]))
+    others = any(id(each) not in own for each in list(made_datasets) if each.whowaits_at == place)
+    return SHARED if others or _runs_again(made.whowaits_lines) else ""
+
+
+@functools.cache
+def _runs_again(lines: tuple[tuple[str, int], ...]) -> bool:
+    """Return whether the script calls a function or class around such a line in several places."""
+    nodes = [node for file in dict(lines) for node in ast.walk(_parse(file))]
+    methods = {each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    counts = Counter((type(each), name_of(each)) for each in called)
+    return any(
+        counts[ast.Attribute if node in methods else ast.Name, node.name] > 1
+        for file, line in lines
+        for node in ast.walk(_parse(file))
+        if isinstance(node, DEFINITIONS) and node.lineno <= line <= (node.end_lineno or line)
+    )
+
+
+@functools.cache
+def _parse(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
 
 
 def locate(dataset: Any, kind: str, number: int) -> Place:
@@ -69,8 +101,7 @@ def is_changed(dataset: Any, kind: str, number: int, added: str) -> bool:
 def follow(dataset: Any, kind: str, number: int) -> list[Any]:
     """Return the transformations from the dataset's end to the given one."""
     chain = list(upstream(dataset))
-    at = [place for place, each in enumerate(chain) if kind_of_dataset(each) == kind][number]
-    return chain[: at + 1]
+    return chain[: chain.index(find_made(dataset, kind, number)) + 1]
 
 
 def upstream(dataset: Any) -> Iterator[Any]:

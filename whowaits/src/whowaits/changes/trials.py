@@ -12,8 +12,8 @@ from whowaits.timing.batches import ENDS, MAX_DRAIN_S, drain, drained_s
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
 
-from .advice import DRAWN_ONCE, SHARED, THREADS, Edit, Tried, sort_by_gain
-from .places import locate, makes_another
+from .advice import THREADS, Edit, Tried, sort_by_gain
+from .places import find_others, locate
 from .proposals import InputChange, propose_changes
 from .ratios import Ratios
 
@@ -73,7 +73,8 @@ class Trials:
             most = max(most, had - left)
         while self._has_time(2):
             known = self._describe_all(changes, ratios)
-            best = ratios.find_doubtful(known, [at for at in known if _is_advisable(changes[at])])
+            plain = [at for at in known if known[at].may_be_proven and known[at].meaning != THREADS]
+            best = ratios.find_doubtful(known, plain)
             if best is None:
                 break
             self._pair(unchanged, feeds[best], ratios, best)
@@ -94,12 +95,12 @@ class Trials:
         return {at: self._describe(changes[at], *ratios.interval(at)) for at in ratios.tried}
 
     def _describe(self, change: InputChange, gain: float, low: float, high: float) -> Tried:
-        shared = bool(change.adds) and makes_another(self._dataset, change.kind, change.number)
-        says = [each for each in (change.says, SHARED if shared else "") if each]
+        edited = change.adds and not change.inside
+        shared = find_others(self._dataset, change.kind, change.number) if edited else ""
         return Tried(
             text=change.text,
             meaning=change.meaning,
-            says="; ".join(says),
+            says="; ".join(filter(None, (change.says, shared))),
             keeps=change.keeps,
             where=locate(self._dataset, change.kind, change.number).where,
             gain=gain,
@@ -130,10 +131,6 @@ def find_edits(dataset: Any, change: InputChange) -> Iterator[Edit]:
         yield Edit(place.where, place.called, change.ahead)
 
 
-def _is_advisable(change: InputChange) -> bool:
-    return change.meaning not in (THREADS, DRAWN_ONCE) and not change.inside
-
-
 # Never destroyed: an iterator over a repeated cache may wait forever.
 _NEVER_DESTROYED: list[object] = []
 
@@ -150,7 +147,10 @@ class Epochs:
 
     def time(self, step_s: float, beat: Callable[[], object]) -> float:
         """Return steps per second once prepared batches are used up; a step takes some `step_s`."""
-        drain(self._take, most_s=drained_s(1e3 * step_s))
+        drain(
+            lambda: next(self._iterator, None) is not None or self._open(),
+            most_s=drained_s(1e3 * step_s),
+        )
         self._train(WARM_UP_S, 1, beat)
         began = perf_counter()
         steps = self._train(BLOCK_S, MIN_STEPS, beat)
@@ -181,8 +181,3 @@ class Epochs:
         if self._repeats:
             _NEVER_DESTROYED.append(self._iterator)
         self._iterator, self.ended = iter(self._dataset), self.ended + 1
-
-    def _take(self) -> bool:
-        if next(self._iterator, None) is None:
-            self._open()
-        return True

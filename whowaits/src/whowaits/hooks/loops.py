@@ -48,10 +48,6 @@ class LoopWatch:
         self.session.mark()
 
     @property
-    def marks(self) -> int:
-        return self.session.marks
-
-    @property
     def repeats(self) -> bool:
         """Whether the script is working on a batch from memory."""
         loops = self.session.loops.values()
@@ -188,8 +184,7 @@ class LoopWatch:
         except Exception as error:
             if type(error).__name__ in ENDS:
                 loop.iterator, loop.ended = None, True
-                if loop.training is not None:
-                    self.session.beat(expects=None)
+                self.session.beat(expects=None)
             raise
         finally:
             now = self.session.clock()
@@ -202,7 +197,7 @@ class LoopWatch:
         return batch
 
     def _hand_over(self, loop: Loop, *, from_memory: bool) -> None:
-        loop.marks, loop.from_memory = self.marks, from_memory
+        loop.marks, loop.from_memory = self.session.marks, from_memory
         loop.others, loop.others_wait_s, loop.validates = 0, 0.0, False
         loop.handed = self.session.clock()
 
@@ -222,7 +217,7 @@ class LoopWatch:
             loop.tried_s = None if pulls.validates or pulls.others else pulls.work_s
             loop.pulls = Pulls()
             return
-        if self.marks == loop.marks:
+        if self.session.marks == loop.marks:
             return
         loop.pulls = Pulls()
         opens, loop.opens = loop.opens, False
@@ -235,7 +230,9 @@ class LoopWatch:
         if loop.training is None:
             if loop.trained < FEWEST_TRAINED:
                 return
-            loop.training = self._open(loop)
+            loop.training = opened = self.session.open(loop.source.name(), **loop.source.facts())
+            opened.timing.settle = loop.source.settle
+            opened.timing.steps_per_epoch = loop.source.steps()
         timing = loop.training.timing
         if pulls.others and not loop.training.passive_because:
             loop.training.only_watch("a step takes batches of several datasets")
@@ -261,12 +258,6 @@ class LoopWatch:
         pulls.others = pulls.others or loop.others > 0
         pulls.validates = pulls.validates or loop.validates or loop.others > 1
         return pulls
-
-    def _open(self, loop: Loop) -> Training:
-        training = self.session.open(loop.source.name(), **loop.source.facts())
-        training.timing.settle = loop.source.settle
-        training.timing.steps_per_epoch = loop.source.steps()
-        return training
 
     def _between_steps(
         self, loop: Loop, training: Training, take: Callable[[], Any]

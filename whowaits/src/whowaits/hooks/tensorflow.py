@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from whowaits.callers import find_call, find_caller, is_of_keras
+from whowaits.callers import find_caller, is_of_keras
 from whowaits.changes.places import remember
 from whowaits.imports import ImportWatch
 from whowaits.timing.accelerators import synchronize, uses_cuda
@@ -52,7 +52,7 @@ class _Hooks:
         def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
             original(dataset, *args, **kwargs)
             if module.context.executing_eagerly():  # else it is within a function
-                remember(dataset, find_call(sys._getframe(1)))
+                remember(dataset, sys._getframe(1))
 
         module.DatasetV2.__init__ = initialize
 
@@ -101,9 +101,9 @@ class _Hooks:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             if fits.active:
                 return original(function, *args, **kwargs)
-            before = loops.marks
+            before = loops.session.marks
             result = original(function, *args, **kwargs)
-            if loops.marks > before:
+            if loops.session.marks > before:
                 function.whowaits_trains = True
             elif getattr(function, "whowaits_trains", False):
                 loops.mark()
@@ -128,9 +128,8 @@ class _Hooks:
     def _take(self, iterator: Any, take: Callable[[], Any]) -> Any:
         tf = sys.modules["tensorflow"]
         session = self._loops.session
-        if not session.here or not hasattr(tf, "executing_eagerly"):
-            return take()
-        if not tf.executing_eagerly():
+        eager = session.here and hasattr(tf, "executing_eagerly") and tf.executing_eagerly()
+        if not eager:
             return take()
         caller = sys._getframe(2)
         if is_of_keras(caller):  # evaluate, predict, adapt
