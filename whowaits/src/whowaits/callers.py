@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # in TensorFlow 
 HERE = str(Path.cwd())  # before the script may change it
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
+TEMPFILE = str(Path(STANDARD, "tempfile.py"))  # which deletes what it has made
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 KERAS = ("keras.", "tf_keras.")
 _own: list[str] = []  # path prefixes of installed packages that count as the script's own
@@ -55,13 +57,8 @@ def find_call(frame: Any) -> Place:
 
 def list_own_lines(frame: Any) -> tuple[tuple[str, int], ...]:
     """Return file and line of each frame of the script's own code, the outermost first."""
-    lines = []
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not _is_of_others(name):
-            lines.append((name, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(reversed(lines))
+    stack = [(each.f_code.co_filename, line) for each, line in traceback.walk_stack(frame)]
+    return tuple((file, line) for file, line in reversed(stack) if not _is_of_others(file))
 
 
 @functools.cache
@@ -75,14 +72,12 @@ def _is_of_others(name: str) -> bool:
 
 def calls_by_itself(frame: Any) -> bool:
     """Return whether the script made a call itself or through Python's library except tempfile."""
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for each, _ in traceback.walk_stack(frame):
+        name = each.f_code.co_filename
         if not _is_of_others(name):
             return True
-        deletes_its_own = frame.f_globals.get("__name__") == "tempfile"
-        if deletes_its_own or name.startswith(OURS) or not INSTALLED.isdisjoint(Path(name).parts):
+        if name.startswith((OURS, TEMPFILE)) or not INSTALLED.isdisjoint(Path(name).parts):
             return False
-        frame = frame.f_back
     return False
 
 

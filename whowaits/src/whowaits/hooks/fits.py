@@ -176,17 +176,13 @@ class FitWatch:
         given = bound.arguments.get("callbacks")
         if not isinstance(given, list):  # a CallbackList, which has its own list
             given = getattr(given, "callbacks", [])
-        left_out = [each for each in given if WRITING.intersection(_names(type(each)))]
-        if left_out:
-            given[:] = [each for each in given if each not in left_out]
-            names = " and ".join(sorted({type(each).__name__ for each in left_out}))
+        saves = [each for each in given if WRITING & {kind.__name__ for kind in type(each).__mro__}]
+        if saves:
+            given[:] = [each for each in given if each not in saves]
+            names = " and ".join(sorted({type(each).__name__ for each in saves}))
             training.notes.append(
                 f"left out of the measured training, so that nothing is written: {names}"
             )
-
-
-def _names(kind: type) -> set[str]:
-    return {each.__name__ for each in kind.__mro__}
 
 
 def _describe(keras: Any, model: Any) -> dict[str, Any]:

@@ -26,24 +26,14 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch.serialization": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
     "safetensors.torch": ("save_file", "save_model"),
-    "safetensors.numpy": ("save_file",),
-    "safetensors.tensorflow": ("save_file",),
-    "safetensors.flax": ("save_file",),
+    **{f"safetensors.{each}": ("save_file",) for each in ("numpy", "tensorflow", "flax")},
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model"),
-    "accelerate.accelerator": (
-        "Accelerator.save_state",
-        "Accelerator.save_model",
-        "Accelerator.save",
-    ),
-    **dict.fromkeys(
-        (
-            "lightning.pytorch.strategies.strategy",
-            "pytorch_lightning.strategies.strategy",
-            "lightning.fabric.strategies.strategy",
-        ),
-        ("Strategy.save_checkpoint", "Strategy.remove_checkpoint"),
-    ),
+    "accelerate.accelerator": tuple(f"Accelerator.save{each}" for each in ("", "_model", "_state")),
+    **{
+        f"{each}.strategies.strategy": ("Strategy.save_checkpoint", "Strategy.remove_checkpoint")
+        for each in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric")
+    },
     "orbax.checkpoint": ("CheckpointManager.save", "Checkpointer.save", "AsyncCheckpointer.save"),
     **dict.fromkeys(("keras", "tf_keras"), ("Model.save", "Model.save_weights", "Model.export")),
     "keras.src.saving.saving_api": ("save_model", "save_weights"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -25,9 +25,6 @@ class BatchesTaken:
     batches: list[Any] = field(default_factory=list)
     iterator: Any = None
     ended: bool = False
-
-    def of(self, iterator: Any) -> BatchesTaken:
-        return replace(self, iterator=iterator)
 
     def drop_remainder(self, examples: int | None) -> None:
         """Drop the input's last batch if it has fewer than `examples`, the number in a full one.

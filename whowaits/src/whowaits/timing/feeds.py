@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .accelerators import default_accelerator, synchronize
@@ -93,7 +93,7 @@ class TensorFlowFeed(Feed):
         return iterator
 
     def collect(self, arguments: tuple[Any, ...]) -> BatchesTaken:
-        return super().collect(arguments).of(arguments[-1])
+        return replace(super().collect(arguments), iterator=arguments[-1])
 
 
 class JaxFeed(Feed):

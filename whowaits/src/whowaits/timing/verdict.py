@@ -94,13 +94,13 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     middle = statistics.median(stalls)
     low, _ = median_interval([each.stall_pct for each in least])
     _, high = median_interval([each.stall_pct for each in most])
+    disturbed = f"; {_disturbance(conditions)}" if conditions.distance_pct else ""
     if middle < -CONTRADICTION_PCT:
         model = statistics.median(each.model_ms for each in timing.steady)
         return Verdict(
             UNDECIDED,
             reason=f"the measurement failed: the model alone took {model:.2f} ms a step, longer"
-            f" than the training as a whole, {timing.step_ms:.2f} ms"
-            + (f"; {_disturbance(conditions)}" if conditions.distance_pct else ""),
+            f" than the training as a whole, {timing.step_ms:.2f} ms{disturbed}",
         )
     if len(stalls) < FEW_ROUNDS:
         low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
@@ -111,7 +111,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
                 UNDECIDED,
                 reason=f"the measurement failed: the training stood in `next` for {waited:.0f} % of"
                 f" its time, but the model alone took {100 - max(0.0, high):.0f} % of it"
-                + (f"; {_disturbance(conditions)}" if conditions.distance_pct else ""),
+                + disturbed,
             )
         low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
     stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
