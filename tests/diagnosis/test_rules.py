@@ -86,7 +86,7 @@ def waits(milliseconds: float) -> dict:
 
 # A rule's name, a configuration, what is just no fault, what is one, and the evidence.
 LIMITS = [
-    ("no_prefetch", {}, waits(0.49), waits(0.5), "0.50 ms of each step wait for a batch"),
+    ("no_prefetch", {}, waits(0.49), waits(0.5), "each step waits 0.50 ms for a batch"),
     ("sequential_map", {}, {"cores": 1}, {"cores": 2}, "on one of 2 cores"),
     ("sequential_map", {}, works(0.49), works(0.5), "its ops take 0.50 ms of a step"),
     ("costly_calls", {}, works(0.49), works(0.5),
@@ -94,15 +94,15 @@ LIMITS = [
     ("sequential_read", {}, works(0.49), works(0.5), "reading takes 0.50 ms of a step"),
     ("repeated_work", {}, {"config": {"cache": {}}}, {}, "the ops take 5.00 core-ms"),
     ("no_cache", {}, {"stored_mib": 10_000.0}, {"stored_mib": 9_999.0},
-     "its results take 9,999 MiB"),
+     "which take 9,999 MiB"),
     ("decode_bound", {}, works(1.99), works(2.0), "decoding and what follows take 2.00 core-ms"),
-    ("host_widening", {}, works(0.49), works(0.5), "rescale on the host makes a batch 9.0 MiB"),
+    ("host_widening", {}, works(0.49), works(0.5), "a batch has 9.0 MiB after rescale on the host"),
     ("variable_cost", WELL, straggling(12.0), straggling(12.1),
      "a call of decode takes 4.0 ms (median) to 12.1 ms (p95)"),
     ("service_on_one_host", {}, {"config": {"service": ELSEWHERE}}, {"config": {"service": {}}},
      "share this host's 4 cores"),
     ("slow_service", {"service": ELSEWHERE}, waits(0.49), waits(0.5),
-     "0.50 ms of each step wait for batches from grpc://input.example.org:5050"),
+     "each step waits 0.50 ms for batches from grpc://input.example.org:5050"),
     ("too_parallel", {}, {"config": {"map": {"parallel": 8}}},
      {"config": {"map": {"parallel": 9}}}, "9 calls at once on 4 cores"),
     ("few_threads", {}, {"config": {"threads": 4}}, {"config": {"threads": 3}},
@@ -125,7 +125,7 @@ LIMITS = [
      {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
     ("padding", {}, {"spec": TEXT, "padding_pct": 23.9, "padding_pct_in_buckets": 20.0},
      {"spec": TEXT, "padding_pct": 24.0, "padding_pct_in_buckets": 20.0},
-     "24 % of what the model computes on is padding, 20 % in buckets"),
+     "24 % of the model's input is padding; in buckets of doubling length it would be 20 %"),
     ("gpu_idle", {}, {"gpu_utilization_pct": 80.0, "breakdown": IDLE},
      {"gpu_utilization_pct": 79.0, "breakdown": IDLE}, "the GPU is busy 50 % of a step"),
     ("gpu_idle", {},
@@ -188,7 +188,7 @@ def test_a_change_is_one_that_params_yaml_takes():
     part = {**STORED, "snapshot": {"fraction": 0.3}}
     more = find(part, "repeated_work", stored_fraction=0.3)
     assert more.change == {"pipelines.p.snapshot": {"fraction": 1.0}, "snapshot.fraction": "auto"}
-    assert more.untried == "it needs snapshot.fraction, which other stages read"
+    assert more.untried == "it changes snapshot.fraction, which other stages read"
     whole = find(WELL, "repeated_work")
     assert "snapshot.fraction" not in whole.change
     assert PipelineConfig.model_validate(whole.config).read == "snapshot"

@@ -81,7 +81,7 @@ def test_the_gpus_are_those_that_cuda_shows_in_its_order(libraries, environment,
 @pytest.mark.slow
 def test_without_cudas_driver_there_is_no_gpu_and_the_reason_is_given(libraries):
     answer, _ = ask(libraries / "nvml")
-    assert answer["gpus"] == [] and "CUDA's driver, libcuda.so.1, is not there" in answer["reason"]
+    assert answer["gpus"] == [] and "CUDA's driver, libcuda.so.1, is missing" in answer["reason"]
 
 
 @pytest.mark.slow

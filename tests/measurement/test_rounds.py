@@ -79,7 +79,7 @@ def test_a_race_is_disturbed_where_most_of_its_rounds_are(disturbed, calm):
     calls = rounds({"a": [1.0] * disturbed}, others=40.0, busiest="make (process 7)")
     calls += rounds({"a": [1.0] * calm}, others=5.0)
     reason = Race(rounds=calls, costs={}, examples=1, epochs=1).disturbed_by()
-    expected = "make (process 7) took 40 % of the cores in 3 of 5 rounds"
+    expected = "make (process 7) used 40 % of the cores in 3 of 5 rounds"
     assert reason == (expected if disturbed > calm else None)
 
 
@@ -151,21 +151,21 @@ FIGURES = {"gain": exactly(0.5), "fed": exactly(400.0), "epochs": 100.0, "epoch_
         ({}, ""),
         ({"fed": None, "epochs": None}, ""),
         ({"gain": exactly(1.03)}, ""),
-        ({"gain": exactly(1.06)}, "trained 100 examples/s, its model alone 94"),
+        ({"gain": exactly(1.06)}, "its model alone at 94"),
         ({"fed": exactly(90.0)}, ""),
-        ({"fed": exactly(80.0)}, "trained 100 examples/s, its input alone made 80"),
+        ({"fed": exactly(80.0)}, "its input alone at 80"),
         ({"epochs": 90.0}, ""),
-        ({"epochs": 85.0}, "trained 100 examples/s, its epochs 85"),
+        ({"epochs": 85.0}, "its own epochs at 85"),
         ({"epochs": 85.0, "epoch_s": 3.0}, ""),
-        ({"epochs": 75.0, "epoch_s": 3.0}, "trained 100 examples/s, its epochs 75"),
+        ({"epochs": 75.0, "epoch_s": 3.0}, "its own epochs at 75"),
         ({"epochs": 85.0, "drift": 1.1}, ""),
-        ({"epochs": 120.0}, "trained 100 examples/s, its epochs 120"),
+        ({"epochs": 120.0}, "its own epochs at 120"),
         ({"epochs": 120.0, "disturbed": True}, ""),
     ],
 )
 def test_other_figures_contradict_a_rate_beyond_noise_and_drift(figures, said):
     contradiction = find_contradiction(exactly(100.0), **{**FIGURES, **figures})
-    assert contradiction == (said and f"the race {said}")
+    assert contradiction == (said and f"training ran at 100 examples/s in the race, but {said}")
 
 
 STEPS, SERIES = 4000, 200

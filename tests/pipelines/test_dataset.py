@@ -275,7 +275,7 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored, decod
     ("plant", "said"),
     [
         (lambda listed: {"labels": (1 - min(listed.labels[0], 1), *listed.labels[1:])},
-         r"1 of \d+ examples are delivered with another label"),
+         r"the labels of 1 of \d+ delivered examples differ"),
         (lambda listed: {"keys": listed.keys[1:], "labels": listed.labels[1:]},
          r"which are not the \d+ of the manifest"),
     ],

@@ -120,7 +120,7 @@ def test_a_phase_ends_when_all_is_decided_and_else_when_its_time_is_up(
 def test_a_race_goes_on_without_those_it_has_lost(contestants, tmp_path, killed, raced):
     contestants.killed.add(killed)
     measured = run(tmp_path)
-    assert measured.lost == {killed: "was killed by SIGKILL, perhaps for its memory"}
+    assert measured.lost == {killed: "was killed by SIGKILL, perhaps for lack of memory"}
     assert {name: measured.is_raced(name) for name in raced} == raced
 
 

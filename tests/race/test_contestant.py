@@ -117,7 +117,7 @@ def test_the_workers_of_a_service_are_memory_and_stand_still_and_a_kill_is_said(
         workers = psutil.Process(one.process).children(recursive=True)
         wait_for(lambda: {each.status() for each in workers} == {psutil.STATUS_STOPPED})
         os.kill(one.process, signal.SIGKILL)
-        with pytest.raises(ContestantLost, match="was killed by SIGKILL, perhaps for its memory"):
+        with pytest.raises(ContestantLost, match="killed by SIGKILL, perhaps for lack of memory"):
             one.take_turn()
     assert not psutil.wait_procs(workers, timeout=60)[1], "they end with it, though stopped"
 
@@ -131,6 +131,6 @@ def test_what_fails_in_a_contestant_is_said_in_a_line_and_kept_in_its_log(layout
 
 
 def test_a_bug_in_a_contestant_is_the_searchs_own_error_and_decides_nothing(layout, tmp_path):
-    with pytest.raises(ContestantLost, match=r"an error of the race if .*: TypeError: .*log") as it:
+    with pytest.raises(ContestantLost, match=r"a bug of .*\): TypeError: .*log") as it:
         do_once(TRAINING, entry_of(layout), "one too many", log=tmp_path / "log")
     assert it.value.transient

@@ -76,7 +76,7 @@ def test_what_has_gained_is_cause_and_fix():
     ("on_accelerator", "cause", "fix"),
     [
         (True, "no rule explains it", "look at"),
-        (False, "input and model compete for the same cores", "no change of this config"),
+        (False, "input and model compete for the same cores", "no change to this config"),
     ],
 )
 def test_where_input_costs_and_nothing_helps_nobody_is_told_to_stop_looking(
@@ -106,7 +106,7 @@ def test_a_change_that_was_lost_or_not_needed_says_so():
     assert (said.gain, said.untried) == (None, "was killed by SIGKILL")
     unneeded = replace(measured(50.0), changes={})
     (said,) = judge_raced(subject(finding("a", **CAN)), unneeded, on_accelerator=False).findings
-    assert said.untried == "only for what certainly waits for its input"
+    assert said.untried == "it is not certain that the input limits training"
 
 
 def test_one_that_was_judged_before_it_was_lost_is_not_among_the_lost(tmp_path):
@@ -122,7 +122,8 @@ def test_one_that_was_judged_before_it_was_lost_is_not_among_the_lost(tmp_path):
 def test_a_race_that_its_epochs_contradict_decides_nothing():
     result = judge_raced(subject(warm=20.0), measured(50.0), on_accelerator=False)
     assert result.verdict == "undecided"
-    assert result.contradiction == "the race trained 50 examples/s, its epochs 20"
+    said = "training ran at 50 examples/s in the race, but its own epochs at 20"
+    assert result.contradiction == said
     several = subject(warm=20.0, processes=2)  # whose epochs hold what they exchange
     assert judge_raced(several, measured(50.0), on_accelerator=False).verdict == "input-bound"
     assert judge_raced(several, measured(50.0), on_accelerator=False).exchange_ms == (

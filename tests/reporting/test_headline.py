@@ -43,8 +43,8 @@ SENTENCES = {
        f"{WAITS} `optimized` is 3.2× as fast (3.2 to 3.2), same examples, same accuracy."),
     "a faster model is no better input":
       ({"naive": raced(70.0, 5), "optimized": FAST},
-       "Training waits for its input 5 % of the time only, and still `optimized` is 1.4× as fast"
-       " (1.4 to 1.4), same examples, same accuracy."),
+       "Training waits for its input 5 % of the time only, but `optimized` is 1.4× as fast (1.4 to"
+       " 1.4), same examples, same accuracy."),
     "equals are named":
       ({"naive": NAIVE, "optimized": FAST, "a": raced(98.0, 5)},
        f"{WAITS} {ENDS}; `a` is as fast within the noise."),
@@ -65,15 +65,15 @@ SENTENCES = {
     "nothing is faster, for the model takes the time":
       ({"naive": raced(98.0, 5), "best": raced(98.0, 4)},
        "No configuration trains faster than `naive` beyond the noise: training waits for its input"
-       " only 5 % of the time, the model takes the rest."),
+       " only 5 % of the time; the model takes the rest."),
     "nothing is faster, and training waits":
       ({"naive": raced(98.0, 60, "input-bound"), "best": raced(98.0, 4)},
        "No configuration trains faster than `naive` beyond the noise: training waits for its input"
        " 60 % of the time, and none of these configurations changes that."),
     "nothing is faster, and training may wait":
       ({"naive": raced(98.0, 20, "undecided"), "best": raced(98.0, 4)},
-       "No configuration trains faster than `naive` beyond the noise: and whether training waits"
-       " for its input is undecided (18 to 22 % of the time)."),
+       "No configuration trains faster than `naive` beyond the noise: whether training waits for"
+       " its input is undecided (18 to 22 % of the time)."),
     "nothing is certain":
       ({"naive": NAIVE, "open": raced(26.0, 50, "undecided")},
        "Whether anything trains faster than `naive` is undecided: `open` is 0.5 to 5.1× as fast."),
@@ -192,7 +192,7 @@ SECONDS = {"seconds": 40.0, "seconds_low": 38.0, "seconds_high": 43.0}
 ROW = replace(made_up(TunedCandidate), name="stream", examples_per_s=1000.0, dropped="", **SECONDS)
 UNKNOWN = dict.fromkeys(["examples_per_s", "seconds", "ram_mib"])
 UNRACED = replace(ROW, name="other", dropped=tuning_table.NOT_RACED, **UNKNOWN)
-REFUSED = replace(UNRACED, name="arrays", dropped="needs 9.0 GiB of memory | 8.0 GiB are allowed")
+REFUSED = replace(UNRACED, name="arrays", dropped="needs 9.0 GiB of memory | (allowed: 8.0 GiB)")
 FOUND = replace(
     made_up(TuningResult), candidates=[ROW, UNRACED, REFUSED], sentence="tuned: nothing beats it"
 )

@@ -195,9 +195,7 @@ def test_a_configuration_that_was_lost_in_the_race_is_left_out_and_named(layout,
     assert "Undecided: " not in text
     assert [row.pipeline for row in compared.configurations] == ["naive"]
     race_result({}, lost={"naive": "was killed"}).write(layout.race)
-    with pytest.raises(
-        MissingInput, match="no configuration has raced: was killed; run `dvc repro -f"
-    ):
+    with pytest.raises(MissingInput, match="no raced configuration: was killed; run `dvc repro -f"):
         read_and_compare(layout)
 
 

@@ -123,7 +123,7 @@ class FakeContestant:
 
     def ask(self, order: str, *_: float, timeout_s: float = 0.0) -> list[float]:
         if self._name in self._all.killed:
-            raise ContestantLost("was killed by SIGKILL, perhaps for its memory")
+            raise ContestantLost("was killed by SIGKILL, perhaps for lack of memory")
         return [1.0] * self._processes
 
     def take_turn(self, order: str = "train", *, turn_s: float = 1.0) -> Turn:

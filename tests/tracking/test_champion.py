@@ -130,9 +130,9 @@ WINDOWS = replace(GOOD, value=0.12, examples=40, constant=0.1, error=standard_er
         (GOOD, [], None, None),
         (GOOD, [GOOD], GOOD, None),
         (replace(GOOD, value=0.79), [GOOD], GOOD, None),
-        (replace(GOOD, value=0.70), [], GOOD, "worse than the best champion's so far"),
+        (replace(GOOD, value=0.70), [], GOOD, "worse than that of the best champion so far"),
         (replace(GOOD, value=0.70), [], replace(GOOD, metric="mae"), None),
-        (replace(GOOD, value=0.70), [GOOD] * 2, None, "worse than the other configurations'"),
+        (replace(GOOD, value=0.70), [GOOD] * 2, None, "worse than the others' median"),
         (replace(GOOD, value=0.26), [], None, "not better than a constant prediction"),
         (replace(GOOD, value=0.35, **FEW), [], None, "not better than a constant prediction"),
         (replace(GOOD, value=float("nan")), [], None, "is nan"),
@@ -141,7 +141,7 @@ WINDOWS = replace(GOOD, value=0.12, examples=40, constant=0.1, error=standard_er
         (replace(ERRORS, value=0.99), [], None, "not better than"),
         (replace(ERRORS, value=0.7), [], ERRORS, "worse than"),
         (replace(ERRORS, value=0.52), [], ERRORS, None),
-        (WINDOWS, [], replace(WINDOWS, value=0.3), "worse than the best"),
+        (WINDOWS, [], replace(WINDOWS, value=0.3), "worse than that of the best"),
         # Scores on other examples, and scores that are none, are no measure.
         (GOOD, [], replace(GOOD, value=0.99, examples=300), None),
         (replace(GOOD, value=0.6), BROKEN, None, None),
@@ -203,7 +203,7 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(mlflow_store / "model.keras")
     client, name = mlflow.MlflowClient(), "throughline-photos-01234567"
     reason, _ = compare(mlflow_store, 0.9, promotion="none")
-    assert "unless asked to" in reason and not client.search_registered_models()
+    assert "only on request" in reason and not client.search_registered_models()
     reason, _ = compare(mlflow_store, 0.26)
     assert "not better than a constant prediction" in reason
     assert not client.search_registered_models()
@@ -211,14 +211,14 @@ def test_the_champion_changes_only_for_a_model_that_is_not_worse_and_the_reason_
     assert "version 1" in reason
     assert champion().run_id == first
     reason, _ = compare(mlflow_store, 0.60)
-    assert reason.startswith("unchanged") and "worse than the best champion's so far" in reason
+    assert reason.startswith("unchanged") and "that of the best champion so far" in reason
     assert champion().run_id == first
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(mlflow.MlflowClient, "set_registered_model_alias", end)
         compare(mlflow_store, 0.95)
     assert client.get_model_version(name, "2").run_id, "it is registered, and sets no bar"
     reason, later = compare(mlflow_store, 0.76)
-    assert reason.startswith("version 3") and "before it test accuracy 0.7700" in reason
+    assert reason.startswith("version 3") and "before: test accuracy 0.7700" in reason
     assert champion().run_id == later
     assert score_from(champion().tags) == replace(GOOD, value=0.76)
     client.set_model_version_tag(name, "3", "score.value", "none")

@@ -36,7 +36,7 @@ def test_runs_come_back_value_by_value_the_oldest_first_and_a_damaged_one_is_nam
     file.write_text(file.read_text()[:40])
     pending = list_pending(tmp_path)
     assert next(pending)[1].run_key.pipeline == "cached", "it holds up no other"
-    with pytest.raises(DamagedFile, match=f"{file.name} is damaged, .*: delete it"):
+    with pytest.raises(DamagedFile, match=f"{file.name} is damaged, .* so delete this file"):
         next(pending)
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_kept_is_said_in_a_line_and_ends_nothing(away, tmp_path, 
         recorder.log_artifact(tmp_path / "train.json")
         recorder.log_artifact(tmp_path / "pipe")
     said = capsys.readouterr().out
-    assert said.count("what MLflow was to get of naive cannot be kept") == 1
+    assert said.count("the data of naive for MLflow cannot be kept") == 1
     assert "named pipe" in said
     assert not list((store_home() / UNSENT).iterdir())
     assert not is_gone(KEY, None, recorder.unsent), "the store does not answer"
@@ -204,7 +204,7 @@ def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
             recorder.log_metrics({"train/loss": 1.0})
     away.delenv(ADDRESS)
     assert sync() == (1, 1), "what belongs to it stays, since another store may have it"
-    assert "what was kept of naive is left out" in capsys.readouterr().out
+    assert "of naive is not sent: MLflow at" in capsys.readouterr().out
     assert find_sent(KEY, recorder.unsent)
 
 

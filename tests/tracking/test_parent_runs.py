@@ -295,7 +295,7 @@ def test_children_that_are_there_are_not_added_again_and_one_that_is_refused_sto
     odd, child = ({"params": {}, "metrics": {it: 1.0}, "tags": {}} for it in ("no/name?", "a"))
     with Recorder(KEY) as recorder:
         recorder.add_children({"odd": odd, "first": child})
-    assert "does not take children odd, first" in capsys.readouterr().out
+    assert "does not accept children odd, first" in capsys.readouterr().out
     with Recorder(KEY, run_id=recorder.run_id) as again:
         again.add_children({"first": child, "second": child})
     ended = sorted((one.info.run_name, one.info.status) for one in find_children(again.run_id))

@@ -133,7 +133,7 @@ def test_what_a_server_does_not_take_is_left_out_and_later_metrics_go_on(
             away.log_metrics({"train/loss": 4.0}, step=1)
         assert not away.sent and list((tmp_path / UNSENT).glob("*.json"))
     said = capsys.readouterr().out
-    assert said.count("does not take artifact train.json; left out") == 1
+    assert said.count("does not accept artifact train.json; left out") == 1
     assert said.count("cannot be written") == 1
 
 

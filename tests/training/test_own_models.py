@@ -146,7 +146,7 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, mlflow_store,
     run_id, served, _ = log(own, "lambda", tmp_path)
     (found,) = mlflow.MlflowClient().list_artifacts(run_id)
     assert found.path == "model.keras" and not served
-    assert "MLflow gets the file of the model" in capsys.readouterr().out
+    assert "MLflow gets only the model's file" in capsys.readouterr().out
 
 
 @pytest.mark.slow

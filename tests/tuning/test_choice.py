@@ -88,7 +88,7 @@ def test_of_equals_the_one_with_less_memory_then_less_disk_is_chosen():
 def test_where_input_is_a_negligible_part_of_a_step_nothing_can_be_gained():
     bound = race(steady(naive=97_000.0, optimized=98_000.0))
     assert is_compute_bound(bound, "optimized") and chosen(bound).outcome == "compute-bound"
-    assert "input is below 5 % of a step" in compose_sentence(chosen(bound), bound, FREE)
+    assert "input takes less than 5 % of a step" in compose_sentence(chosen(bound), bound, FREE)
     assert not is_compute_bound(race(steady(naive=90_000.0)), "naive")
 
 
@@ -97,7 +97,7 @@ def test_a_disturbed_race_is_undecided_and_says_why():
     bound = race(steady(naive=97_000.0, optimized=98_000.0), others=50.0)
     assert [chosen(each).outcome for each in (one, bound)] == ["undecided"] * 2
     assert compose_sentence(chosen(one), one, FREE).startswith(
-        "tuned: undecided: make took 50 % of the cores in 5 of 5 rounds; so far `stored`"
+        "tuned: undecided: make used 50 % of the cores in 5 of 5 rounds; so far `stored`"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_lead_takes_two_percent_and_five_rounds(rate, rounds, outcome):
     assert choice.outcome == outcome
     assert outcome != "undecided" or compose_sentence(choice, one, FREE) == (
         "tuned: undecided: the time was up before `cached` had raced for 5 rounds; so far `naive`"
-        " is the fastest. The same command goes on there; or give a longer --time"
+        " is the fastest. Run the same command to continue, or give a longer --time"
     )
 
 

@@ -106,7 +106,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_p
     raced = {row.name for row in result.candidates if row.examples_per_s is not None}
     assert raced == {*names} - {CEILING}
     unraced = {row.name: row.dropped for row in result.candidates if row.name not in names}
-    assert "of disk, 1 kiB are allowed" in unraced["optimized"]
+    assert "of disk (allowed: 1 kiB)" in unraced["optimized"]
     assert result.needed.disk_bytes <= 1000 < min(each.disk_bytes for each in result.refused)
     assert NOT_RACED in unraced.values(), "of most forms"
 
@@ -144,12 +144,12 @@ def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
     with SearchPool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
-    assert "of memory, 0 kiB are allowed" in search.journal.pages.dropped["optimized"]
+    assert "of memory (allowed: 0 kiB)" in search.journal.pages.dropped["optimized"]
     entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
     for each in search.survey.space.candidates:
         search.journal.enter(each.name, entrance)
         search.journal.drop(each.name, "takes too much")
-    with pytest.raises(InvalidBudget, match=r"The least that one needs is 1073741824\.0 GiB"):
+    with pytest.raises(InvalidBudget, match=r"least that any of them needs is 1073741824\.0 GiB"):
         search.run()
 
 
@@ -179,13 +179,13 @@ def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
     search.journal.drop("optimized", "was killed by SIGKILL", transient=True)
     choice = search._choose(search.rivals)
     assert choice.outcome == "undecided"
-    assert choice.reason == "`optimized`, one of your own, was killed by SIGKILL"
+    assert choice.reason == "`optimized`, one of your own, dropped out: was killed by SIGKILL"
 
 
 def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, monkeypatch):
     short = replace(surveyed, steps_per_epoch=4)
     monkeypatch.setattr("throughline.tuning.question.do_once", lambda *_, **__: short)
-    with pytest.raises(Untunable, match="an epoch has 4 steps, and at least 20 are needed"):
+    with pytest.raises(Untunable, match="an epoch has 4 steps, but at least 20 are needed"):
         survey_data(question_about(prepared, PARAMS), tmp_path)
 
 

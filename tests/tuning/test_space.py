@@ -109,11 +109,11 @@ def test_order_that_depends_on_timing_has_to_be_allowed():
 @pytest.mark.parametrize(
     ("own", "conditions", "refused", "reason"),
     [
-        ({}, {"shared": True}, "naive", "share its batches"),
-        ({}, {"shared": True}, "cache_memory", "share its batches"),
+        ({}, {"shared": True}, "naive", "batches cannot be shared"),
+        ({}, {"shared": True}, "cache_memory", "batches cannot be shared"),
         ({}, {"stored": 0.5, "fitting": 0.5}, "snapshot", "50% of the snapshot's rows are stored"),
         ({"read": "arrays", "interleave": {}}, {}, "own", "only shards can be interleaved"),
-        ({"sampling": "balanced"}, {}, "own", "draws or batches other examples"),
+        ({"sampling": "balanced"}, {}, "own", "its sampling or batch differs"),
         ({"decode": {"ratio": 2}}, {}, "own", "--allow approximate"),
         ({"deterministic": False}, {}, "own", "--allow unordered"),
     ],

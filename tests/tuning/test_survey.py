@@ -153,7 +153,7 @@ def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
     shutil.copytree(layout.snapshot, changed.snapshot)
     flip_bit(changed.snapshot / "train" / "image.bin", 0)
     stream = Entry(params=PARAMS, root=tmp_path, name="stream", config=PipelineConfig())
-    with pytest.raises(UnequalConfigurations, match="the train split has other examples"):
+    with pytest.raises(UnequalConfigurations, match="examples of the train split differ"):
         prove_equal(stream)
 
 
@@ -208,7 +208,7 @@ def test_sizes_times_and_allowances_are_read_and_written_as_people_write_them():
         ({"ram": "8"}, "--ram: a size needs a number and a unit, such as 500MB or 8GiB; found '8'"),
         ({"disk": "-1GiB"}, "--disk: a size needs a number and a unit"),
         ({"prepare": "10GiB"}, "--prepare: a time needs a number and a unit"),
-        ({"time": "59s"}, "--time: a search takes at least 1min"),
+        ({"time": "59s"}, "--time: a search needs at least 1min"),
         ({"epochs": 0}, "--epochs: expected auto or a whole number from 1; found 0"),
         ({"allow": ["anything"]}, "--allow: input should be 'approximate' or 'unordered'"),
     ],
@@ -237,10 +237,10 @@ def test_what_does_not_fit_or_a_training_would_refuse_to_keep_is_said_with_need_
     needs = {"small": small, "large": large, "leaner": leaner, "cached": cached}
     found = find_excess(needs, limits)
     assert found.pop("large") == (
-        "needs 1.0 GiB of memory, 1 MiB are allowed; needs 60 s of preparation, 1.0 s are allowed"
+        "needs 1.0 GiB of memory (allowed: 1 MiB); needs 60 s of preparation (allowed: 1.0 s)"
     )
     assert found.keys() == {"cached"} and "of memory to keep splits in" in found["cached"]
-    with pytest.raises(InvalidBudget, match=r"least that one needs is 1\.0 GiB of memory"):
+    with pytest.raises(InvalidBudget, match=r"least that any of them needs is 1\.0 GiB of memory"):
         find_excess({"large": large}, limits)
 
 
@@ -264,7 +264,7 @@ def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
     both = r"0\.4}` in params\.yaml and pipelines\.optimized stores"
     with pytest.raises(InvalidBudget, match=both):
         refuse(part, pipelines=SMALL["pipelines"])
-    with pytest.raises(InvalidBudget, match=r"would take 27 kiB of disk, .* allowed; raise --disk"):
+    with pytest.raises(InvalidBudget, match=r"needs 27 kiB of disk \(allowed: .*\); raise --disk"):
         refuse("1B")
 
 

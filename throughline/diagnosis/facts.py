@@ -67,7 +67,7 @@ class Facts:
         return Parallelism(self.config.map.parallel)
 
     def is_worthwhile(self, milliseconds: float) -> bool:
-        """Return whether work of this duration is a share of a step that is worth a change."""
+        """Return whether work of this duration takes at least `WORTH_PCT` of a step."""
         return bool(self.step_ms) and 100 * milliseconds / self.step_ms >= WORTH_PCT
 
     @property
@@ -81,8 +81,8 @@ class Facts:
     def shuffled_mib(self) -> float:
         """The size of an example when it is shuffled: its record, or its stored form after a map.
 
-        0 for a cache in memory, which shares its examples with the buffer, and for file names,
-        which are small.
+        0 for windows, for a cache in memory, which shares its examples with the buffer, and for
+        file names, which are small.
         """
         read, cache = self.plan.steps[0], self.config.cache
         if self.plan.window or (cache and cache.where == "memory"):
@@ -105,7 +105,7 @@ class Facts:
         return next((step for step in self.map_steps if step in single), None)
 
     def work_ms(self, *kinds: type[Step]) -> float:
-        """Return the traced work of these kinds of steps per train step, on all cores [ms]."""
+        """Return the traced work of warm steps of these kinds per train step, on all cores [ms]."""
         names = {step.trace_name for step in self.warm_steps if isinstance(step, kinds)}
         work = sum(item.self_ms for item in self.breakdown.iterators if item.step in names)
         return work / max(1, self.breakdown.steps)

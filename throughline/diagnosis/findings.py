@@ -18,11 +18,11 @@ MOST_TRIED = 3  # per configuration
 def find_all(name: str, facts: Facts) -> list[Finding]:
     """Return the findings about configuration `name`, the likeliest first.
 
-    Only the first few changes that can be tried keep a `config`, with which the race tries them.
+    Only the first `MOST_TRIED` changes that can be tried keep a `config` for the race.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
     can_be_tried = [each for each in found if each.config is not None]
-    # Changes that take memory in every run come last.
+    # Changes that need memory in every run come last.
     memory = Effort.MEMORY.name.lower()
     left = sorted(can_be_tried, key=lambda each: each.effort == memory)[MOST_TRIED:]
     why = f"not among the first {MOST_TRIED} to try"
@@ -30,7 +30,7 @@ def find_all(name: str, facts: Facts) -> list[Finding]:
 
 
 def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
-    """Replace fields of a configuration, checked as if it stood in params.yaml."""
+    """Replace fields of a configuration; the result is validated as in params.yaml."""
     return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
@@ -39,7 +39,7 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     if evidence is None:
         return None
     before, wanted = facts.config.model_dump(), rule.config
-    if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # the rest of it is wanted
+    if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # only a part of it
         wanted = {"snapshot": wanted["snapshot"]}
     values = {
         key: value
@@ -83,8 +83,8 @@ def _find_obstacle(name: str, change: Mapping[str, Any], *, alike: bool) -> str:
         return "it changes the examples, their order or their batches"
     others = [key for key in change if not key.startswith(f"pipelines.{name}.")]
     if others:
-        return f"it needs {', '.join(others)}, which other stages read"
-    return "" if change else "it is nothing in params.yaml"
+        return f"it changes {', '.join(others)}, which other stages read"
+    return "" if change else "it changes nothing in params.yaml"
 
 
 def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

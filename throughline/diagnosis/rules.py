@@ -13,8 +13,8 @@ from throughline.diagnosis.facts import WORTH_PCT, Facts
 from throughline.plan.steps import Gather, Map, Read, Shuffle
 from throughline.results.profiling import GOOD_UTILIZATION_PCT, Effort
 
-FEW_SHARDS = 64  # so few are opened in no time
-STEPS_PER_EXECUTION = 8  # for which Python runs once
+FEW_SHARDS = 64  # opening so few takes almost no time
+STEPS_PER_EXECUTION = 8  # steps per call from Python
 SNAPSHOT: Mapping[str, Any] = {
     "read": "snapshot",
     "snapshot": {},
@@ -64,7 +64,7 @@ def rule(
     effort: Effort = Effort.SETTING,
     fix: str = "nothing to change",
 ) -> Callable[[Detector], Rule]:
-    """Make a rule of a detector, named after it without the underscore."""
+    """Turn a detector into a rule that is named after it, without the underscore."""
 
     def add(detect: Detector) -> Rule:
         made = Rule(
@@ -96,8 +96,8 @@ def _repeated_work(facts: Facts) -> str | None:
     if not facts.is_worthwhile(work):
         return None
     return (
-        f"the ops take {work:.2f} core-ms of every step; of the deterministic ones the result is"
-        " the same in every epoch"
+        f"the ops take {work:.2f} core-ms of every step; the deterministic ones have the same"
+        " results in every epoch"
     )
 
 
@@ -112,12 +112,12 @@ def _no_cache(facts: Facts) -> str | None:
     fits = facts.stored_mib < facts.available_memory_mib / 2
     if not repeated or not fits or facts.plan.service:
         return None
-    return f"{repeated}; its results take {facts.stored_mib:,.0f} MiB"
+    return f"{repeated}, which take {facts.stored_mib:,.0f} MiB"
 
 
 @rule(
     params_key="vectorize",
-    cause="the functions may be cheaper than calling them for single examples",
+    cause="calling functions for single examples may cost more than their work",
     config={"vectorize": True, "map": {"parallel": "none"}, "prefetch": 2},
 )
 def _costly_calls(facts: Facts) -> str | None:
@@ -165,7 +165,7 @@ def _no_prefetch(facts: Facts) -> str | None:
     wait = facts.breakdown.wait_ms_mean or 0.0
     if not facts.is_worthwhile(wait):
         return None
-    return f"{wait:.2f} ms of each step wait for a batch that nobody has begun"
+    return f"each step waits {wait:.2f} ms for a batch that is prepared only then"
 
 
 @rule(
@@ -187,7 +187,7 @@ def _sequential_read(facts: Facts) -> str | None:
 
 @rule(
     params_key="decode.ratio",
-    cause="images are decoded at full size and then made smaller",
+    cause="images are decoded at full size and then resized",
     config={"decode": {"ratio": 2}},
     effort=Effort.RESULTS,
 )
@@ -205,8 +205,7 @@ def _decode_bound(facts: Facts) -> str | None:
 
 @rule(
     params_key="postprocess_on",
-    cause="numbers are widened on the host, where they cost cores, memory and the way to the"
-    " device",
+    cause="numbers are widened on the host, which costs cores, memory and transfer to the device",
     config={"postprocess_on": "device"},
 )
 def _host_widening(facts: Facts) -> str | None:
@@ -218,12 +217,12 @@ def _host_widening(facts: Facts) -> str | None:
     casts = [op.name for step in steps for op in step.ops if op.device and not op.random]
     if not casts or not facts.is_worthwhile(facts.work_ms(Map, Gather)):
         return None
-    return f"{', '.join(casts)} on the host makes a batch {facts.batch_mib:,.1f} MiB"
+    return f"a batch has {facts.batch_mib:,.1f} MiB after {', '.join(casts)} on the host"
 
 
 @rule(
     params_key="service",
-    cause="tf.data service brings cores of other hosts; on one host it only adds copies",
+    cause="tf.data service adds cores of other hosts; on one host it only adds copies",
     config={"service": None},
 )
 def _service_on_one_host(facts: Facts) -> str | None:
@@ -242,12 +241,12 @@ def _slow_service(facts: Facts) -> str | None:
     service, wait_ms = facts.config.service, facts.breakdown.wait_ms_mean or 0.0
     if service is None or service.on_this_host or not facts.is_worthwhile(wait_ms):
         return None
-    return f"{wait_ms:.2f} ms of each step wait for batches from {service.address}"
+    return f"each step waits {wait_ms:.2f} ms for batches from {service.address}"
 
 
 @rule(
     params_key="map.parallel",
-    cause="more calls than cores only compete",
+    cause="more calls than cores only compete for the cores",
     config={"map": {"parallel": "cores"}},
 )
 def _too_parallel(facts: Facts) -> str | None:
@@ -257,7 +256,7 @@ def _too_parallel(facts: Facts) -> str | None:
 
 @rule(
     params_key="threads",
-    cause="the private pool is smaller than the machine",
+    cause="the private pool has fewer threads than the machine has cores",
     config={"threads": "shared"},
 )
 def _few_threads(facts: Facts) -> str | None:
@@ -271,7 +270,7 @@ def _few_threads(facts: Facts) -> str | None:
 
 @rule(
     params_key="shuffle",
-    cause="examples are shuffled by holding them",
+    cause="a shuffle buffer holds many examples in memory",
     config=SNAPSHOT,
     effort=Effort.DISK,
 )
@@ -283,7 +282,7 @@ def _buffer_memory(facts: Facts) -> str | None:
     used = held * min(most, facts.examples) * facts.shuffled_mib
     if used <= facts.available_memory_mib / 10:
         return None
-    return f"what is shuffled takes up to {used:,.0f} MiB of memory"
+    return f"the shuffle buffer takes up to {used:,.0f} MiB of memory"
 
 
 def _count_readers(facts: Facts) -> int:
@@ -342,7 +341,7 @@ def _variable_cost(facts: Facts) -> str | None:
 
 @rule(
     params_key="batch.pad_to",
-    cause="each batch is as long as its longest sequence, so steps differ, too",
+    cause="each batch is as long as its longest sequence, and so steps also differ in time",
     config={"batch": {"pad_to": "auto"}},
     effort=Effort.RESULTS,
 )
@@ -352,8 +351,8 @@ def _padding(facts: Facts) -> str | None:
         return None
     work_left = (100 - now) / (100 - then)
     return (
-        f"{now:.0f} % of what the model computes on is padding, {then:.0f} % in buckets of doubling"
-        " length"
+        f"{now:.0f} % of the model's input is padding; in buckets of doubling length it would be"
+        f" {then:.0f} %"
         if 100 * (1 - work_left) >= WORTH_PCT
         else None
     )
@@ -361,7 +360,7 @@ def _padding(facts: Facts) -> str | None:
 
 @rule(
     params_key="train.steps_per_execution",
-    cause="the GPU waits for Python and for kernels to be launched",
+    cause="the GPU waits for Python and kernel launches",
     other={"train.steps_per_execution": STEPS_PER_EXECUTION},
 )
 def _gpu_idle(facts: Facts) -> str | None:
@@ -375,6 +374,6 @@ def _gpu_idle(facts: Facts) -> str | None:
     if max(trained, traced) >= GOOD_UTILIZATION_PCT:
         return None
     return (
-        f"the GPU is busy {traced:.0f} % of a step, and it is not the input that it waits for"
-        f" ({facts.wait_pct or 0.0:.1f} % of a step)"
+        f"the GPU is busy {traced:.0f} % of a step, but waits for input only"
+        f" {facts.wait_pct or 0.0:.1f} % of it"
     )

@@ -1,4 +1,4 @@
-"""A threshold on a measured metric, such as `stall_pct > 10`, as `--fail-if` takes it."""
+"""The condition of `--fail-if`: a threshold on a measured metric, such as `stall_pct > 10`."""
 
 import operator
 import re
@@ -35,19 +35,19 @@ class Threshold:
 
         Raises:
           ThresholdExceeded: If the condition is met, or the metric was not measured.
-          InvalidParams: If the limit cannot be compared with the metric.
+          InvalidParams: If the metric is a number and the limit is not, or likewise a verdict.
         """
         value = metrics[self.metric]
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
-                f"{self.metric} was not measured on this machine, so `{self}` cannot be excluded;"
-                " failing `--fail-if`"
+                f"{self.metric} was not measured on this machine; `--fail-if '{self}'` fails,"
+                " because the condition may hold"
             )
         try:
             limit = self.limit if isinstance(value, str) else float(self.limit)
         except ValueError:
-            problem = f"{self.metric} is of type {type(value).__name__}; {self.limit!r} cannot be"
-            raise InvalidParams([f"--fail-if: {problem} compared with it"]) from None
+            problem = f"{self.metric} is a number, but {self.limit!r} is not"
+            raise InvalidParams([f"--fail-if: {problem}"]) from None
         if self.metric == "verdict" and limit not in VERDICTS:
             said = did_you_mean(self.limit, list(VERDICTS))
             raise InvalidParams([f"--fail-if: {limit} is not a verdict; {said}"])
@@ -72,5 +72,5 @@ def parse_threshold(text: str, known: Collection[str]) -> Threshold:
     metric, compared_by, limit = match.groups()
     if metric not in known:
         said = did_you_mean(metric, list(known))
-        raise InvalidParams([f"--fail-if: {metric} is not a figure of the race; {said}"])
+        raise InvalidParams([f"--fail-if: {metric} is not a metric of the race; {said}"])
     return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))

@@ -67,7 +67,7 @@ def break_down(trace: Trace) -> Breakdown:
 def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarray]:
     """Return the spans of each wait for input.
 
-    On a GPU these are the parts in which the GPU is idle, because the host is one step ahead.
+    With a GPU these are the parts in which the GPU is idle, because the host is one step ahead.
     """
     busy = union(event.span for event in device)
     return [difference(union([event.span]), busy) for event in host if event.name == WAIT]
@@ -183,7 +183,7 @@ def _iterators(
 def _attribute_wait(
     path: str, waits: np.ndarray, tallies: Mapping[str, _Tally], critical: dict[str, float]
 ) -> None:
-    """Share waits for `path` out: to its functions, then its inputs, the rest to itself."""
+    """Attribute the waits for `path` to its functions, then to its inputs, the rest to itself."""
     tally = tallies[path]
     left = intersection(waits, union(tally.call_spans))
     if tally.works_elsewhere:
@@ -205,7 +205,7 @@ def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
 
 
 def _count_calls(spans: Sequence[_Span], tallies: dict[str, _Tally]) -> dict[int, str]:
-    """Count the iterators' calls, and return for whom each producing span (by id) works."""
+    """Tally the iterators' calls; return the iterator each producing span (by id) works for."""
     produced: dict[int, str] = {}
     for span in spans:
         event = span.event

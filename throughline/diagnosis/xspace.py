@@ -18,8 +18,8 @@ from throughline.shared.errors import MissingInput
 
 HOST, DEVICE = "/host:CPU", "/device:GPU"
 WAIT = "IteratorGetNextOp::DoCompute"
-STEP = "throughline/step"  # specific, because functions and ops may be called train
-# The second one is the name in Keras' TensorBoard callback.
+STEP = "throughline/step"  # specific, because functions and ops may be named train
+# The second name is that of Keras' TensorBoard callback.
 STEPS = (STEP, "Profiled batch")
 ITERATOR = "Iterator::"
 _TUNED = ("parallelism", "buffer_limit")
@@ -32,7 +32,7 @@ class Event:
 
     Attributes:
       label: The name of the plan's step, or "".
-      run: The number of its function run; 0 if it has none.
+      run: The number of the function run that it belongs to; 0 if it belongs to none.
       tuned: What AUTOTUNE has set an iterator to: parallel calls, or a buffer's length.
     """
 
@@ -71,7 +71,7 @@ def record_trace(step: Callable[[], object], folder: Path, *, steps: int) -> Non
     """Record a trace of `steps` steps that TensorBoard can read."""
     tf.profiler.experimental.start(str(folder))
     try:
-        step()  # the profiler starts on an idle device; a host that is ahead runs the next step
+        step()  # unmarked: the profiler starts on an idle device, with the host not a step ahead
         for number in range(steps):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
                 step()

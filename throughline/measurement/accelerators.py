@@ -20,7 +20,7 @@ class Accelerator:
         return self.batch_size / self.step_s
 
     def step_ms(self, batch_size: int) -> float:
-        """Return the time of a step on another number of examples [ms], in proportion."""
+        """Return the time of a step on `batch_size` examples [ms], in proportion to the source."""
         return 1e3 * self.step_s * batch_size / self.batch_size
 
 
@@ -41,9 +41,9 @@ ACCELERATORS = {
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """Return the accelerator of this name; raises UnknownModel with the nearest name."""
+    """Return the accelerator of this name; raises UnknownModel if there is none."""
     if name not in ACCELERATORS:
         raise UnknownModel(
-            f"--accelerator: {name} is not in the table; {did_you_mean(name, list(ACCELERATORS))}"
+            f"--accelerator: {name} is unknown; {did_you_mean(name, list(ACCELERATORS))}"
         )
     return ACCELERATORS[name]

@@ -75,7 +75,7 @@ def standard_error_in_time(values: np.ndarray) -> float:
     larger rather than smaller.
     """
     count, centered = len(values), values - values.mean()
-    spectrum = np.fft.rfft(centered, 2 * count)  # padded: the end is no neighbor of the start
+    spectrum = np.fft.rfft(centered, 2 * count)  # padded, so the end is not next to the start
     covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: count - count % 2] / count
     pairs = covariances.reshape(-1, 2).sum(axis=1)
     positive = pairs[: int(np.argmin(pairs > 0)) if not (pairs > 0).all() else None]

@@ -1,8 +1,7 @@
 """Checks which examples an epoch of training draws.
 
-The digest of examples is taken without shuffling and sampling. Here the training's own plan
-shuffles, caches, interleaves, samples and distributes for an epoch; only the ops on values are left
-out, to save time.
+The digest of examples (`equality.py`) excludes shuffling and sampling. Here the training's own plan
+runs for an epoch with all its steps; only the ops on values are left out, to save time.
 """
 
 import dataclasses
@@ -38,13 +37,14 @@ class KeysAlone(Op):
 
 
 def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None:
-    """Draw an epoch of the training's plan, and check how often each example comes.
+    """Draw an epoch of the training's plan, and check how often it draws each example.
 
-    The pipeline must have whole batches. Returns the drawn rows as well. Returns None for a stream
-    of windows, because its examples depend on the order.
+    The pipeline must deliver whole batches, not a worker's slices. Also returns the drawn rows.
+    Returns None for a stream of windows, because its examples depend on the order. A tf.data
+    service may draw examples repeatedly unless its sharding is static.
 
     Raises:
-      UnequalConfigurations: If an example is not of the split, or comes too often or too rarely.
+      UnequalConfigurations: If an example is not in the split, or is drawn too often or too rarely.
     """
     if pipeline.plan.window and not pipeline.plan.reads_snapshot:
         return None
@@ -53,8 +53,8 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
     counts = np.bincount(rows, minlength=expected)
     if len(rows) != pipeline.examples or len(counts) > expected:
         raise UnequalConfigurations(
-            f"{pipeline.plan}: an epoch draws {len(rows):,} examples of {len(counts):,}, not"
-            f" {pipeline.examples:,}"
+            f"{pipeline.plan}: an epoch draws {len(rows):,} examples from {len(counts):,} rows,"
+            f" instead of {pipeline.examples:,} from {expected:,}"
         )
     _check_counts(pipeline, rows, counts)
     return (
@@ -92,9 +92,9 @@ def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
 
 
 def _keys_only(plan: Plan) -> Plan:
-    """Return the plan without work on values.
+    """Return the plan without the ops on values.
 
-    Records are parsed for their keys only, files are not opened, and batches by length become
+    Records are parsed only for keys and labels, files are not opened, and batches by length become
     batches of one size, because keys have no length.
     """
     steps: list[Step] = []
@@ -118,10 +118,10 @@ def _check_counts(pipeline: InputPipeline, rows: np.ndarray, counts: np.ndarray)
         _check_classes(pipeline, rows)
     elif service is None or service.sharding == "static":
         missing, doubled = int((counts == 0).sum()), int((counts > 1).sum())
-        if missing > len(counts) - pipeline.examples or doubled:  # a cut last batch leaves some out
+        if missing > len(counts) - pipeline.examples or doubled:  # a dropped last batch is missing
             raise UnequalConfigurations(
-                f"{plan}: in an epoch of training {missing:,} of {len(counts):,} examples never"
-                f" come and {doubled:,} come more than once"
+                f"{plan}: an epoch of training lacks {missing:,} of {len(counts):,} examples and"
+                f" repeats {doubled:,}"
             )
 
 
@@ -134,6 +134,6 @@ def _check_classes(pipeline: InputPipeline, rows: np.ndarray) -> None:
     if len(far):
         name = pipeline.data.shards.classes[far[0]]
         raise UnequalConfigurations(
-            f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, not"
-            f" {len(rows) * shares[far[0]]:,.0f}"
+            f"{pipeline.plan}: class {name} is drawn {drawn[far[0]]:,} times an epoch, instead of"
+            f" about {len(rows) * shares[far[0]]:,.0f}"
         )

@@ -19,16 +19,16 @@ from throughline.results.build import Difference, ExamplesDigest
 from throughline.shared.errors import UnequalConfigurations
 
 MODULUS = 1 << 128
-COMPARED = 1000  # examples of a split whose pixels are compared
+COMPARED = 1000  # examples of a split whose pixels are compared, rounded up to whole batches
 
 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
-    """Add up a 128-bit hash per example over an epoch of a pipeline made `with_keys`.
+    """Add up a 128-bit hash per example over an epoch; the pipeline needs `with_keys=True`.
 
-    A lost, doubled or altered example changes the sum; order, padding and packing do not.
+    A lost, duplicated or altered example changes the sum; order, padding and packing do not.
 
     Raises:
-      UnequalConfigurations: If the examples or labels are not those of the manifest.
+      UnequalConfigurations: If keys or labels differ from the manifest's; not checked for windows.
     """
     # A window's examples are made of rows, so no manifest lists them.
     is_listed = pipeline.plan.window is None
@@ -59,15 +59,15 @@ def _check_labels(pipeline: InputPipeline, keys: np.ndarray, labels: np.ndarray)
     of_split = f"{pipeline.plan}: the {pipeline.split} split"
     if not np.array_equal(keys[order], np.asarray(listed.keys)[listed_order]):
         raise UnequalConfigurations(
-            f"{of_split}: {len(keys):,} examples are delivered, {len(set(keys.tolist())):,} of them"
-            f" different ones, which are not the {len(listed.keys):,} of the manifest"
+            f"{of_split}: {len(keys):,} examples are delivered, with {len(set(keys.tolist())):,}"
+            f" distinct keys, which are not the {len(listed.keys):,} of the manifest"
         )
     expected = np.asarray(listed.labels)[listed_order].astype(labels.dtype)
     wrong = (labels[order] != expected).reshape(len(keys), -1).any(axis=1)
     if wrong.any():
         raise UnequalConfigurations(
-            f"{of_split}: {int(wrong.sum()):,} of {len(keys):,} examples are delivered with another"
-            " label than the manifest's"
+            f"{of_split}: the labels of {int(wrong.sum()):,} of {len(keys):,} delivered examples"
+            " differ from those in the manifest"
         )
 
 
@@ -117,14 +117,14 @@ class RowsByKey:
         foreign = int((self._keys[rows] != keys).sum())
         if foreign:
             raise UnequalConfigurations(
-                f"{foreign:,} of {len(keys):,} examples that are delivered are not of the"
-                f" {self._split} split"
+                f"the {self._split} split does not contain {foreign:,} of the {len(keys):,}"
+                " delivered examples"
             )
         return rows
 
 
 def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Difference:
-    """Compare pixels of at least COMPARED examples with the snapshot's; both made `with_keys`."""
+    """Compare the first examples' pixels with the snapshot's; both need `with_keys=True`."""
     stored_rows, epoch = RowsByKey(exact), tf.constant(0, tf.int64)
     fetch = tf.function(exact.reader.make_fetch_fn(), autograph=False)
     total, largest, pixels, seen = 0.0, 0.0, 0, 0
@@ -132,7 +132,7 @@ def measure_difference(approximate: InputPipeline, exact: InputPipeline) -> Diff
         rows = stored_rows.find(batch["key"])
         stored = fetch(exact.reader.columns(), tf.constant(rows), epoch)
         if COLUMNS in batch and not np.array_equal(batch[COLUMNS], stored[COLUMNS]):
-            raise UnequalConfigurations("images are delivered with the columns of others")
+            raise UnequalConfigurations("images are delivered with the columns of other examples")
         same = stored["image"].numpy()
         apart = np.abs(batch["image"].astype(np.int16) - same.astype(np.int16))
         total, largest = total + float(apart.sum(dtype=np.int64)), max(largest, float(apart.max()))

@@ -30,7 +30,7 @@ class Outcomes:
       truths, predictions: Classes (examples,) int64; zeros for numbers.
       worst: The examples with the highest loss, worst first: `keys` (worst,) int64, `losses`,
           `probabilities` of the predicted class, `inputs`, `labels` and `outputs` (worst, …).
-      target_errors: The mean absolute error of each target (targets,) float64.
+      target_errors: The mean absolute error of each target (targets,) float64; empty for classes.
     """
 
     examples: int
@@ -97,7 +97,7 @@ def describe_outcomes(
     targets: Sequence[str],
     manifest: Path,
 ) -> Evaluation:
-    """Describe outcomes in words; `classes` is empty if the model predicts numbers."""
+    """Describe outcomes by names and texts; `classes` is empty if the model predicts numbers."""
     worst = outcomes.worst
     columns = ("truths", "predictions") if classes else ("labels", "outputs")
     truths, predictions = (_name_values(worst[name], classes) for name in columns)
@@ -172,7 +172,7 @@ def encode_worst(outcomes: Outcomes) -> bytes:
 
 
 def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Return the cross-entropy of each example; labels are class numbers or vectors."""
+    """Return each example's class, prediction and cross-entropy; labels are numbers or vectors."""
     vectors = labels.shape.rank == logits.shape.rank
     truths = tf.argmax(labels, axis=-1) if vectors else tf.cast(labels, tf.int64)
     losses = (
@@ -206,7 +206,7 @@ def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor
 def _keep_worst(
     worst: dict[str, np.ndarray], batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return the examples with the highest losses of both; NaN counts as the highest."""
+    """Return the examples of both with the highest losses; NaN counts as the highest."""
     if worst:
         batch = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
     order = np.argsort(-np.nan_to_num(batch["losses"], nan=np.inf), kind="stable")[:MOST_WORST]

@@ -28,7 +28,7 @@ def visible_gpus() -> tuple[list[Any], str | None]:
         pynvml.nvmlInit()
         uuids = cuda_uuids()
         if uuids is None:
-            return [], NO_GPU.format("CUDA's driver, libcuda.so.1, is not there or does not answer")
+            return [], NO_GPU.format("CUDA's driver, libcuda.so.1, is missing or does not answer")
         handles = [_handle(uuid) for uuid in uuids]
     except pynvml.NVMLError as error:
         return [], NO_GPU.format(f"NVML: {error}")
@@ -47,7 +47,7 @@ def used_gpus(devices: Iterable[str]) -> list[Any]:
 
 
 def cuda_uuids() -> list[str] | None:
-    """Return the UUIDs of CUDA's devices, without GPU- or MIG-; None if there is no answer."""
+    """Return the UUIDs of CUDA's devices, without GPU- or MIG-; None if CUDA does not answer."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

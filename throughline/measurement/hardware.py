@@ -40,8 +40,7 @@ def read_cpu_s() -> dict[int, float]:
 class UsageMonitor:
     """Measures this process and samples its GPUs in a thread; a context manager.
 
-    Between `pause()` and `resume()` nothing is measured, such as
-    tracing or validation.
+    Times and GPUs are not measured between `pause()` and `resume()`, such as during validation.
 
     Args:
       gpus: NVML handles of the GPUs in use.
@@ -89,7 +88,7 @@ class UsageMonitor:
             failed = len(self._failures)
             echo_problem(
                 f"{failed} of {failed + len(self._samples)} readings of the GPU failed (NVML:"
-                f" {self._failures[-1]}); GPU metrics are those of the others"
+                f" {self._failures[-1]}); GPU metrics come from the other readings"
             )
         utilization, memory, power = (
             sorted(sample[name] for sample in self._samples if name in sample)
@@ -122,7 +121,7 @@ class UsageMonitor:
         if self.running:
             self._running.clear()
             self._wall_s += self._clock() - self._since
-            # A child that started meanwhile counts from its start; one that ended is not known.
+            # A child that started meanwhile counts from its start; one that ended is not counted.
             now = self._read_cpu_s()
             self._cpu_s += sum(
                 seconds - self._cpu.get(process, 0.0) for process, seconds in now.items()
@@ -142,7 +141,7 @@ class UsageMonitor:
 
 
 def describe_machine() -> dict[str, str | int | float | list[str]]:
-    """Describe the machine and versions, because only numbers of the same ones are comparable."""
+    """Describe the machine and versions; measurements are comparable only if these are equal."""
     handles, _ = visible_gpus()
     return {
         "cpu": read_cpu_name(),
@@ -159,7 +158,7 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
 
 
 def read_gpus(handles: Sequence[Any]) -> dict[str, float]:
-    """Read the mean utilization of the GPUs [%], and their total memory [MB] and power [W].
+    """Read the mean utilization of the GPUs [%], and the sums of used memory [MB] and power [W].
 
     A metric that NVML does not support, such as the utilization of a MIG slice, is left out.
 

@@ -1,7 +1,7 @@
-"""Measures what other processes take of this machine: how much, what is idle, who takes most.
+"""Measures how much of this machine other processes use, how much is idle, and who uses most.
 
-A measurement cannot keep others away, but it can detect them. What they take is the system's busy
-time on our cores, without our own, and without what a CPU quota leaves to them anyway.
+A measurement cannot keep others away, but it can detect them. What they take from us is the busy
+time of our cores, without our own, and without what a CPU quota leaves to others anyway.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class CpuTimes:
 
 
 def read_cpu_times() -> CpuTimes:
-    """Read them now. Time that a hypervisor steals is busy; ended children count for processes."""
+    """Read the CPU times. Stolen time is busy; a process's time includes its ended children's."""
     cores, usable = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
     if len(cores) > max(usable):
         cores = [cores[number] for number in usable]
     idle_s = sum(core.idle + core.iowait for core in cores)
-    # The system counts guests in user and nice, too.
+    # Linux counts the time of guests in user and nice, too.
     all_s = sum(sum(core) - core.guest - core.guest_nice for core in cores)
     by_process = {
         process.pid: sum(times[:4])
@@ -60,9 +60,9 @@ class OtherProcesses:
     """Measures what other processes do during a block; read its values after leaving it.
 
     Attributes:
-      cpu_pct: What others took of all cores that this process may use.
-      idle_pct: What nobody took of these.
-      busiest: The process that took most of it.
+      cpu_pct: The share that others used of all cores that this process may use.
+      idle_pct: The share of these that was idle.
+      busiest: The process that used at least half of what others did; else `OTHER_PROGRAMS`.
     """
 
     def __init__(self, *, read: Callable[[], CpuTimes] = read_cpu_times) -> None:
@@ -72,7 +72,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """The share that others took beyond the idle share, which would not have been used."""
+        """The share that others used beyond the idle share, which shows what we did not need."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:
@@ -105,12 +105,12 @@ class OtherProcesses:
 def share_of_cores(
     busy_s: float, idle_s: float, own_s: float, *, usable: float, sharing_s: float = 0.0
 ) -> tuple[float, float]:
-    """Return what others took of the cores that this process may use, and what nobody took [%].
+    """Return the shares of the cores that this process may use [%]: others', and the idle one.
 
     Args:
       busy_s, idle_s, own_s: How long all cores were busy, idle, and busy with our own work.
-      usable: The share of their time that our quota allows. Others take something from us only if
-          they take more than the rest, or share the quota.
+      usable: The share of the cores' time that our quota allows. Others take something from us
+          only if they use more than the rest, or share the quota.
       sharing_s: How long others used the shared quota.
     """
     all_s = busy_s + idle_s
@@ -121,7 +121,7 @@ def share_of_cores(
 
 
 def read_times(process: psutil.Process) -> tuple[float, ...]:
-    """Return the CPU times of a process and its ended children [s]; () if it has ended."""
+    """Return the CPU times of a process and its ended children [s]; () if they are unreadable."""
     try:
         return process.cpu_times()
     except psutil.Error:  # it has ended, or may not be read
@@ -129,7 +129,7 @@ def read_times(process: psutil.Process) -> tuple[float, ...]:
 
 
 def list_children(pid: int) -> list[int]:
-    """Return the descendants of a process; none if it has ended."""
+    """Return the ids of all descendants of a process; none if it has ended or is unreadable."""
     try:
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""How much of the batches of sequences is padding, and how many shapes they have."""
+"""How much of the batches of texts is padding, and how many shapes they have."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
 
 
 def padding_in_buckets(pipeline: InputPipeline) -> float | None:
-    """Return the padding [%] left by `batch: {pad_to: auto}`; None for windows, or without text."""
+    """Return the padding [%] with `batch: {pad_to: auto}`; None for windows, or without text."""
     if not pipeline.data.shards.schema.is_text or pipeline.plan.window:
         return None
     lengths = sequence_lengths(pipeline.data, pipeline.split)

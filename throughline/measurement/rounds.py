@@ -1,10 +1,10 @@
-"""A race as numbers: training times, ratios with intervals, and who leaves. Pure.
+"""The arithmetic of a race: training times, ratios with intervals, and who leaves. Pure.
 
 A round is one turn of every contestant within seconds, so a slow machine slows all of them. A rate
 is the sum of examples over the sum of seconds, not a median over turns: a turn in which an epoch
-begins, and buffers fill, belongs to the pace of a training. A contestant that missed some rounds is
-compared by its pace relative to the contestant with most rounds, so all rates and ratios are
-consistent. Intervals are Student's, from leaving out one round at a time (the jackknife: Quenouille
+begins, and buffers fill, belongs to the pace of a training. Rates and gains of contestants that
+missed rounds are consistent, since each counts by its pace relative to the contestant with most
+rounds. Intervals are Student's, from leaving out one round at a time (the jackknife: Quenouille
 1956, Tukey 1958). Intervals of several comparisons that must hold together share their error
 probability (Bonferroni).
 """
@@ -20,8 +20,8 @@ from scipy.special import stdtrit
 from throughline.results.base import Estimate
 from throughline.results.race import Cost, Round
 
-# Share of intervals that miss the truth after a fixed number of rounds. Races that end as soon as
-# all is decided miss it in 5 % (`python -m benchmarks.ranking --simulate`).
+# Share of intervals that miss the true value after a fixed number of rounds. In races that end as
+# soon as all is decided, 5 % miss it (`python -m benchmarks.ranking --simulate`).
 WRONG = 0.035
 
 
@@ -32,10 +32,10 @@ def estimate(
     fewest: int | None = None,
     compared: int = 1,
 ) -> Estimate:
-    """Estimate a positive number, which `measure` computes from rounds, with an interval.
+    """Estimate a positive number that `measure` computes from rounds, with an interval.
 
     Args:
-      fewest: The least number of rounds behind a part of the number; all rounds by default.
+      fewest: The number of rounds behind the part with the fewest; by default, all `rounds`.
       compared: How many intervals must hold together.
     """
     count = len(rounds) if fewest is None else fewest
@@ -56,9 +56,9 @@ def estimate(
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """The rounds of a race, and what each contestant's training costs besides.
+    """The rounds of a race, and what each training costs besides its steady epochs.
 
-    A training has `epochs` epochs of `examples` examples. Without costs, ratios are those of rates.
+    A training has `epochs` epochs of `examples` examples.
     """
 
     rounds: Sequence[Round]
@@ -81,7 +81,7 @@ class Race:
         return self._at_one_pace(name, lambda rate: rate)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return how many times as fast one is as the other; one of `compared` intervals."""
+        """Return the ratio of one's speed to the other's; its interval is one of `compared`."""
 
         def measure(rounds: Sequence[Round]) -> float:
             return self._relative(one, rounds) / self._relative(other, rounds)
@@ -89,11 +89,11 @@ class Race:
         return self._estimate(measure, one, other, compared)
 
     def seconds(self, name: str) -> Estimate:
-        """Return how long a training takes at the machine's pace over all rounds."""
+        """Return how long a training takes at the machine's pace over all rounds [s]."""
         return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
     def ratio(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return how many times as long one's training takes as the other's, by shared rounds.
+        """Return the ratio of one's training time to the other's, from the rounds of both.
 
         The interval is one of `compared`.
         """
@@ -106,7 +106,7 @@ class Race:
         )
 
     def break_even(self, one: str, other: str) -> int | None:
-        """Return the first epoch after which one has taken no more time than the other."""
+        """Return the first epoch after which one has taken no more time than the other, or None."""
         rounds = self._rounds_of(one, other)
         if not rounds:
             return None
@@ -121,7 +121,7 @@ class Race:
         return 1 + math.ceil(ahead / each) if each > 0 else None
 
     def fastest(self, names: Collection[str]) -> str:
-        """Return the contestant with the shortest training, by shared rounds if two have met."""
+        """Return the contestant whose training is shortest, compared by shared rounds if any."""
         leader, *others = names
         for name in others:
             ratio = self.ratio(name, leader)
@@ -134,9 +134,10 @@ class Race:
         return leader
 
     def survivors(self, names: Sequence[str], *, most: int, compared: int = 1) -> list[str]:
-        """Return at most `most` that the fastest does not certainly beat, in given order.
+        """Return up to `most` of `names` that the fastest does not certainly beat, in given order.
 
-        Its lead over each is one of `compared` intervals that must hold together.
+        Its lead over each is one of `compared` intervals that must hold together. Contestants that
+        shared no round with it are left out.
         """
         if not names:
             return []
@@ -156,14 +157,14 @@ class Race:
         return math.sqrt(max(rates) / min(rates)) if rates else 1.0
 
     def disturbed_by(self) -> str | None:
-        """Say who disturbed the race, if others took over a tenth of the cores in most rounds."""
+        """Say who disturbed the race, if others used over a tenth of the cores in most rounds."""
         disturbed = [each for each in self.rounds if each.disturbed]
         if 2 * len(disturbed) <= len(self.rounds):
             return None
         share = statistics.median(each.others_pct for each in disturbed)
         who = statistics.mode(each.busiest for each in disturbed)
         return (
-            f"{who} took {share:.0f} % of the cores in {len(disturbed)} of {len(self.rounds)}"
+            f"{who} used {share:.0f} % of the cores in {len(disturbed)} of {len(self.rounds)}"
             " rounds"
         )
 
@@ -171,7 +172,7 @@ class Race:
         return _with(self.rounds, *names)
 
     def _at_one_pace(self, name: str, measure: Callable[[float], float]) -> Estimate:
-        """Estimate from a rate at the pace of all rounds, or of its own without the reference."""
+        """Estimate `measure` of a rate at the reference's pace; without shared rounds, its own."""
         reference = self.reference
         if not self._rounds_of(name, reference):
             return estimate(lambda rounds: measure(_rate(name, rounds)), self._rounds_of(name))
@@ -186,7 +187,7 @@ class Race:
     def _estimate(
         self, measure: Callable[[Sequence[Round]], float], one: str, other: str, compared: int = 1
     ) -> Estimate:
-        """Estimate from all rounds in which one of the two met the reference."""
+        """Estimate `measure` from the rounds in which the reference and one of the two raced."""
         met = self._rounds_of(self.reference) if self.rounds else []
         fewest = min(len(_with(met, one)), len(_with(met, other)))
         rounds = [each for each in met if one in each.turns or other in each.turns]

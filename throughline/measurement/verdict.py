@@ -1,4 +1,4 @@
-"""Whether training is held up by its input: a verdict, only if the race supports one.
+"""Decides whether a training waits for its input, if its race supports a verdict.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step). On shared cores the
 lower one is 15 %, because two runs of the same step differ by up to 10 % there. A race that
@@ -20,7 +20,7 @@ from whowaits.timing.verdict import (
 
 APART_PCT = 10.0  # allowed difference of rates measured minutes apart
 SAME_MOMENT_PCT = 2.0  # allowed difference of rates of the same rounds
-BETWEEN_S = 0.3  # per epoch, at most, for what turns do not have: a checkpoint's end, callbacks
+BETWEEN_S = 0.3  # per epoch, at most, for what turns lack: a checkpoint's end, callbacks
 ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
 
@@ -61,35 +61,35 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
     drift: float,
     disturbed: bool,
 ) -> str:
-    """Return which other figure contradicts the rate of a race; "" if none does.
+    """Return which other figure contradicts a configuration's rate in the race; "" if none does.
 
     Args:
-      training: The rate of the race [examples/s].
+      training: The rate of the training in the race [examples/s].
       gain: Its ratio to the model alone, in the same rounds.
-      fed: The rate of its input alone [examples/s].
-      epochs: The rate of its own warm epochs [examples/s]; None if it does not compare.
-      epoch_s: The duration of one of these epochs.
+      fed: The rate of the input alone [examples/s]; None if it had no turn.
+      epochs: The rate of the training's own warm epochs [examples/s]; None if not comparable.
+      epoch_s: The duration of one of these epochs [s].
       drift: The factor by which the machine's pace varied during the race.
     """
-    raced = f"the race trained {training.value:,.0f} examples/s"
+    raced = f"training ran at {training.value:,.0f} examples/s in the race"
     apart = (1 + APART_PCT / 100) * drift
     if gain.low > 1 + SAME_MOMENT_PCT / 100:
-        return f"{raced}, its model alone {training.value / gain.value:,.0f}"
+        return f"{raced}, but its model alone at {training.value / gain.value:,.0f}"
     if fed and training.low > apart * fed.high:
-        return f"{raced}, its input alone made {fed.value:,.0f}"
+        return f"{raced}, but its input alone at {fed.value:,.0f}"
     if epochs is None:
         return ""
     between = min(BETWEEN_S, epoch_s / 2)
     slower = training.low > apart * epochs * epoch_s / (epoch_s - between)
     faster = not disturbed and apart * training.high < epochs
-    return f"{raced}, its epochs {epochs:,.0f}" if slower or faster else ""
+    return f"{raced}, but its own epochs at {epochs:,.0f}" if slower or faster else ""
 
 
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
-    """Give the verdict, or say why there is none.
+    """Give the verdict.
 
-    It is undecided if a figure contradicts the race, or if the interval reaches beyond a threshold
-    by more than `MARGIN_PCT` on both sides.
+    It is undecided if a figure contradicts the race, or if the interval extends beyond both sides
+    of a threshold by more than `MARGIN_PCT`.
     """
     if contradiction:
         return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)
@@ -103,6 +103,6 @@ def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
             return Verdict(
                 name=UNDECIDED,
                 cause=f"the stall lies anywhere from {span}, on both sides of {threshold:.0f} %",
-                fix="race for longer: a larger measure.seconds, or a quiet machine",
+                fix="race longer (with a larger measure.seconds), or on a quiet machine",
             )
     return Verdict(name=decide(stall.pct, on_accelerator=on_accelerator))

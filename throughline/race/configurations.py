@@ -1,9 +1,9 @@
 """The race of a project's configurations, in phases.
 
-Configurations race against their models alone; then the changes that rules propose for input-bound
-ones; then the input of each alone. All are measured in turns of processes that are frozen between
-turns (`contestant.py`). A phase ends when every verdict and every place is decided, or its time is
-up. Imports no TensorFlow.
+First the configurations race against their models alone, then the changes that rules propose for
+input-bound ones, then the input of each alone. All are measured in turns of processes that are
+frozen in between (`contestant.py`). A phase ends when its verdicts, places or gains are decided,
+or its time is up. Imports no TensorFlow.
 """
 
 import os
@@ -35,9 +35,9 @@ from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
-SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of the time, at most
+SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of `measure.seconds`, at most
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
-LOOKS = 5  # looks that intervals allow for: else equals would differ in 10 of 100 races
+LOOKS = 5  # interim looks that intervals allow for: else equals would differ in 10 % of races
 PRECISE_PCT = 2.0  # an interval so narrow needs no more rounds
 # Fields of a configuration that the text of its plan shows in full.
 IN_PLAN = {
@@ -48,7 +48,7 @@ IN_PLAN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A configuration that is to race. `model_layers`: what its model does besides the network."""
+    """A configuration that is to race; those with equal `model_layers` share a model alone."""
 
     config: PipelineConfig
     plan: str
@@ -62,9 +62,9 @@ class Measured:
 
     Attributes:
       models: The contestant that is a configuration's model alone, by configuration.
-      changes: The contestant that has tried a change, by configuration and rule.
+      changes: The contestant that tries a rule's change, by configuration and rule.
       lost: Why a contestant was lost, by contestant.
-      seconds: The sum of all turns.
+      seconds: The total time of all turns.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -93,11 +93,11 @@ class Measured:
 
     @property
     def pace(self) -> str:
-        """The model alone that shows the pace of the machine; "" if all were lost."""
+        """The contestant, a model alone, that shows the machine's pace; "" if all were lost."""
         return next((each for each in self.models.values() if each in self.training.names), "")
 
     def input_speed(self, name: str) -> Estimate | None:
-        """Return the rate of an input alone at the trainings' pace; None if it had no turn."""
+        """Return an input's rate at the pace of the trainings' rounds; None if it had no turn."""
         gain = self.of_phase(INPUTS).gain(name, self.pace)
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
@@ -121,11 +121,11 @@ class ConfigurationRace:
 
     @property
     def share(self) -> float:
-        """The number of training processes per process on this host."""
+        """The number of all training processes divided by the number of those on this host."""
         return self.worker.count / len(self._environments)
 
     def remote_address(self, name: str) -> str:
-        """Return the address of a given tf.data service, whose workers are not frozen."""
+        """Return the address of an external tf.data service, whose workers run on; or ""."""
         return self._starters[name].config.remote_address
 
     def run(self) -> Measured:
@@ -172,10 +172,9 @@ class ConfigurationRace:
         return group
 
     def _race(self, pool: Pool, phase: str, names: Sequence[str], share: float) -> None:
-        """Race the contestants until all that the phase is for is decided.
+        """Race the contestants until the phase's results are decided, or its time is up.
 
-        After the least number of rounds, only those with an open result race on, with their
-        reference.
+        After `LEAST_ROUNDS`, only those with an undecided result race on, with the reference.
         """
         find_open = self._find_open_places if phase == OWN else self._find_open_gains
         allowed_s = SHARES[phase] * share * self._params.measure.seconds
@@ -194,7 +193,7 @@ class ConfigurationRace:
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
         """Race the changes that rules propose for input-bound configurations.
 
-        Equals race once. A change that equals another configuration takes that one's figures.
+        Equal changes race once. A change that equals another configuration gets its figures.
         """
         known = {
             identify(starter.plan, starter.config): name for name, starter in self._starters.items()
@@ -292,12 +291,12 @@ class ConfigurationRace:
 
 
 def identify(plan: str, config: PipelineConfig) -> str:
-    """Return what is equal only for configurations that are as fast and deliver the same."""
+    """Return a text that is equal only for configurations of the same speed and examples."""
     return f"{plan} {config.model_dump_json(exclude=IN_PLAN)}"
 
 
 def find_unclear(race: Race, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Find the pairs whose ratio may be 1 and is not known precisely; allows for repeated looks."""
+    """Find the pairs whose ratio may be 1 and is not yet precise; allows for repeated looks."""
     unclear = []
     for one, other in pairs:
         ratio = race.gain(one, other, compared=LOOKS * len(pairs))

@@ -1,11 +1,11 @@
 """A process per contestant, forked from one that has imported TensorFlow, and frozen between turns.
 
-In a single process, contestants would fill their buffers and take cores during the others' turns;
-AUTOTUNE looked three times as fast that way as it trains (docs/decisions, 6.1). A turn is charged
-with all the time in which the process is awake: a batch that is ready at its end was paid for in
-this turn and benefits the next one. A contestant ends with the process that started it, however
-that ends, even while it is frozen: the kernel kills it when its parent is gone. The parent is this
-process, or a server that ends with it.
+In a single process, contestants would fill their buffers and use cores during the others' turns;
+that way AUTOTUNE looked three times as fast as it trains (docs/decisions, 6.1). A turn lasts as
+long as the process is awake: the time for a batch that is ready at its end counts in this turn,
+and the batch in the next. A contestant ends with the process that started it, however that process
+ends, even while the contestant is frozen: the kernel kills it when its parent is gone. The parent
+is this process, or a fork server that ends with it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TRANSIENT = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "Process
 
 
 class ContestantLost(Exception):
-    """A contestant that was killed, failed, or does not answer.
+    """A contestant was killed, failed, or did not answer in time.
 
-    `failure` is its own report; `late`: it was still working when its time was up.
+    `failure` is its own report, if it sent one; `late`: it was still working at the time limit.
     """
 
     def __init__(self, reason: str, failure: Failure | None = None, *, late: bool = False) -> None:
@@ -51,8 +51,8 @@ class ContestantLost(Exception):
     def transient(self) -> bool:
         """Whether another try may succeed.
 
-        So it may after a kill, after errors of disks, memory and other processes, and after a bug,
-        which says nothing about what was to be raced.
+        It may after a kill or a timeout, after errors of disks, memory and other processes, and
+        after a bug of this program, which says nothing about the configuration.
         """
         failure = self.failure
         return failure is None or bool(failure.traceback) or failure.kind in TRANSIENT
@@ -61,8 +61,8 @@ class ContestantLost(Exception):
 class Contestant:
     """One or several processes that do a `job`, "module:name" (see `jobs.py`); a context manager.
 
-    There is a process for each of the `arguments`; all are woken and frozen together. Their output
-    is in the file `log`.
+    There is a process for each item of `arguments`; all are woken and frozen together. Their output
+    goes to the file `log`.
     """
 
     def __init__(self, job: str, arguments: Sequence[tuple[Any, ...]], *, log: Path) -> None:
@@ -84,7 +84,7 @@ class Contestant:
         """Wait until the job is ready in each process, and return the first one's answer.
 
         Raises:
-          ContestantLost: If it failed, was killed, or is not ready in time.
+          ContestantLost: If a process failed, was killed, or was not ready in time.
         """
         first, *_ = [each.receive(timeout_s) for each in self._processes]
         return first
@@ -92,10 +92,10 @@ class Contestant:
     def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> list[Any]:
         """Call a method of the job in each process, and return the results.
 
-        The processes are frozen before and afterwards.
+        The processes are woken for it and frozen afterwards.
 
         Raises:
-          ContestantLost: If one failed, was killed, or does not answer in time.
+          ContestantLost: If a process failed, was killed, or did not answer in time.
         """
         for each in self._processes:
             each.signal(signal.SIGCONT)
@@ -106,13 +106,13 @@ class Contestant:
         return answers
 
     def take_turn(self, order: str = "train", *, turn_s: float = TURN_S) -> Turn:
-        """Let the contestant train for a moment, or follow another `order`.
+        """Let the contestant train for about `turn_s`, or follow another `order`.
 
-        The first turn of a kind is repeated, because it starts without the buffers that turns
-        leave.
+        Its first turn with an order is run twice, and only the second one counts, because the first
+        starts without the buffers that a turn leaves.
 
         Raises:
-          ContestantLost: If it failed, was killed, or does not answer in time.
+          ContestantLost: If it failed, was killed, or did not answer in time.
         """
         if order not in self._has_settled:
             self.ask(order, turn_s)
@@ -176,7 +176,7 @@ class _Process:
     def receive(self, timeout_s: float) -> Any:
         try:
             if not self._pipe.poll(timeout_s):
-                raise ContestantLost(f"does not answer within {timeout_s:.0f} s", late=True)
+                raise ContestantLost(f"did not answer within {timeout_s:.0f} s", late=True)
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise ContestantLost(self._describe_end()) from None
@@ -184,7 +184,7 @@ class _Process:
             reason = answer.first_line
             if answer.traceback:
                 reason = (
-                    "failed here, which is an error of the race if a training through it succeeds:"
+                    "failed (a bug of this program unless the train stage fails in the same way):"
                     f" {reason} ({from_here(self._log)} has the traceback)"
                 )
             raise ContestantLost(reason, answer)
@@ -195,15 +195,15 @@ class _Process:
         code = self._process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            return f"was killed by {name}" + (", perhaps for its memory" if code == -9 else "")  # noqa: PLR2004
+            return f"was killed by {name}" + (", perhaps for lack of memory" if code == -9 else "")  # noqa: PLR2004
         return f"ended with exit code {code}"
 
 
 def _find_context() -> Any:
-    """Return the context for starting processes: fork, or a server.
+    """Return the context for starting processes: `fork`, or `forkserver`.
 
-    Normally this process imports TensorFlow and forks. If TensorFlow is already at work here, a
-    server forks instead, because a forked process would lack TensorFlow's threads.
+    Normally this process imports TensorFlow and forks. If TensorFlow has already started threads
+    here, a server forks instead, because a forked process would lack those threads.
     """
     runtime = sys.modules.get("tensorflow.python.eager.context")
     at_work = runtime and runtime._context and runtime._context._context_handle
@@ -221,10 +221,10 @@ def _find_context() -> Any:
 
 
 def do_once(job: str, *arguments: Any, log: Path, timeout_s: float = OPENING_S) -> Any:
-    """Run a job that is done once it is open, in a process of its own, and return its answer.
+    """Call a job, such as a function, in a process of its own, and return its first answer.
 
     Raises:
-      ContestantLost: If it failed, was killed, or takes too long.
+      ContestantLost: If it failed, was killed, or took too long.
     """
     with Contestant(job, [arguments], log=log) as contestant:
         return contestant.wait_until_open(timeout_s)

@@ -1,4 +1,4 @@
-"""The inside of a contestant: a process that does a job for the race, order by order.
+"""What runs in the process of a contestant: a job that the race gives orders to.
 
 Also holds the values that both sides exchange. Only the job that `work` imports needs TensorFlow.
 """
@@ -25,7 +25,7 @@ from throughline.shared.termination import end_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A configuration for a contestant; `environment` is set for one of several processes."""
+    """A configuration for a process of a contestant, which sets `environment` in `os.environ`."""
 
     params: Params
     root: Path
@@ -44,21 +44,21 @@ class Opened:
 
     @property
     def order(self) -> str:
-        """The order to do what a training does once; "" if that is nothing."""
+        """The order for the work that a training does once; "" if there is none."""
         return "fill" if self.has_cache else "load" if self.loads else ""
 
     def cost(self, seconds: float, *, prepare_s: float = 0.0) -> Cost:
-        """Return the cost of a training whose order took `seconds`, after `prepare_s`."""
+        """Return the cost of a training whose `order` took `seconds`, besides `prepare_s`."""
         if self.has_cache:
             return Cost(prepare_s=prepare_s, fill_s=seconds)
         return Cost(prepare_s=prepare_s + seconds)
 
 
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
-    """Do the `job` "module:name", and answer orders until the pipe is closed.
+    """Call the `job` "module:name", and answer orders until the pipe is closed.
 
-    The first answer is the job's attribute `opened`, or the result of a function. An order is the
-    name of a method with its arguments. A failure is the last answer.
+    The first answer is what the call returns, or its attribute `opened` if it has one. An order is
+    the name of a method with its arguments. A failure is the last answer.
     """
     _live_for_the_race()
     raise_malloc_thresholds()
@@ -71,9 +71,9 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
             pipe.send(getattr(done, order)(*values))
     except EOFError:  # the race has ended
         return
-    except Exception as error:  # noqa: BLE001 - whatever it is, the race goes on without this one
+    except Exception as error:  # noqa: BLE001 - whatever it is, the race continues without it
         failure = describe_failure(error)
-        with suppress(OSError):  # of a full disk, which may be the failure
+        with suppress(OSError):  # the disk may be full, which may be the failure
             sys.stderr.write(f"{failure.traceback or failure}\n")
             sys.stderr.flush()
         pipe.send(failure)
@@ -81,8 +81,8 @@ def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> No
 
 def _live_for_the_race() -> None:
     end_with_parent()
-    # Through these, a forked process could start others. If they stayed open, the server and the
-    # tracker would outlive the race.
+    # A forked process inherits these to start others. If they stayed open, the fork server and the
+    # resource tracker would outlive the race.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     tracker: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
     for descriptor in (server._forkserver_alive_fd, tracker._fd):

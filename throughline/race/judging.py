@@ -1,4 +1,4 @@
-"""Draws the conclusions from a race for each configuration: rates, verdict, cause and fix. Pure."""
+"""Derives each configuration's rates, verdict, cause and fix from a race. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ WORTH = 1.05  # the least speed-up that is worth a change
 TIE = 1.05  # gains within this factor are equal: the smaller change comes first
 SLOW_SERVICE, GPU_IDLE = "slow_service", "gpu_idle"  # rules whose changes cannot be tried
 FIX_WHEN_COMPUTE_BOUND = (
-    "stop tuning the input: a larger batch_size, train.steps_per_execution, train.mixed_precision,"
-    " train.jit_compile or a faster accelerator help now"
+    "stop tuning the input; what may help now: a larger batch_size, train.steps_per_execution,"
+    " train.mixed_precision, train.jit_compile, or a faster accelerator"
 )
 FIX_WHEN_CORES_ARE_SHARED = (
-    "no change of this configuration gains much: less work in its ops, more cores, or an"
-    " accelerator for the model help now"
+    "no change to this configuration gains much; what may help now: less work in its ops, more"
+    " cores, or an accelerator for the model"
 )
 FIX_WHEN_UNKNOWN = (
     "look at the timeline, and at what else uses the disk, the memory and the cores of this machine"
@@ -37,7 +37,7 @@ class Subject:
     Attributes:
       examples: Examples per epoch of its own training.
       steps: Steps per epoch of its own training.
-      share: The number of processes that train per process that has raced.
+      share: The number of processes that train divided by the number of those that raced.
     """
 
     name: str
@@ -58,7 +58,7 @@ def judge_race(
     for subject in subjects:
         name, judged = subject.name, None
         if address := racing.remote_address(name):
-            why = f"by its epochs, since the workers of {address} do not stand still between turns"
+            why = f"by its epochs, because the workers of {address} keep running between turns"
             judged = judge_by_epochs(subject, measured, on_accelerator=accelerated, why=why)
         elif measured.is_raced(name):
             judged = judge_raced(subject, measured, on_accelerator=accelerated)
@@ -66,7 +66,7 @@ def judge_race(
             raced[name] = judged
             lost.pop(name, None)  # it was lost after that
         else:
-            lost.setdefault(name, lost.get(measured.models[name], "it has not raced"))
+            lost.setdefault(name, lost.get(measured.models[name], "it did not race"))
     return RaceResult(
         machine=machine,
         processes=racing.worker.count,
@@ -115,10 +115,10 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
 def judge_by_epochs(
     subject: Subject, measured: Measured, *, on_accelerator: bool, why: str
 ) -> Raced | None:
-    """Return the result of a configuration whose input is not frozen between turns.
+    """Return the result of a configuration whose input keeps running between turns.
 
-    It compares the epochs of the configuration's training with the model alone, and allows for a
-    tenth between the two. Returns None without a warm epoch.
+    It compares the rate of the training's warm epochs with the race of the model alone, and allows
+    for an error of `APART_PCT`. None without a warm epoch, or if the model alone did not race.
     """
     race, model = measured.training, measured.models[subject.name]
     epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
@@ -218,15 +218,15 @@ def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
         return finding
     contestant = measured.changes.get((name, finding.rule))
     if contestant is None:
-        return replace(finding, untried="only for what certainly waits for its input")
+        return replace(finding, untried="it is not certain that the input limits training")
     gain = measured.change_gain(name, finding.rule)
     if gain.rounds:
         return replace(finding, gain=gain)
-    return replace(finding, untried=measured.lost.get(contestant, "it was not raced"))
+    return replace(finding, untried=measured.lost.get(contestant, "it did not race"))
 
 
 def _comparable_epochs(subject: Subject) -> float | None:
-    """Return the rate of warm epochs, if they are comparable with the race."""
+    """Return the rate of warm epochs; None if there are none, or the race is not comparable."""
     trained, settings = subject.trained, subject.settings
     _, unit = settings.checkpoint_period
     alike = trained.processes == 1 and unit == "epochs" and not settings.callbacks
@@ -236,7 +236,7 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return how much longer a step with exchange takes than one in the race, without it [ms]."""
+    """Return how much longer a step takes in training than in the race, without exchange [ms]."""
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None

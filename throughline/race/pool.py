@@ -1,4 +1,4 @@
-"""The open contestants of a race: opened as far as memory allows, raced in rounds, then ended.
+"""The open contestants of a race: opened in batches, raced in rounds, then ended.
 
 Imports no TensorFlow.
 """
@@ -17,17 +17,17 @@ from throughline.shared.limits import available_memory, usable_cores
 
 MEMORY_SHARE = 0.5  # share of available memory for all open contestants
 
-# The job of a contestant by its name, with the arguments of each of its processes.
+# Maps the name of a contestant to its job and the arguments of each of its processes.
 Jobs = Callable[[str], tuple[str, Sequence[tuple[Any, ...]]]]
 
 
 class Pool:
-    """Open contestants by name, with the job of each from `jobs` and logs in `folder`.
+    """Open contestants by name; `jobs` gives the job of each, and their logs are in `folder`.
 
     Attributes:
-      opened: The first answers of contestants that have opened.
-      costs: What their trainings take besides steady epochs.
-      lost: Why contestants were lost.
+      opened: The first answers of the contestants that have opened.
+      costs: The costs of their trainings besides steady epochs.
+      lost: Why contestants were lost, by name.
     """
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
@@ -52,11 +52,11 @@ class Pool:
         return list(self._open)
 
     def open(self, names: Sequence[str], *, until: float = math.inf) -> None:
-        """Open the contestants that are not open yet, and freeze them.
+        """Open the contestants that are neither open nor out, and freeze them.
 
-        As many open at a time as there are cores. No batch but the first one starts after `until`,
-        a moment of the monotonic clock. After it no cache is filled either, and a cache that is not
-        full a minute later is given up. A contestant that fails is lost.
+        As many open at a time as there are cores. After `until`, a time of the monotonic clock,
+        only the first batch opens, and only its first contestant may fill a cache; others that
+        have one are ended. A contestant that fails is lost.
         """
         waiting = [name for name in names if name not in self._open and not self.is_out(name)]
         cores = usable_cores()
@@ -96,7 +96,7 @@ class Pool:
         self.end(name)
 
     def watch(self, name: str) -> None:
-        """Hook: look at what a contestant holds after its turn."""
+        """Hook for subclasses, called after each turn of a contestant: check its memory."""
 
     def end(self, name: str) -> None:
         if name in self._open:
@@ -117,7 +117,7 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Run a turn of each open contestant in alternating order; `pulling` ones do not train."""
+        """Run a turn of each open contestant, reversed in odd rounds; `pulling` ones only pull."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:

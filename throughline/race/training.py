@@ -1,4 +1,4 @@
-"""The jobs of contestants: training through a configuration, and training on a ready batch.
+"""The jobs of contestants: training through a configuration, and training on ready batches.
 
 Each runs in a process of its own and trains for a moment at a time.
 """
@@ -35,21 +35,20 @@ from throughline.training.replicas import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-TURN_STEPS = 10  # the least steps of a turn, whose duration is given
-LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # unless the turn takes too long
+TURN_STEPS = 10  # the least steps of a turn, besides its given duration
+LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # after LONGEST_TURN_S, FEWEST_STEPS are enough
 WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE starts
-LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # unless those after the first call take too long
-MANY_EPOCHS = 1_000_000  # for epochs of few steps
+LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # fewer, if those after the first call take WARM_UP_S
+MANY_EPOCHS = 1_000_000  # more than a race gets through, even if epochs have few steps
 BATCHES_IN_MEMORY = 64
-MOST_READY, READY_S = 512, 0.004  # ready batches, and the time to take one, at most
+MOST_READY, READY_S = 512, 0.004  # ready batches, and the time to get one, at most
 SAMPLE_BYTES = 64 * 2**20  # of shards
 
 
 class Training:
-    """Trains through a configuration, or takes its batches, turn by turn.
+    """Trains through a configuration, or only takes its batches, turn by turn.
 
-    What is kept in memory or in a cache is a sample, because an epoch's duration follows from its
-    rate.
+    Memory and caches hold only a sample: its rate tells how long a whole epoch takes.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -86,7 +85,7 @@ class Training:
         self._step.settle()
 
     def load(self) -> float:
-        """Load the data into memory again, and return how long that takes for all examples [s]."""
+        """Load the sample into memory again; return the time for all examples [s], 0 if unused."""
         if (step := _find_loaded(self._pipeline)) is None:
             return 0.0
         started_at = time.perf_counter()
@@ -112,8 +111,8 @@ class Training:
     def train(self, seconds: float) -> float:
         """Train for a moment, and return the number of examples.
 
-        Buffers are as the last turn has left them. Before the first turn, which does not count,
-        they are emptied, because no turn has paid for what was ready after opening.
+        Buffers are as the last turn left them. Before the first turn, which does not count, they
+        are emptied, because the batches that are ready by then took no turn's time.
         """
         if not self._is_drained:
             self._is_drained = True
@@ -146,7 +145,7 @@ class Training:
 
 
 class ModelAlone:
-    """Trains the model on a ready batch of floats, as fast as if input cost nothing."""
+    """Trains the model on batches that are ready in memory, as fast as if input cost nothing."""
 
     def __init__(self, entry: Entry) -> None:
         os.environ.update(entry.environment)
@@ -203,10 +202,10 @@ def _open(
 
 
 def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> PreparedData:
-    """Keep only the first shards of the training split, as many as a contestant should hold.
+    """Keep only the first shards of the training split, up to `SAMPLE_BYTES` but at least one.
 
-    Examples are in random order, so these stand for all. If classes are sampled, every class with a
-    weight has an example in them.
+    Examples are in random order, so these stand for all. If classes are sampled, as many shards are
+    kept as it takes for every class with a weight to have an example.
     """
     kept, size, lacking, end = [], 0, set[int](), 0
     if sampling != "uniform":
@@ -231,7 +230,7 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
 
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
-    """Return how many examples this process has of a smaller last batch; None if there is none."""
+    """Return this process's examples in a smaller last batch; None if there is none to repeat."""
     last = pipeline.examples % pipeline.batch_size
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
     if texts or pipeline.plan.batching or not last or pipeline.steps_per_epoch == 1:
@@ -246,7 +245,7 @@ def _repeat_zeros(
     *,
     examples: int | None = None,
 ) -> Iterator[Any]:
-    """Repeat a batch of zeros as `spec` says; open sizes are the input's, or the longest text's."""
+    """Repeat a batch of zeros; sizes missing in `spec` are the input's, or the longest text's."""
     is_text = pipeline.plan.spec.schema.is_text
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
     longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
@@ -265,7 +264,7 @@ def _repeat_zeros(
 
 
 def advance(step: StepFunction, batches: Iterator[Any]) -> int:
-    """Run the next execution, regardless of epochs, and return its steps."""
+    """Run the next call of the step function, regardless of epochs, and return its steps."""
     step.begin(MANY_EPOCHS)
     step(batches)
     return step.steps

@@ -8,7 +8,7 @@ from throughline.results.profiling import GOOD_UTILIZATION_PCT
 from throughline.settings import PipelineConfig, Settings
 
 GOOD_SHARD_MIB = (100, 200)
-# From here on the size of shards matters; smaller data has few files anyway.
+# From this total on, the size of shards matters; smaller data has few files anyway.
 LARGE_MIB = 1024
 
 
@@ -25,8 +25,8 @@ def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[
         f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %": _judge_use(row),
         "deterministic": (
             config.deterministic,
-            f"deterministic: {str(config.deterministic).lower()}; order and augmentation follow"
-            " from the seed",
+            f"deterministic: {str(config.deterministic).lower()}; the seed decides order and"
+            " augmentation",
         ),
     }
     return [
@@ -59,9 +59,9 @@ def _judge_shard_size(train: Sequence[Shard]) -> tuple[bool, str]:
 
 def _judge_reading(config: PipelineConfig, count: int) -> tuple[bool, str]:
     if config.read == "snapshot":
-        return True, "rows of mapped columns, any of them at any time"
+        return True, "random access to rows of mapped columns"
     if config.read == "indexed_shards":
-        return True, "records of all shards, any of them at any time"
+        return True, "random access to the records of all shards"
     parallel = config.interleave is not None and config.interleave.parallel != "none"
     return parallel or count == 1, f"interleave: {_fields(config.interleave)}"
 
@@ -103,7 +103,7 @@ def _judge_use(row: Row) -> tuple[bool, str]:
     stalls = row.stall_pct, row.stall_pct_high, row.stall_pct_low
     used, low, high = (100 - stall for stall in stalls)
     return used > GOOD_UTILIZATION_PCT, (
-        f"{used:.0f} % of a real step is the model's own ({low:.0f} to {high:.0f} %)"
+        f"the model takes {used:.0f} % of a training step ({low:.0f} to {high:.0f} %)"
     )
 
 

@@ -50,7 +50,7 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
 
 
 def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
-    """Compare only these configurations; raises MissingInput if one has not raced."""
+    """Compare only these configurations; raises as `read_all` and `compare` do."""
     raced = RaceResult.read(layout.race)
     chosen = {name: one for name, one in raced.configurations.items() if name in names}
     results, missing = read_all(names, layout)
@@ -58,7 +58,7 @@ def compare_some(names: Sequence[str], layout: Layout) -> Comparison:
 
 
 def read_all(names: Sequence[str], layout: Layout) -> tuple[dict[str, RunResults], dict[str, str]]:
-    """Read the results of all complete configurations, and say what is missing of the others.
+    """Read the results of all complete configurations, and name the files that others lack.
 
     Raises:
       MissingInput: If no configuration has been built, trained and profiled.
@@ -89,9 +89,9 @@ def compare(
     """
     raced = {name: one for name, one in race.configurations.items() if name in results}
     if not raced:
-        why = next((race.lost[name] for name in results if name in race.lost), "it has not raced")
+        why = next((race.lost[name] for name in results if name in race.lost), "none took part")
         raise MissingInput(
-            f"{layout.race}: no configuration has raced: {why}; run `dvc repro -f -s race`"
+            f"{layout.race} has no raced configuration: {why}; run `dvc repro -f -s race`"
         )
     race = replace(race, configurations=raced)
     lost = {name: why for name, why in race.lost.items() if name in results}

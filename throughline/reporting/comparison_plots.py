@@ -25,8 +25,8 @@ SHORTEST_LABELED = 0.15  # share of the axis from which on a bar contains its ra
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     """Draw each configuration's speed in the race, with its interval and ceilings.
 
-    A dot shows the epochs of its own training, if they compare with the race. An input ceiling
-    that no training could use is an arrow at the edge with its value.
+    A dot shows the epochs of its own training, if they are comparable with the race. An input
+    ceiling far beyond all other figures is an arrow at the edge, with its value.
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
@@ -59,7 +59,7 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     for place in places:
         note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}"
-        # Next to a bar that is too short for it.
+        # The rate is next to a bar that is too short for it.
         inside = trained[place] >= SHORTEST_LABELED * edge
         beside = max(reached[place], near.get(place, 0.0), own.get(place, 0.0))
         at, color = (0, "white") if inside else (beside, INK)
@@ -85,7 +85,7 @@ def plot_histories(
     """Draw validation loss and metric by epoch, for each configuration.
 
     `histories` are rows of history.csv by configuration. No picture is drawn if the trainings
-    followed neither, as may happen with a user's own test step.
+    recorded neither, as may happen with a user's own test step.
     """
     followed = {column for epochs in histories.values() for epoch in epochs for column in epoch}
     columns = dict.fromkeys(["val_loss", f"val_{metric}"])

@@ -16,7 +16,7 @@ DARK = 0.5  # share of the color scale from which on numbers are white
 
 
 def plot_confusion(confusion: Confusion, stem: Path) -> None:
-    """Draw how often each class was taken for each class; colors are shares of a row."""
+    """Draw the confusion matrix (rows: true classes); colors are shares of a row."""
     counts = np.asarray(confusion.counts, np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = len(confusion.classes)

@@ -1,4 +1,4 @@
-"""The result of a comparison, or of one configuration, as a sentence to be read aloud.
+"""The result of a comparison, or of one configuration, as a sentence.
 
 It says what is certain, names what is not, and never calls examples or quality the same without a
 check. The terminal, the report, Prefect and MLflow show it.
@@ -78,11 +78,11 @@ def _about_no_gain(ranking: Ranking) -> str:
         )
     reason = {
         COMPUTE_BOUND: (
-            f"training waits for its input only {base.stall_pct:.0f} % of the time, the model"
+            f"training waits for its input only {base.stall_pct:.0f} % of the time; the model"
             " takes the rest"
         ),
         UNDECIDED: (
-            f"and whether training waits for its input is undecided ({_span(base)} of the time)"
+            f"whether training waits for its input is undecided ({_span(base)} of the time)"
         ),
     }.get(
         base.verdict,
@@ -97,7 +97,7 @@ def _before_and_after(ranking: Ranking) -> str:
     share = _span(base) if base.verdict == UNDECIDED else f"{base.stall_pct:.0f} %"
     before = f"Training waits for its input {share} of the time"
     if base.verdict == COMPUTE_BOUND:
-        return f"{before} only, and still `{ranking.best}` is"
+        return f"{before} only, but `{ranking.best}` is"
     if best.verdict == COMPUTE_BOUND:
         return f"{before}. `{ranking.best}` ends that:"
     if best.verdict == UNDECIDED or best.stall_pct >= base.stall_pct:
@@ -116,7 +116,7 @@ def _times(ranking: Ranking) -> str:
 
 
 def _same_examples(top: Row, base: Row) -> str:
-    """Say whether examples are the same, the same but for pixels, or only the data are."""
+    """Say what is the same: the examples, all of them but the pixels, or only the data."""
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
     differences = [row.difference_mean for row in (base, top) if row.difference_mean is not None]
@@ -127,7 +127,7 @@ def _same_examples(top: Row, base: Row) -> str:
 
 
 def _same_quality(top: Row, base: Row) -> str:
-    """Say whether the quality is the same: within chance for an accuracy, else in figures."""
+    """Say whether the quality is the same (accuracies: within chance); otherwise, give figures."""
     ours, theirs = top.val_metric, base.val_metric
     trials = count_validation_trials(top)
     if top.test_metric is not None and base.test_metric is not None:

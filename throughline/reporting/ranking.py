@@ -1,7 +1,7 @@
 """Which configuration is best, and which are as good within the noise.
 
-Rates are compared within the rounds in which both took part. A ratio's interval allows for the best
-having been chosen among all: all ratios' intervals hold together in 95 of 100 races.
+Rates are compared by their paces relative to the contestant with most rounds. A ratio's interval
+allows for choosing the best of several: all ratios' intervals hold together in 95 of 100 races.
 """
 
 import math
@@ -18,8 +18,8 @@ from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 from whowaits.timing.verdict import UNDECIDED
 
 BASELINE = "naive"
-# If the ratio of two configurations may be 1, they are equally fast, unless its interval, high end
-# to low end, is so wide that it says nothing.
+# If the ratio of two configurations may be 1, they count as equally fast, unless its interval, high
+# end to low end, is at least so wide and says nothing.
 WIDE = 1.3
 
 
@@ -49,9 +49,10 @@ class Ranking:
         return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
-        """Return how many times as fast one trains as the other.
+        """Return the ratio of one's training speed to the other's.
 
-        If they never raced in the same round, the ratio follows from both intervals.
+        If one shared no round with the contestant that both are compared by, the ratio and its
+        interval follow from the two rates.
         """
         if one == other:
             return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.race.rounds))
@@ -98,15 +99,14 @@ class Ranking:
     def best(self) -> str:
         """The configuration to use: of those tied for the fastest, the one with the lowest stall.
 
-        Configurations that certainly beat the baseline come before those whose figures may say
-        little.
+        Only if none certainly beats the baseline, others are considered.
         """
         candidates = [name for name in self.tied if name in self.winners] or self.winners
         return min(candidates or self.tied, key=lambda name: self.raced[name].stall_pct)
 
     @cached_property
     def open(self) -> list[str]:
-        """The configurations that may be faster or not: their interval holds 1 and is wide."""
+        """The configurations that may be faster or not: their interval contains 1 and is wide."""
         return [
             name
             for name in self.names
@@ -123,10 +123,10 @@ class Ranking:
         ]
 
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
-        """Return the epoch from which on no more time is spent than with the baseline.
+        """Return the first epoch after which no more time was spent than with the baseline.
 
-        None if there is none, or nothing to pay back. `prepare_s` was spent before the first epoch,
-        by configuration.
+        None if there is none, or it is the first of all. `prepare_s` was spent before any epoch, by
+        configuration.
         """
         costs = {
             each: replace(raced.cost, prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0))
@@ -144,7 +144,7 @@ def count_validation_trials(row: Row) -> int:
 
 
 def accuracy_warning(rows: Sequence[Row]) -> str | None:
-    """Warn of validation accuracies that differ from the median by more than chance."""
+    """Return a warning about validation accuracies beyond chance of the median; None if none is."""
     scores = {row.pipeline: row.val_metric for row in rows if row.metric == "accuracy"}
     if len(scores) < 2:  # noqa: PLR2004 - one result is like itself
         return None
@@ -162,6 +162,6 @@ def accuracy_warning(rows: Sequence[Row]) -> str | None:
 def stderr_of_difference(share: float, examples: int) -> float:
     """Return the standard error of the difference of two models' shares of held-out examples.
 
-    Both count, because models of the same data also differ by order and augmentation.
+    The errors of both count: models of the same data also differ by order and augmentation.
     """
     return math.sqrt(2) * standard_error(share, examples)

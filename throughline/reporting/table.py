@@ -106,7 +106,7 @@ def comparison_table(comparison: Comparison) -> Table:
 def _figure(
     heading: str, unit: str, path: str, *, digits: int = 0, essential: bool = True
 ) -> TableColumn:
-    """Make a column of the figure at a dotted `path`; it is absent if a part of the path is."""
+    """Make a column of the figure at a dotted `path`; `ABSENT` if a part of the path is None."""
 
     def cell(row: Row) -> Cell:
         value: Any = row

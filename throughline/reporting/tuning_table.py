@@ -23,7 +23,7 @@ COLUMNS = (
 NUMERIC = COLUMNS[1:-1]
 WORDS_WIDTH = 16  # the least width of columns of words
 LOG_WIDTH = 150  # if it is not printed on a terminal
-NOT_RACED = "not raced: another form of its family was, or the time was up"
+NOT_RACED = "not raced: other forms of its family were, or the time was up"
 
 
 def to_records(result: TuningResult) -> list[dict[str, str]]:

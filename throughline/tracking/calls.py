@@ -1,6 +1,6 @@
 """A recorder's calls: how each kind is sent to MLflow's active run, or kept for later.
 
-Calls that the server could not take are kept in .throughline/unsent/, with their files.
+Calls that could not be sent are kept in .throughline/unsent/, with their files.
 """
 
 import json
@@ -40,7 +40,7 @@ def list_models(run: Run) -> list[LoggedModel]:
 
 def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     if not Path(path).exists():
-        echo(f"{path} is gone and was left out")
+        echo(f"{path} no longer exists and was not sent to MLflow")
         return
     import keras
     import tensorflow as tf
@@ -52,9 +52,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
         own = imported(objects or {})
         model: Any = load_model(Path(path), objects or {})
     except Exception as error:  # noqa: BLE001 - user-defined layers make Keras raise anything
-        echo(
-            f"  MLflow gets the file of the model, not a model that it can serve ({reason(error)})"
-        )
+        echo(f"  MLflow gets only the model's file, since loading it failed ({reason(error)})")
         mlflow.log_artifact(path)
         return
     several = len(model.inputs) > 1
@@ -84,7 +82,7 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
 
 def _send_artifact(path: str, folder: str | None) -> None:
     if not Path(path).exists():
-        echo(f"{path} is gone and was left out")
+        echo(f"{path} no longer exists and was not sent to MLflow")
     elif Path(path).is_dir():
         mlflow.log_artifacts(path, folder)
     else:
@@ -95,7 +93,7 @@ def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the children that the active run lacks; raises the first refusal at the end."""
     client, parent = mlflow.MlflowClient(), mlflow.active_run()
     if parent is None:
-        raise MlflowException("no run is active that children could be added to")
+        raise MlflowException("there is no active run to add children to")
     run_id, experiment = parent.info.run_id, parent.info.experiment_id
     found = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
     there = {one.info.run_name for one in found if one.info.status == "FINISHED"}
@@ -141,10 +139,10 @@ SENDERS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """The calls of a run, in order.
+    """The calls of a run that are kept for later, in order.
 
-    `tags` link it to the code and flow of that time. `follows` is the tag of the run that the calls
-    belong to, if that run was kept as well.
+    `tags` link the run to the code and flow of that time. `follows` is the tag of the run that the
+    calls belong to, if that run was kept as well.
     """
 
     run_key: RunKey
@@ -181,7 +179,7 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
     """Yield every run that is kept, the oldest first, with its file.
 
     Raises:
-      DamagedFile: At the end, if a file is not as `enqueue` writes it.
+      DamagedFile: At the end, if a file does not have the form that `enqueue` writes.
     """
     damaged = ""
     for file in sorted(folder.glob("*.json")):
@@ -189,8 +187,9 @@ def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
             pending = parse(PendingRun, json.loads(file.read_bytes()))
         except (ValueError, TypeError) as error:
             damaged = damaged or (
-                f"{file} is damaged, or of another version of the program ({error}); what it kept"
-                f" is in the files of the run, too: delete it and {attachments_dir(file).name}"
+                f"{file} is damaged, or was written by another version of the program ({error});"
+                " the run's own files have the same content, so delete this file and"
+                f" {attachments_dir(file).name}"
             )
             continue
         yield file, pending

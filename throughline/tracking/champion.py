@@ -1,6 +1,6 @@
 """Decides which model is a dataset's champion: the fastest configuration's, if it is good enough.
 
-Quality is the final metric on held-out examples. Differences below three standard errors are
+Quality is the final metric on held-out examples. Differences below three standard errors count as
 chance, as in the report's warning about accuracy.
 """
 
@@ -91,7 +91,7 @@ def find_rejection_reason(
     finite = [other.value for other in others if math.isfinite(other.value)]
     median = statistics.median(finite or [score.value])
     if _improvement(score, median) < -SIGNIFICANT_STDERRS * math.sqrt(2) * score.stderr:
-        return f"{score} is worse than the other configurations' ({median:.4f}) beyond chance"
+        return f"{score} is worse than the others' median ({median:.4f}), beyond chance"
     test_set = (score.metric, score.split, score.examples)
     comparable = [one for one in earlier if (one.metric, one.split, one.examples) == test_set]
     best = max(
@@ -100,7 +100,7 @@ def find_rejection_reason(
     if best is not None and _improvement(score, best.value) < -SIGNIFICANT_STDERRS * math.hypot(
         score.stderr, best.stderr
     ):
-        return f"{score} is worse than the best champion's so far beyond chance: {best}"
+        return f"{score} is worse than that of the best champion so far, beyond chance: {best}"
     return None
 
 

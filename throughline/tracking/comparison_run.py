@@ -49,18 +49,17 @@ from throughline.tracking.store import (
 UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address for browsers, if it differs
 OPEN = Path(".throughline") / "comparisons"  # a lock file for each open parent run
 CHAMPION = "champion"
-# Whether a comparison chooses the champion: never, by merit, or because it was asked to.
+# Whether a comparison chooses the champion: never, by merit, or on request.
 Promotion = Literal["none", "earned", "asked for"]
 NOT_REQUESTED = (
-    "unchanged, since a run with changes does not choose it unless asked to (promote: true,"
-    " --promote)"
+    "unchanged, since a run with changes chooses it only on request (promote: true, --promote)"
 )
 
-LATER = "the same command does that later"
+LATER = "run the same command again later"
 REPORT_TAG = "report.digest"  # the last tag of a comparison that the store has completely
 VIEW_TAG = "mlflow.sharedViewState."
 FASTEST = "metrics.`throughput/speedup_vs_naive`"
-# Few, because MLflow shows them in alphabetical order, whatever is asked for.
+# Few, because MLflow shows them in alphabetical order, whatever the order in the view.
 VIEW_METRICS = (
     "throughput/steady_examples_per_s",
     "throughput/input_examples_per_s",
@@ -71,7 +70,7 @@ OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not abou
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return the UI addresses of a run and of its configurations' view; None without a server."""
+    """Return UI addresses of a run and of its configurations' view; None if no server has it."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -88,10 +87,10 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
 def open_comparison(
     run_key: RunKey, name: str, lineage: Mapping[str, str] | None = None
 ) -> Iterator[str | None]:
-    """Start the parent run of a comparison and yield its id, or None if there is no store.
+    """Start the parent run of a comparison; yield its id, None if the store cannot be reached.
 
     If the block raises, the run is marked as failed or killed. `lineage` are further tags. Earlier
-    runs of this project that `kill -9` has interrupted are ended as well.
+    parent runs of this project that `kill -9` interrupted are ended as well.
     """
     run_id = _start(run_key, name, lineage or {})
     if run_id is None:
@@ -111,7 +110,7 @@ def open_comparison(
 def _end_killed() -> None:
     """End the parent runs whose processes are gone: their lock is free but its file remains.
 
-    A run that this store does not have is left for the store that has it.
+    The file of a run that this store does not have is left for the store that has it.
     """
     for file in (store_home() / OPEN).glob("*"):
         with suppress(*STORE_ERRORS):
@@ -136,7 +135,7 @@ def _start(run_key: RunKey, name: str, lineage: Mapping[str, str]) -> str | None
     except STORE_ERRORS as error:
         echo(
             f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
-            f" run was created, and no champion is chosen: {LATER}"
+            f" run was created, and no champion will be chosen; {LATER}"
         )
         return None
 
@@ -152,10 +151,10 @@ def close_comparison(
 ) -> bool:
     """Complete the parent run, and return whether the store has all of it.
 
-    Every configuration gets a child run. One that was up to date has trained in an earlier
-    comparison; its child here has the same metrics and names that run in the tag `reused_run_id`.
-    Unless `promotion` is `none`, the best model may become champion. `note` (Markdown) is shown on
-    the run's first page. If the store is away, children, view and champion are not kept for later.
+    Every configuration gets a child run. If it was trained in an earlier comparison, this is a copy
+    of that run, whose id is in the tag `reused_run_id`. Unless `promotion` is `none`, the best
+    model may become champion. `note` (Markdown) is shown on the run's first page. If the store
+    cannot be reached, children, view and champion are not kept for later.
     """
     rows = list(comparison.configurations)
 
@@ -198,12 +197,12 @@ def close_comparison(
         if parent.sent and not waiting:
             parent.set_tags({REPORT_TAG: digest_json(to_json(comparison))})
     if not parent.sent and promotion != "none":
-        echo_problem(f"champion: not decided, since MLflow is away; {LATER}")
+        echo_problem(f"champion: not decided, since MLflow cannot be reached; {LATER}")
     return parent.sent and not waiting
 
 
 def has_comparison(report: Path) -> bool:
-    """Return whether the store has this folder's comparison; True if it does not answer."""
+    """Return whether the store has all of this folder's comparison; True if it does not answer."""
     try:
         digest = digest_json(to_json(Comparison.read(report)))
     except UserError:  # there is none, or of another version
@@ -223,7 +222,8 @@ def has_comparison(report: Path) -> bool:
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
     """Give the best configuration's model the alias `champion`, and return the decision.
 
-    A champion that was set by hand, or has another metric, is replaced only if `asked_for`.
+    Its quality must suffice. A champion that was set by hand, or is judged by another metric, is
+    replaced only if `asked_for`.
     """
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
@@ -233,7 +233,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     versions = client.search_model_versions(f"name = '{name}'")
     present = _current_champion(name)
     if present is not None and present.run_id == row.mlflow_run_id:
-        return f"stays version {present.version}, {best} of the same training"
+        return f"stays version {present.version}, which is {best} from the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]
     current = score_from(present.tags) if present else None
     if present and not asked_for and (current is None or current.metric != score.metric):
@@ -245,7 +245,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     earlier = [kept for version in versions if (kept := score_from(version.tags))]
     against = find_rejection_reason(score, others, earlier)
     if against is not None:
-        return f"unchanged, since {best} may not become it: {against}"
+        return f"unchanged, since {best} does not qualify: {against}"
     run = find_run(row.mlflow_run_id)
     models = list_models(run) if run else []
     if not models:
@@ -260,7 +260,7 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     # Added last, because scores are compared only with versions that became champion.
     for tag, value in make_tags(score).items():
         client.set_model_version_tag(name, version.version, tag, value)
-    change = f"{score}; before it {current or 'there was none'}"
+    change = f"{score}; before: {current or 'no scored champion'}"
     return f"version {version.version} of {name}, {best}: {change}"
 
 

@@ -28,7 +28,7 @@ REUSED_TAG = "reused_run_id"  # the id of the original
 
 
 def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
-    """Copy a run, except for these `tags`, and return the copy's id; the copy is still running."""
+    """Copy a run, without artifacts but with these `tags`; return the id of the (running) copy."""
     client, moment = mlflow.MlflowClient(), time.time_ns() // 1_000_000
     kept = {
         key: value
@@ -49,7 +49,7 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
 
 
 def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
-    """Return the id of a run's copy with these tags; a value of None means without the tag."""
+    """Return the id of a run's copy with these tags, or None; a tag of None must be absent."""
     copies = mlflow.search_runs(
         [run.info.experiment_id],
         f"tags.{REUSED_TAG} = '{run.info.run_id}'",
@@ -66,11 +66,11 @@ def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
 
 
 def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) -> Recorder:
-    """Make a recorder for measurements of a training, which adds to that training's run.
+    """Make a recorder that adds measurements to the run of a training.
 
     The training is given by the id of its run, or by the tag of a run that was kept for later. A
-    run with changes that has not trained it adds to a copy with a name of its own instead, if the
-    store can tell. The run's tags stay.
+    run with changes that did not train it adds to a copy under its own name instead, if the store
+    answers. The tags of the training's run stay.
     """
     name = os.environ.get(EXPERIMENT)
     if name:

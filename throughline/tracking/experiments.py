@@ -1,7 +1,7 @@
 """Which MLflow experiment a run belongs to: one per dataset and task.
 
-An experiment is named after the dataset's folder or file and the first digest of its content. It is
-recognized by its content when data is added or its folder is moved: it carries a sketch, the
+An experiment is named after the dataset's folder or file and the first digest of its content. When
+data is added or its folder is moved, the experiment is recognized by a sketch of the content: the
 smallest hashes of (example, label). The sketch of a dataset that has grown still contains those of
 the earlier sketch that are small enough, so two sketches tell how much of one dataset is in the
 other (docs/decisions, 4.4).
@@ -62,8 +62,8 @@ def make_run_key(
 ) -> RunKey:
     """Make the key of a configuration's run on the dataset that ingest has read from `path`.
 
-    `manifest` is the folder in which ingest has described it; `window` is set for series and
-    tokens.
+    `manifest` is the folder in which ingest has described the dataset; `window` is set for series
+    and tokens.
 
     Raises:
       MissingInput: If ingest has not finished.
@@ -103,7 +103,7 @@ def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> 
 
 
 def same_data(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether most examples of one dataset are in the other, judged by their sketches."""
+    """Return whether half of one dataset's examples or more are in the other, by their sketches."""
     return max(_share(one, other), _share(other, one)) >= SHARED
 
 
@@ -115,7 +115,7 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def get_experiment_id(run_key: RunKey) -> str:
-    """Find or make the experiment of a dataset, and update its sketch."""
+    """Find or make the experiment of a dataset and task, update its sketch, and return its id."""
     if not run_key.sketch:
         return _named(EXPERIMENT_PREFIX + run_key.dataset)
     client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
@@ -136,7 +136,7 @@ def get_experiment_id(run_key: RunKey) -> str:
 
 
 def _named(name: str) -> str:
-    """Find or make the experiment of this name; if it was deleted, use the name with a number."""
+    """Find or make the experiment of this name; if that was deleted, add a number to the name."""
     candidate, number = name, 1
     while True:
         found = mlflow.get_experiment_by_name(candidate)

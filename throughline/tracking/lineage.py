@@ -10,7 +10,7 @@ PARENT_TAG = "mlflow.parentRunId"
 FLOW_RUN = "THROUGHLINE_FLOW_RUN"
 EXPERIMENT = "DVC_EXP_NAME"  # DVC's variable; set for a run with changes
 EXPERIMENT_TAG = "dvc.experiment"  # the name of a run with changes
-# What a run changes by itself. Its parameters are in MLflow; in dvc.yaml it changes a list.
+# Files that a run itself changes. Its parameters are in MLflow; in dvc.yaml it changes a list.
 OWN_CHANGES = tuple(f":(exclude){name}" for name in ("params.yaml", "dvc.lock", "dvc.yaml"))
 # The list of own code in dvc.yaml, below the line that is its first group.
 LISTED = re.compile(

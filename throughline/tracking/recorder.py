@@ -65,13 +65,13 @@ class Recorder:
     """Writes a run; a context manager, which can be entered again to continue the run.
 
     After the first failure to reach the store, everything is kept in a file of .throughline/unsent/
-    for `sync`. Metrics of a step that the run already has are not logged again, and tags and
-    artifacts that were kept replace none of a later measurement.
+    for `sync`. Metrics that the run already has at a step are not logged again. Tags and artifacts
+    that were kept for later do not replace those of a later measurement.
 
     Args:
-      run_id: Continues this run.
+      run_id: Continues the run with this id.
       unsent: Continues the run with this tag, which began while the store was away, or starts it.
-      follows: Adds only to the run with this tag.
+      follows: Adds to the run with this tag, and starts none.
       kept: An earlier recorder's calls, which are sent as they were.
       tags: Tags of the run; by default those of the current code, flow run and comparison.
 
@@ -147,9 +147,9 @@ class Recorder:
         except OSError as error:
             self.lost = True
             echo_problem(
-                f"what MLflow was to get of {self._run_key.pipeline} cannot be kept for `python -m"
-                f" tasks.sync` ({disk_reason(error) or reason(error)}); it is in the files of the"
-                " run alone"
+                f"the data of {self._run_key.pipeline} for MLflow cannot be kept for `python -m"
+                f" tasks.sync` ({disk_reason(error) or reason(error)}); only the run's own files"
+                " have it"
             )
 
     def log_params(self, values: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Recorder:
         self._send("children", {name: dict(values) for name, values in children.items()})
 
     def log_input(self, name: str, digest: str) -> None:
-        """Log the data that the run trains on; not kept for later."""
+        """Log the data that the run trains on; this is not kept for later."""
         source = from_numpy(np.empty((0,)), name=name, digest=digest[:32])
         self.call(lambda: mlflow.log_input(source, context="training"))
 
@@ -237,7 +237,7 @@ class Recorder:
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # Else it prints a traceback for each failure that is reported in one line.
+        # Otherwise it prints a traceback for each failure, which is reported in one line anyway.
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         use_store()
         tags = {
@@ -266,10 +266,10 @@ class Recorder:
     def call(
         self, function: Callable[[], Any], *, what: str = "something", starts: bool = False
     ) -> None:
-        """Call a function on the active run, and report failures once; it is not kept for later.
+        """Call a function on the active run, and report a failure once; keep no call for later.
 
-        If the store is away, everything that is sent from now on is kept for later. If it refuses
-        only `what` this call sends, recording continues.
+        If the store cannot be reached, everything that is sent from now on is kept for later. If it
+        only refuses this call, which sends `what`, recording continues.
         """
         if not self.sent:
             return
@@ -277,12 +277,12 @@ class Recorder:
             function()
         except Exception as error:  # noqa: BLE001 - nothing that trains depends on the server, or on what MLflow makes of a model
             if not starts and is_refusal(error) and self._has_run():
-                problem = f"does not take {what}; left out ({reason(error)})"
+                problem = f"does not accept {what}; left out ({reason(error)})"
             else:
                 self.sent = False
                 if self.run_id is None and self._follows is None:
                     self._tags.setdefault(UNSENT_TAG, uuid4().hex)
-                problem = f"cannot be written ({reason(error)}); kept for `python -m tasks.sync`"
+                problem = f"cannot be written to ({reason(error)}); kept for `python -m tasks.sync`"
             if problem not in self._problems:
                 self._problems.add(problem)
                 echo_problem(f"MLflow at {show_address()} {problem}")
@@ -319,9 +319,9 @@ def find_sent(run_key: RunKey, unsent: str) -> str | None:
 
 
 def sync() -> tuple[int, int]:
-    """Send what is kept in .throughline/unsent/, and return how many runs were sent and remain.
+    """Send what is kept in .throughline/unsent/; return how many runs were sent, how many remain.
 
-    What belongs to a run that the store does not have is kept.
+    What belongs to a run that the store does not have remains.
 
     Raises:
       DamagedFile: If something that is kept cannot be read.
@@ -335,10 +335,10 @@ def sync() -> tuple[int, int]:
         continues = unsent.run_id or unsent.follows
         if continues and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
             echo(
-                f"what was kept of {unsent.run_key.pipeline} is left out: MLflow at"
-                f" {show_address()} does not have its run; another store may, which {ADDRESS} then"
-                f" has to name. If none has it, delete {from_here(file)}"
-                f" and {attachments_dir(file).name}"
+                f"{from_here(file)} of {unsent.run_key.pipeline} is not sent: MLflow at"
+                f" {show_address()} does not have its run. If another store has the run, set"
+                f" {ADDRESS} to that store; otherwise delete the file and"
+                f" {attachments_dir(file).name}"
             )
             continue
         recorder = Recorder(

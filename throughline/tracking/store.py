@@ -37,7 +37,7 @@ _PASSWORD = re.compile(r"(://[^\s/:@]*):\S+@")  # it may contain / and @
 _REFUSED = re.compile(r"[^\w./\- :]")  # characters that MLflow refuses in keys
 LONGEST_KEY = 250
 UNREACHED = "Max retries exceeded with url"  # MLflow's client says much more after it
-SURROUNDINGS = "(raised as a result of"  # precedes what SQLAlchemy was told
+SURROUNDINGS = "(raised as a result of"  # SQLAlchemy puts it before the database's own message
 _STATUS = re.compile(r"failed with error code (\d{3})")  # in messages of MLflow's client
 
 
@@ -59,7 +59,7 @@ def use_store() -> None:
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.username and parts.password:
-        # MLflow's client reads them there, and puts them into no message.
+        # MLflow's client reads them from there, and never puts them into a message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     mlflow.set_tracking_uri(address)
@@ -121,7 +121,7 @@ def hide_password(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of an error's message, or that the server does not answer."""
+    """Return the first line of an error's message, without passwords, or "it does not answer"."""
     if UNREACHED in str(error):
         return "it does not answer"
     said = [line for line in str(error).splitlines() if not line.startswith(SURROUNDINGS)]
@@ -129,7 +129,7 @@ def reason(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error is a final answer: a 4xx status, or MLflow's own check."""
+    """Return whether a retry is useless: after most 4xx statuses, and errors not of the store."""
     if not isinstance(error, STORE_ERRORS):
         return True
     if isinstance(error, MlflowException):

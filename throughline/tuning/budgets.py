@@ -32,7 +32,7 @@ SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
 }
 TIMES = {"s": 1, "min": 60, "h": 3600}
 SHORTEST_SEARCH_S = 60
-KEY_BYTES = 8  # of a row in the snapshot
+KEY_BYTES = 8  # of each row in the snapshot
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 
 Allowance = Literal["approximate", "unordered"]
@@ -71,7 +71,7 @@ def _check_time(text: str) -> str:
 
 def _check_search_time(text: str) -> str:
     if parse_time(text) < SHORTEST_SEARCH_S:
-        raise ValueError(f"a search takes at least 1min, in which few plans race; found {text!r}")
+        raise ValueError(f"a search needs at least 1min, and more to race many; found {text!r}")
     return text
 
 
@@ -91,28 +91,28 @@ class Budgets(Settings):
     )
     prepare: Annotated[str, AfterValidator(_check_time)] = Field(
         default=UNLIMITED,
-        description="time to write a snapshot, such as 10min; unlimited: any, but it is counted",
+        description="time to write a snapshot, such as 10min; unlimited: any, but it counts",
     )
     epochs: Annotated[str | int, *word_or_count(AUTO)] = Field(
-        default=AUTO, description="of the training that is to be fast; auto: train.epochs"
+        default=AUTO, description="epochs of the training to optimize; auto: train.epochs"
     )
     time: Annotated[str, AfterValidator(_check_search_time)] = Field(
         default="5min",
-        description="of racing, at least 1min; to prepare and to prove the winner comes on top",
+        description="for the search, at least 1min; preparing and proving may come on top",
     )
     allow: tuple[Allowance, ...] = Field(
         default=(),
         description=(
-            "approximate: pixels decoded otherwise · unordered: elements in the order of their"
-            " timing; neither: every example as it is, in an order that repeats"
+            "approximate: pixels decoded approximately · unordered: an order that depends on"
+            " timing; neither: exact examples, in a reproducible order"
         ),
     )
 
 
 def read_budgets(*, allow: Sequence[str] | None = None, **options: Any) -> Budgets:
-    """Read the budgets from the options of a command line; options of None are left out.
+    """Read the budgets from the options of a command line; None means the default.
 
-    `allow` may be given several times, or once with commas.
+    An item of `allow` may list several words with commas.
 
     Raises:
       InvalidBudget: Names every option that is wrong.
@@ -133,7 +133,7 @@ def _describe(problem: Any) -> str:
 
 
 def as_numbers(budgets: Budgets) -> dict[str, Any]:
-    """Return the budgets except time and epochs as numbers, so that 1min equals 60s."""
+    """Return ram, disk, prepare and allow in a form in which 1GiB equals 1024MiB."""
     return {
         "ram": budgets.ram if budgets.ram == AVAILABLE else parse_size(budgets.ram),
         "disk": budgets.disk if budgets.disk == AVAILABLE else parse_size(budgets.disk),
@@ -144,7 +144,7 @@ def as_numbers(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, capped by what the machine has left; splits may take `kept_bytes`."""
+    """Budgets as numbers, capped by what is left; `kept_bytes` is for splits kept in memory."""
 
     ram_bytes: float
     kept_bytes: float
@@ -176,7 +176,7 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 
 
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
-    """Return which configurations exceed the limits, and by what.
+    """Return why configurations exceed the limits, by name.
 
     Raises:
       InvalidBudget: If all of them do; says the least that is needed.
@@ -189,9 +189,9 @@ def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
             prepare_s=min(need.prepare_s for need in needs.values()),
         )
         raise InvalidBudget(
-            "no configuration fits into the budgets. The least that one needs is"
-            f" {format_bytes(least.ram_bytes)} of memory ({format_bytes(limits.ram_bytes)} are"
-            f" allowed), {format_bytes(least.disk_bytes)} of disk"
+            "no configuration fits into the budgets. The least that any of them needs is"
+            f" {format_bytes(least.ram_bytes)} of memory (allowed:"
+            f" {format_bytes(limits.ram_bytes)}), {format_bytes(least.disk_bytes)} of disk"
             f" ({format_bytes(limits.disk_bytes)}) and {format_seconds(least.prepare_s)} of"
             f" preparation ({format_seconds(limits.prepare_s)}); raise --ram, --disk or --prepare"
         )
@@ -207,7 +207,7 @@ def describe_excess(need: Need, limits: Limits) -> str:
         ("preparation", need.prepare_s, limits.prepare_s, format_seconds),
     )
     return "; ".join(
-        f"needs {shown(needed)} of {what}, {shown(allowed)} are allowed"
+        f"needs {shown(needed)} of {what} (allowed: {shown(allowed)})"
         for what, needed, allowed, shown in spent
         if needed > allowed
     )
@@ -236,7 +236,7 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     """Refuse to write a snapshot that exceeds `--disk`, if its rows are images of one size.
 
     Raises:
-      InvalidBudget: If it would; says by how much, and which fraction of it fits.
+      InvalidBudget: If it does; says how much it needs, and which fraction of it fits.
     """
     if budgets.disk == AVAILABLE or params.storage.url:  # the stage itself reports a full disk
         return
@@ -269,8 +269,8 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
         else "raise"
     )
     raise InvalidBudget(
-        f"the snapshot would take {format_bytes(needed)} of disk, {format_bytes(allowed)} are"
-        f" allowed; {remedy} --disk"
+        f"the snapshot needs {format_bytes(needed)} of disk (allowed: {format_bytes(allowed)});"
+        f" {remedy} --disk"
     )
 
 
@@ -278,6 +278,6 @@ def refuse_several_hosts(environment: Mapping[str, str]) -> None:
     """Raise Untunable if TF_CONFIG names several workers."""
     if training_worker_from_tf_config(environment).count > 1:
         raise Untunable(
-            "TF_CONFIG names several workers, and a search is about one process on one machine;"
-            " unset it"
+            "TF_CONFIG names several workers, but a search measures a single process; unset"
+            " TF_CONFIG"
         )

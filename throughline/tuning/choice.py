@@ -34,7 +34,7 @@ class Choice:
       incumbent: The fastest of the user's own configurations.
       to_baseline, to_incumbent: Its time as a multiple of theirs.
       pays_from: The first epoch after which it has taken no more time than the baseline.
-      lost: Whether one of the user's own was lost, which may be the fastest.
+      lost: Whether one of the user's own was lost; it may have been the fastest.
     """
 
     outcome: Outcome
@@ -59,8 +59,8 @@ def choose(
 ) -> Choice:
     """Choose among `rivals`, which have all raced.
 
-    `own` of them are the user's; if there are none, any rival may be chosen. There was no time
-    to race the `unraced`. Intervals allow for the choice being the best of all rivals.
+    `own` are those of the user; if there are none, any rival may be chosen. `unraced` are those
+    that there was no time for. Intervals allow for choosing the best of several.
     """
 
     def compare(one: str, other: str) -> Estimate:
@@ -80,7 +80,7 @@ def choose(
         name = min(tied, key=lambda each: _rank_tied(needs[each], configs[each], least))
     if own:
         baseline = find_baseline(own)
-    else:  # the slowest rival that the choice has met, or the choice itself
+    else:  # the slowest rival that raced with the choice, or the choice itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
         baseline = incumbent = max(met, key=lambda each: race.ratio(each, name).value)
     short = [
@@ -106,8 +106,8 @@ def _conclude(
 ) -> tuple[Outcome, str]:
     """Return the outcome, and the reason if it needs one.
 
-    If `new`, another one is ahead of the incumbent. `short` are ahead of the choice, in too few
-    rounds.
+    If `new`, another one is ahead of the incumbent. `short` are ahead of the choice, but raced too
+    few rounds.
     """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
@@ -179,16 +179,16 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
         if race.disturbed_by():
             advice = "Run it again while nothing else runs"
         elif choice.lost:
-            advice = "The same command tries it once more; or take it out of pipelines"
+            advice = "Run the same command to try it again, or remove it from pipelines"
         else:
-            advice = "The same command goes on there; or give a longer --time"
+            advice = "Run the same command to continue, or give a longer --time"
         return (
             f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. {advice}"
         )
     if choice.outcome == "compute-bound":
         return (
-            f"{TUNED}: nothing to gain: with {incumbent} the input is below"
-            f" {100 * NEGLIGIBLE:.0f} % of a step; the model is what takes time"
+            f"{TUNED}: nothing to gain: with {incumbent} the input takes less than"
+            f" {100 * NEGLIGIBLE:.0f} % of a step; the model takes the rest"
         )
     if choice.outcome == "kept":
         return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
@@ -205,7 +205,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     spent = [f"{format_bytes(need.disk_bytes)} of disk"] if need.disk_bytes else []
     spent += [f"{format_seconds(need.prepare_s)} of preparation"] if need.prepare_s else []
     if choice.pays_from is not None and choice.pays_from > 1:
-        spent.append(f"pays from epoch {choice.pays_from}")
+        spent.append(f"pays off from epoch {choice.pays_from}")
     clauses = [", ".join(parts), *filter(None, [", ".join(spent), choice.reason])]
     return f"{TUNED}: {'; '.join(clauses)}"
 

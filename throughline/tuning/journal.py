@@ -22,7 +22,7 @@ class Entrance:
     Attributes:
       ram_bytes: Memory of its training, with the cache full.
       held_bytes: The most memory that the contestant itself has held.
-      disturbed: Whether other programs ran while the cost was measured.
+      disturbed: Whether other programs disturbed the measurement of the cost.
     """
 
     cost: Cost
@@ -37,7 +37,7 @@ class Pages:
 
     Attributes:
       dropped: Why contestants were dropped.
-      lost: Dropped contestants that the next search may race again.
+      lost: Dropped contestants that may succeed in the next search.
       proven: Digests of configurations that are proven to deliver the snapshot's examples.
       refuted: Why configurations do not deliver them.
     """
@@ -74,13 +74,13 @@ class Journal:
         self.save()
 
     def drop(self, name: str, reason: str, *, transient: bool = False) -> None:
-        """Note why a candidate is out, unless it is already; a `transient` one may not recur."""
+        """Note why a candidate is out, unless it is already; a `transient` reason may not recur."""
         if self.pages.dropped.setdefault(name, reason) is reason:
             self.pages.lost += [name] * transient
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant that takes too much memory, and return whether it did.
+        """Drop a contestant that needs more than `allowed_bytes`; return whether it was dropped.
 
         The model alone is never dropped.
         """
@@ -88,7 +88,7 @@ class Journal:
         if taken <= allowed_bytes or name == CEILING:
             return False
         allowed = format_bytes(allowed_bytes)
-        self.drop(name, f"takes {format_bytes(taken)} of memory, {allowed} are allowed")
+        self.drop(name, f"needs {format_bytes(taken)} of memory (allowed: {allowed})")
         return True
 
     def add(self, one: Round) -> None:

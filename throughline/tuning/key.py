@@ -1,7 +1,7 @@
 """The key of a search: two searches with the same key ask the same question.
 
-The key covers the prepared data, all parameters except `tuned`, the budgets, the machine and the
-program. Imports no TensorFlow.
+The key covers the prepared data, all parameters except `pipelines.tuned`, the budgets except the
+time, the machine, the program with its libraries, and the user's own code. Imports no TensorFlow.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ def digest_question(
 ) -> str:
     """Return the key of a question, by which its answer is found again.
 
-    The search's time is not part of it. `own_files` are the user's models and ops, tokenizers and
-    weights, relative to the layout's root; `needs` is what these need.
+    `own_files` are the user's models and ops, tokenizers and weights, relative to the layout's
+    root; `needs` are the digests of files and versions of libraries that these need.
 
     Raises:
       MissingInput: If the data is not prepared.

@@ -1,4 +1,4 @@
-"""The contestants of a search: they are journaled, and dropped if they take too much memory."""
+"""The contestants of a search: they are journaled, and dropped if they need too much memory."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,15 +13,15 @@ from throughline.tuning.budgets import Need
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.space import CEILING
 
-LEAST_FILL_S = 60.0  # the least time that filling a cache may take, even after the search's time
+LEAST_FILL_S = 60.0  # the time that filling a cache may always take, even after the search's time
 FILL = "fill"  # the phase in which caches are filled
 FILL_SHARE = 0.5  # share of the search's time within which a cache must be full
 
 
 class SearchPool(Pool):
-    """Open contestants of a search; those whose trainings need more than `ram_bytes` are ended.
+    """Open contestants of a search; those whose trainings need more than `ram_bytes` are dropped.
 
-    `own` are the user's, which may be the fastest however long their caches take.
+    `own` are the user's: the next search tries them again even if their caches took too long.
     `besides_steps_bytes` and `sampled_share` are those of the survey.
     """
 
@@ -77,11 +77,11 @@ class SearchPool(Pool):
         self.watch(name)
 
     def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
-        """Time filling a contestant's cache, or loading, while all others are frozen.
+        """Time how long a contestant fills its cache or loads, while all others are frozen.
 
         If other programs disturb it, it is measured again in a new process. Returns the time [s]
-        and whether it was disturbed; None if the contestant was lost, given up at the end of the
-        time, or dropped because it takes most of the time.
+        and whether it was disturbed; None if the contestant was lost, ended because the search's
+        time is up, or dropped because it took over `FILL_SHARE` of that time.
         """
         whole_s = until - self._opened_at
         for again in (False, True):
@@ -97,8 +97,8 @@ class SearchPool(Pool):
                 except ContestantLost as lost:
                     most_s = min(OPENING_S, FILL_SHARE * whole_s)
                     if lost.late and 0 < most_s <= allowed_s:
-                        what = "filling its cache" if order == "fill" else "loading"
-                        why = f"{what} takes longer than {allowed_s:.0f} s"
+                        what = "filling its cache" if order == "fill" else "loading its data"
+                        why = f"{what} took longer than {allowed_s:.0f} s"
                         self._journal.drop(name, why, transient=name in self._own)
                         self.end(name)
                     elif lost.transient and time.monotonic() > until:

@@ -41,7 +41,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The question of a search. `shared`: processes share batches, or cut them to a multiple."""
+    """The question of a search; `shared` is as in `Conditions`."""
 
     params: Params
     root: Path
@@ -74,18 +74,18 @@ def survey_data(question: Question, folder: Path) -> Survey:
         )
     except ContestantLost as lost:
         raise Untunable(
-            f"the prepared data cannot be surveyed, or a few steps trained: {lost}"
+            f"the prepared data could not be read, or not trained on for a few steps: {lost}"
         ) from lost
     if (steps := surveyed.steps_per_epoch) < FEWEST_STEPS:
         raise Untunable(
-            f"an epoch has {steps} step{'s' * (steps > 1)}, and at least {FEWEST_STEPS} are"
-            " needed to see how fast they are; use more data, or a smaller batch_size"
+            f"an epoch has {steps} step{'s' * (steps > 1)}, but at least {FEWEST_STEPS} are"
+            " needed to measure their speed; use more data, or a smaller batch_size"
         )
     return surveyed
 
 
 def prove(entry: Entry, journal: Journal) -> bool:
-    """Prove that the examples are the snapshot's, and return whether they are.
+    """Prove that a candidate's examples are the snapshot's, and return whether that succeeds.
 
     A candidate with other examples is out for good. If the proof fails for another reason, such as
     too little memory, the next search tries the candidate again.

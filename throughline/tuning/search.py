@@ -47,7 +47,7 @@ RACING_SHARE = 0.8  # of the time; the rest is for proving
 
 
 class Search:
-    """A search: `run` it, then read its `survey`, `race` and choice."""
+    """A search: `run` it to get the choice, then read its `survey` and `race`."""
 
     def __init__(self, question: Question, journal: Journal) -> None:
         self.question, self.journal = question, journal
@@ -65,7 +65,7 @@ class Search:
         """Race, choose and prove.
 
         Raises:
-          Untunable: If no contestant could be opened.
+          Untunable: If the model alone could not be trained, or no candidate is left.
           InvalidBudget: If each takes more memory than allowed; says the least that is needed.
         """
         with self.open_pool() as pool:
@@ -101,7 +101,7 @@ class Search:
 
     @cached_property
     def needs(self) -> dict[str, Need]:
-        """The expected need of each contestant; that of the model alone is the least of them."""
+        """What each contestant is expected to need; the model alone, the least memory of all."""
         least = min(each.ram_bytes for each in self.survey.needs.values())
         alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
         return {**self.survey.needs, CEILING: alone}
@@ -124,7 +124,7 @@ class Search:
         for group in groups:  # several if they do not all fit into memory
             self._race_phase(pool, OWN_PHASE, [*standing, *group])
             if CEILING not in self.race.names:
-                why = self.journal.pages.dropped.get(CEILING, "it has not raced")
+                why = self.journal.pages.dropped.get(CEILING, "it did not race")
                 raise Untunable(f"the model alone could not be trained: {why}")
             if self._is_compute_bound():
                 echo("input is a negligible part of a step: nothing else is raced")
@@ -247,8 +247,8 @@ class Search:
     def _choose(self, rivals: Sequence[str]) -> Choice:
         """Choose among rivals that have raced.
 
-        They are compared with the user's own configurations in the last round. If one of the user's
-        own was lost, nothing is chosen, because it may have been the fastest.
+        They are compared with the user's own configurations in the last round, or else all of the
+        user's. If one of these was lost, the outcome is undecided: it may have been the fastest.
         """
         last = self.race.rounds[-1].turns
         own = [name for name in self._own if name in last] or self._own
@@ -263,7 +263,7 @@ class Search:
         lost = [name for name in self.journal.pages.lost if name in self._own_names]
         if not lost:
             return choice
-        why = f"`{lost[0]}`, one of your own, {self.journal.pages.dropped[lost[0]]}"
+        why = f"`{lost[0]}`, one of your own, dropped out: {self.journal.pages.dropped[lost[0]]}"
         return replace(choice, outcome="undecided", reason=why, lost=True)
 
     def _list_unraced(self) -> list[str]:

@@ -62,10 +62,10 @@ class Conditions:
 
     Attributes:
       beyond_memory: Whether the snapshot exceeds the memory.
-      accelerator: Whether there is an accelerator whose memory can hold a split.
+      accelerator: Whether there is a GPU, whose memory may hold a split.
       stored: The fraction of the snapshot's rows that is stored.
       fitting: The fraction of the snapshot's rows that may be read.
-      shared: Whether processes share batches, or batches are cut to a multiple.
+      shared: Whether several processes share each batch, or batches are cut to a multiple.
     """
 
     approximate: bool = False
@@ -82,7 +82,8 @@ def lay_out_space(
 ) -> Space:
     """Lay out all candidates: own configurations, rules of thumb, then all forms of all families.
 
-    Equal plans occur once. All have the sampling and batches of the first own configuration.
+    Forms with an earlier candidate's plan are left out, and own configurations with other sampling
+    or batches than the first one are refused.
     """
     base = next(iter(own.values()))
     candidates: list[Candidate] = []
@@ -136,7 +137,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Return a configuration that reads part of the snapshot, and samples and batches as `own`."""
+    """Read `fraction` of the snapshot, with the sampling and batches of the first of `own`."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
@@ -152,25 +153,25 @@ def _plan(
     """Plan a configuration.
 
     Raises:
-      ImpossiblePlan: If it is refused, or does not deliver what the `base` does.
+      ImpossiblePlan: If it is impossible or not allowed, or samples or batches unlike `base`.
     """
     stored = conditions.stored
     if (config.sampling, config.batch) != (base.sampling, base.batch):
-        raise ImpossiblePlan("draws or batches other examples than the first configuration")
+        raise ImpossiblePlan("its sampling or batch differs from the first configuration's")
     if config.decode.approximate and not conditions.approximate:
-        raise ImpossiblePlan("decodes other pixels; --allow approximate races it")
+        raise ImpossiblePlan("its pixels are approximate; --allow approximate lets it race")
     if not config.deterministic and not conditions.unordered:
-        raise ImpossiblePlan("its order depends on timing; --allow unordered races it")
+        raise ImpossiblePlan("its order depends on timing; --allow unordered lets it race")
     if config.read == "snapshot" and config.snapshot.fraction > stored:
         raise ImpossiblePlan(
-            f"{stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
+            f"only {stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
             " params.yaml stores all"
         )
     plan = make_plan(config, spec)
     if conditions.shared and not plan.seekable:
         raise ImpossiblePlan(
-            "train.processes or train.batch_multiple share its batches, which those of a stream"
-            " cannot be"
+            "it is a stream, whose batches cannot be shared as train.processes or"
+            " train.batch_multiple require"
         )
     return plan
 

@@ -1,6 +1,6 @@
 """Surveys the data before a search's race, and proves after it that the winner is right.
 
-The survey finds the candidates and what each needs. Its memory includes what a training needs
+The survey finds the candidates and what each needs. The memory includes what a training needs
 beyond the steps that contestants run: it also validates, writes checkpoints, saves the model and
 logs it to MLflow.
 """
@@ -54,7 +54,7 @@ from throughline.tuning.question import Survey
 from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
 
 EPOCHS, VALIDATION_STEPS = 2, 2  # of the training whose memory is measured
-EPOCH_S = 2.0  # duration of its epochs; slow steps make it shorter
+EPOCH_S = 2.0  # if its steps are slow, epochs end after about so long
 # For the growth over epochs, the test split and recording: 67 MiB in 30 epochs of an MLP.
 GROWTH_BYTES = 96 * 2**20
 SAMPLE_EVERY_S = 0.02
@@ -100,9 +100,9 @@ def survey(
 def measure_besides_steps(
     models: Models, pipelines: SplitPipelines, settings: TrainSettings, root: Path
 ) -> int:
-    """Train a few steps as the train stage does, and return the memory beyond stepping [bytes].
+    """Train as the train stage does, and return the memory needed beyond the steps [bytes].
 
-    The result includes the copy of the model for MLflow. Runs in this process.
+    Trains a few steps, in this process. The result includes the copy of the model for MLflow.
     """
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
@@ -158,7 +158,7 @@ def watched() -> Iterator[list[int]]:
 def _estimate_needs(
     candidates: Sequence[Candidate], data: PreparedData, root: Path, *, least_bytes: float
 ) -> dict[str, Need]:
-    """Estimate what candidates keep, held-out splits included; equal reads and caches once."""
+    """Estimate what candidates need for all splits; what equal reads and caches keep, once."""
     known: dict[object, list[dict[str, float]]] = {}
     needs: dict[str, Need] = {}
     snapshot, examples = SnapshotBytes.of(data), data.shards.examples("train")
@@ -224,7 +224,7 @@ class SnapshotBytes:
 def prove_equal(entry: Entry) -> str:
     """Prove that a configuration delivers the snapshot's examples, each once per epoch.
 
-    Uses the checks of the build stage, and returns the digest of the training split.
+    Only approximate pixels may differ. Returns the digest of the training split.
 
     Raises:
       UnequalConfigurations: If it does not.
@@ -240,8 +240,8 @@ def prove_equal(entry: Entry) -> str:
         exact = digest_examples(open_exact_pipeline(params, data, split=split))
         if ours != exact and not config.decode.approximate:
             raise UnequalConfigurations(
-                f"{name}: the {split} split has other examples than the snapshot:"
-                f" {ours.digest[:12]} instead of {exact.digest[:12]}"
+                f"{name}: the examples of the {split} split differ from the snapshot's: their"
+                f" digest is {ours.digest[:12]} instead of {exact.digest[:12]}"
             )
         digests[split] = ours.digest
     check_epoch(open_input_pipeline(params, name, data, split="train", purpose="train"))
