@@ -40,14 +40,14 @@ OVERLAY.photos.full := --overlay infra/demo/photos.yaml --name photos
 OVERLAY.imagenet.full := --overlay infra/demo/imagenet.yaml --name imagenet
 OVERLAY.mails.full := --overlay infra/demo/mails.yaml --name mails
 OWN := $(PHOTOS)$(MAILS)
-# Other commands take no notice of variables of these names, which the environment may have.
+# Other commands ignore variables of these names, which the environment may have.
 ifneq ($(filter demo,$(MAKECMDGOALS)),)
 ifeq ($(origin OVERLAY.$(DATA).$(BUDGET)),undefined)
 $(error there is no demo of DATA=$(DATA) BUDGET=$(BUDGET): DATA is fashion_mnist, with BUDGET full or small, or photos, imagenet or mails)
 endif
 ifneq ($(STORE),)
 ifneq ($(STORE) $(DATA) $(OWN),s3 fashion_mnist )
-$(error STORE=s3 is all that there is, and takes neither DATA, PHOTOS nor MAILS: its demo is Fashion-MNIST)
+$(error STORE can only be s3, whose demo is Fashion-MNIST: leave out DATA, PHOTOS and MAILS)
 endif
 endif
 ifneq ($(if $(PHOTOS),$(filter-out photos imagenet,$(DATA)))$(if $(MAILS),$(filter-out mails,$(DATA))),)
@@ -70,7 +70,7 @@ ui: setup
 stack: setup
 	@python -m infra.local up $(STACK)
 
-# Lanes of tests (docs/testing.md); PYTEST= adds options, such as PYTEST="-x -k shard".
+# Lanes of tests (docs/testing.md); PYTEST= adds options of pytest, such as PYTEST="-x -k shard".
 quick test test-core test-all: setup
 	python -m tests.run $@ $(if $(PYTEST),-- $(PYTEST))
 
@@ -78,7 +78,7 @@ nightly: setup # all that no lane of continuous integration runs
 	@code=0; python -m tests.run nightly $(if $(PYTEST),-- $(PYTEST)) || code=1; \
 	python -m tests.mutations.matrix || code=1; python -m tests.fuzz.fuzz_parsers --seconds 600 || code=1; exit $$code
 
-# What the manifests render to is held against Kubernetes' schemas; the tests know those of JobSet and Kueue.
+# Checks the rendered manifests against Kubernetes' schemas; tests check those of JobSet and Kueue.
 MANIFESTS = $(wildcard infra/kubernetes/base infra/kubernetes/overlays/*)
 check: setup
 	ruff format --check . && ruff check . && lint-imports --no-logo --no-cache && pyright

@@ -1,7 +1,7 @@
 """Prefect flows: they order the stages and show the progress of runs, but compute nothing.
 
-Importing this package from one of its commands checks the command line before Prefect is imported,
-which takes seconds.
+When one of its commands is started, importing this package checks the command line first, because
+importing Prefect takes seconds.
 """
 
 from throughline.shared.fork_client import find_started_module

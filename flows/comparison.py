@@ -50,14 +50,14 @@ def comparison(
     """Run configurations through every stage and compare them.
 
     Args:
-      pipelines: the configurations; unchanged or empty: all, with those of a preset. In a run
-        without changes the report compares all, and is left out if some are missing
+      pipelines: the configurations; if unchanged or empty, all, including those of a preset. A
+        run without changes writes a report only if it has all configurations
       changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
-        fields that are left as they are change nothing
-      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
-        is removed once the run is kept
+        unchanged fields have no effect
+      name: the name of the run's worktree and DVC experiment; if empty, both are named after the
+        flow run, and the worktree is removed once the experiment is saved
       promote: let a run with changes choose MLflow's `champion`, as runs without changes do, and
-        let it replace a champion that was set by hand; never by one of worse quality
+        let it replace a champion that was set by hand; never by a model of worse quality
       measure_again: configurations to race once more although nothing has changed, such as
         undecided ones; all race, and none is trained again
     """
@@ -99,7 +99,7 @@ def comparison(
                     )
         if not complete:
             get_run_logger().info(
-                "skipping report: it compares all configurations of params.yaml, and only some were"
+                "skipping report: it compares all configurations of params.yaml, but only some were"
                 " selected"
             )
             return ComparisonResult(compared=compared, report=None)
@@ -121,8 +121,8 @@ def open_parent(
 ) -> AbstractContextManager[str | None]:
     """Open the comparison's MLflow run, the parent of the configurations' runs.
 
-    Opens none if `stages` is empty, or if all are up to date and MLflow has the comparison, unless
-    it is `certain` that DVC will be asked again or a champion is asked for.
+    Opens none if `stages` is empty. Opens none either if all are up to date and MLflow has the
+    comparison, unless `certain` says that DVC will be asked again or a champion is wanted.
     """
     stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
     if not stages:
@@ -149,7 +149,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     ] = False,
     measure_again: cli.MeasureAgainOption = None,
 ) -> None:
-    """Run every configuration of params.yaml (or those given) and write report/index.html."""
+    """Run all configurations of params.yaml and write report/index.html, or run some of them."""
     selected = pipeline or []
     options = cli.RunOptions(
         set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug

@@ -11,16 +11,16 @@ from flows.run.parameters import UNCHANGED, Changes, RunName
 
 @flow(name="prepare-data", **REPORTED)
 def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
-    """Fetch, ingest, shard and snapshot; later runs find the data in DVC's cache.
+    """Run fetch, ingest, shard and snapshot; later runs find the data in DVC's cache.
 
     Args:
-      changes: what differs from params.yaml in this run only; without a configuration's results it
-        is no experiment
-      name: of the run's worktree; empty: the flow run's name, and the worktree is removed at the
-        end
+      changes: what differs from params.yaml in this run only; it does not become a DVC experiment,
+        because no configuration is trained
+      name: the name of the run's worktree; if empty, the worktree is named after the flow run and
+        removed at the end
 
     Returns:
-      Whether anything had to be done.
+      Whether any of the stages was out of date.
     """
     with start_run(changes, name) as run:
         last = run.with_progress_bar(len(PREPARATION)).chain(PREPARATION)

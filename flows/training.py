@@ -36,7 +36,7 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 class TrainingResult:
     """A training's figures by name, its verdict if it was measured, and the folder of its files.
 
-    `report` is the folder of the report, which only a measured run with changes has.
+    `report` is the folder of the report; only a measured run with changes has one.
     """
 
     figures: Mapping[str, Any]
@@ -58,13 +58,13 @@ def training(
     Args:
       pipeline: the configuration, a key of `pipelines:` in params.yaml
       changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
-        fields that are left as they are change nothing
-      name: of the run's worktree and DVC experiment; empty: the flow run's name, and the worktree
-        is removed once the run is kept
+        unchanged fields have no effect
+      name: the name of the run's worktree and DVC experiment; if empty, both are named after the
+        flow run, and the worktree is removed once the experiment is saved
       measure_again: the configuration, to race it once more although nothing has changed; it is not
         trained again
-      measure: measure where time goes; otherwise the run ends with the training, does not wait for
-        others that measure, and is no experiment yet
+      measure: measure where time goes; otherwise the run ends after the training, does not wait for
+        runs that measure, and does not become an experiment yet
     """
     if measure_again and not measure:
         raise InvalidParams(["--measure-again and --no-measure are both given; leave one out"])
@@ -115,7 +115,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="measure where time goes, or only train, which waits for no other",
+            help="measure where time goes; or only train, without waiting for other runs",
         ),
     ] = True,
     verbose: cli.VerboseOption = False,

@@ -40,23 +40,23 @@ def tuning(
     """Prepare the data, then search for the configuration that trains in the least time.
 
     Args:
-      budgets: what the search, and the training that it is for, may spend
+      budgets: what the search, and the training that it is for, may use
       changes: what differs from params.yaml in this run only
-      name: of the run's worktree; empty: the flow run's name, and the worktree is removed at the
-        end
-      apply: add what is found to params.yaml, as `pipelines.tuned`; not of a run with changes
+      name: the name of the run's worktree; if empty, the worktree is named after the flow run and
+        removed at the end
+      apply: add what is found to params.yaml as `pipelines.tuned`; not possible with `changes`
 
     Raises:
-      Untunable: TF_CONFIG names several workers, or a run with changes is to be applied; nothing is
-        prepared or searched.
+      Untunable: TF_CONFIG names several workers, or `apply` is set in a run with changes; nothing
+        is prepared or searched.
       InvalidBudget: the snapshot would take more disk than is allowed.
     """
     refuse_several_hosts(os.environ)
     if apply and resolve(Path.cwd(), changes).changed:
         raise Untunable(
-            "--apply (apply: true) adds to params.yaml what was searched with params.yaml as it is,"
-            " and this search has --overlay or --set (changes): leave --apply out, and the search"
-            f" ends with the lines to add by hand, below `pipelines:`, as `{TUNED}`"
+            "--apply (apply: true) is only for a search without --overlay and --set (changes),"
+            " because it edits params.yaml: leave it out; the search then prints the lines of"
+            f" `{TUNED}` to add by hand below `pipelines:`"
         )
     with start_run(changes, name) as run:
         run = run.with_progress_bar(len(PREPARATION) + 1)
@@ -71,7 +71,7 @@ def tuning(
 
 
 def search(run: Run, budgets: Budgets, *, apply: bool) -> TuningResult:
-    """Run the search as a task, and show what it found, even if that cannot be applied."""
+    """Run the search as a task, and show its result, even if that cannot be applied."""
     out = Scratch(run.workspace.root)
     arguments = [f"--out={out.folder}", *list_options(budgets)]
     arguments += ["--apply"] if apply else []
@@ -99,7 +99,7 @@ def run_search(arguments: list[str], stage_env: StageEnvironment) -> None:
 
 
 def list_options(budgets: Budgets) -> list[str]:
-    """Return the options by which `tasks.tune` gets these budgets.
+    """Return the command-line options that give `tasks.tune` these budgets.
 
     >>> list_options(Budgets(ram="8GiB", epochs=30, allow=("unordered",)))
     ['--ram=8GiB', '--epochs=30', '--allow=unordered']

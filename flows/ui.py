@@ -42,7 +42,7 @@ LISTENING = ("--host", HOST, "--port")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and variables for environments.
+    """Where the servers listen and keep their state, and environment variables for processes.
 
     Attributes:
       server: Variables for the Prefect server only.
@@ -85,13 +85,13 @@ class Endpoints:
 
 @contextmanager
 def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
-    """Run both servers and a worker; yield a function to call now and then, which looks after them.
+    """Run both servers and a worker; yield a function to call regularly, which looks after them.
 
-    It restarts what has died, and updates the forms when params.yaml changes. Runs of a worker that
-    died can be retried.
+    It restarts those that have died, and updates the forms when params.yaml or a preset changes.
+    Runs that died with a worker can be retried.
 
     Raises:
-      ServiceFailed: a port is taken, something did not start, or dies again and again.
+      ServiceFailed: a port is taken, or one of the three did not start or dies again and again.
     """
     check_free("prefect-port", endpoints.prefect_port)
     check_free("mlflow-port", endpoints.mlflow_port)
@@ -124,12 +124,12 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
         def check_services() -> None:
             nonlocal sources
             if (changed := form_sources()) != sources:
-                sources, shown = changed, "the forms show what it holds now"
+                sources, shown = changed, "the forms show the new values"
                 try:
                     deploy(endpoints.environment, forms=True)
                 except ServiceFailed as failure:
-                    shown = f"the forms show what it held before: {failure}"
-                typer.echo(f"params.yaml has changed; {shown}")
+                    shown = f"the forms still show the old values: {failure}"
+                typer.echo(f"params.yaml or a preset has changed; {shown}")
             look_after_servers()
             look_after_worker()
 
@@ -137,9 +137,9 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def tracking_process(endpoints: Endpoints) -> ServerProcess:
-    """Return MLflow's server, with its store in the environment.
+    """Return MLflow's server, which gets the address of its store as an environment variable.
 
-    The store may name a password, and all users of the machine can see command lines.
+    The address may hold a password, and all users of the machine can see command lines.
     """
     artifacts = endpoints.artifacts
     if "://" not in artifacts:
@@ -158,9 +158,9 @@ def tracking_process(endpoints: Endpoints) -> ServerProcess:
 
 
 def _has_worker(endpoints: Endpoints, pool: str) -> bool:
-    """Return whether a pool has a worker online; a paused pool counts as if it had.
+    """Return whether a work pool has a worker online, or is paused.
 
-    Reads the pool's state because a search for workers would need a CSRF token.
+    Reads the pool's state, because a request that lists workers would need a CSRF token.
     """
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
@@ -175,7 +175,7 @@ def _has_worker(endpoints: Endpoints, pool: str) -> bool:
 
 
 def run_until_interrupted(check_services: Callable[[], None]) -> None:
-    """Look after services until Ctrl-C or SIGTERM; later signals are ignored."""
+    """Call `check_services` every second until Ctrl-C or SIGTERM; later signals are ignored."""
 
     def end(*_: object) -> None:
         signal_all(lambda *_: None)
@@ -196,13 +196,13 @@ def run_until_interrupted(check_services: Callable[[], None]) -> None:
         signal_all(lambda *_: None)
 
 
-PrefectPort = Annotated[int, typer.Option(help="of the Prefect server and its UI")]
-MlflowPort = Annotated[int, typer.Option(help="of MLflow's server and its UI")]
+PrefectPort = Annotated[int, typer.Option(help="port of the Prefect server and its UI")]
+MlflowPort = Annotated[int, typer.Option(help="port of MLflow's server and its UI")]
 RunsAtOnce = Annotated[
     int,
     typer.Option(
         min=1,
-        help="flow runs that the worker takes at once; measured stages take turns all the same",
+        help="most flow runs at once; stages that measure take turns nevertheless",
     ),
 ]
 
@@ -214,8 +214,8 @@ def command(
         str,
         typer.Option(
             envvar=STORE,
-            help="MLflow's backend store; default: the project's SQLite file. One with a password"
-            " is better given in the variable, since all users of the machine see options",
+            help="MLflow's backend store; default: the project's SQLite file. If it has a password,"
+            " set the variable instead, because all users of the machine can see options",
         ),
     ] = MLFLOW_SQLITE,
     runs_at_once: RunsAtOnce = 2,
@@ -226,7 +226,7 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Start the Prefect server, a worker and MLflow, print where they are, stop them on Ctrl-C."""
+    """Start the Prefect server, a worker and MLflow, print their URLs, and stop them on Ctrl-C."""
     configure_logging()
     os.umask(0o077)  # makes databases, logs and results private
     with report_user_errors():
@@ -262,7 +262,7 @@ def command(
                     f"            MLflow asks for user {USER}, password {credentials.keys.password}"
                 )
             typer.echo(
-                "Flows from a terminal in this folder use these servers by themselves; other"
+                "Flows from a terminal in this folder use these servers automatically; for other"
                 f" programs: source {file.relative_to(here)}"
             )
             typer.echo("Ctrl-C stops all three.")
@@ -271,7 +271,7 @@ def command(
 
 
 def take_from_others(project: Path) -> None:
-    """Make databases, artifacts and logs private that earlier runs have left readable by others."""
+    """Make private the databases, artifacts and logs that earlier runs left open to other users."""
     prefect = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     for path in (prefect, project / LOGS, project / "mlartifacts", *project.glob("mlflow.db*")):
         # Nothing is there, or it belongs to another user.

@@ -1,9 +1,9 @@
-"""The worker that takes runs from the Prefect server, which decides only deployment and parameters.
+"""The worker, which executes the flow runs that wait on the Prefect server.
 
-Command, environment, working directory and entrypoint of a run come from this project. The server's
-database could name others (job variables, pull steps, entrypoints), but the worker ignores these,
-so access to the server does not give a way to run commands. `flows/run/access_policy.py` limits the
-parameters.
+The server decides only a run's deployment and parameters. Command, environment, working directory
+and entrypoint come from this project. The server's database could name others (job variables, pull
+steps, entrypoints), but the worker ignores them, so access to the server does not give a way to run
+commands. `flows/run/access_policy.py` limits the parameters.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from throughline.shared.failures import report_user_errors
 from throughline.shared.scratch import temporary_files_in_scratch
 
 with warnings.catch_warnings():
-    # It replaces Prefect's worker for this type of pool on purpose.
+    # ProjectWorker replaces Prefect's worker for this type of pool on purpose.
     warnings.filterwarnings("ignore", message="Type 'ProjectWorker'")
 
     class ProjectWorker(ProcessWorker):
@@ -94,34 +94,34 @@ async def find_entrypoint(flow_run: FlowRun) -> str:
     """Return the entrypoint that prefect.yaml gives to the deployment of a flow run.
 
     Raises:
-      ServiceFailed: the flow run has no deployment, or one that prefect.yaml does not have.
+      ServiceFailed: the flow run has no deployment, or one that is not in prefect.yaml.
     """
     if flow_run.deployment_id is None:
         raise ServiceFailed(
-            f"flow run {flow_run.name} belongs to no deployment; this worker runs those of"
-            f" {DEPLOYMENTS_FILE} only"
+            f"flow run {flow_run.name} belongs to no deployment; this worker runs only those of"
+            f" {DEPLOYMENTS_FILE}"
         )
     async with get_client() as client:
         deployment = await client.read_deployment(flow_run.deployment_id)
     known = read_entrypoints(DEPLOYMENTS_FILE)
     if deployment.name not in known:
         raise ServiceFailed(
-            f"deployment {deployment.name} is not in {DEPLOYMENTS_FILE}; this worker runs"
-            f" {', '.join(sorted(known))} only"
+            f"deployment {deployment.name} is not in {DEPLOYMENTS_FILE}; this worker runs only"
+            f" {', '.join(sorted(known))}"
         )
     return known[deployment.name]
 
 
 def command(
-    limit: Annotated[int, typer.Option(min=1, help="flow runs at once")] = 2,
+    limit: Annotated[int, typer.Option(min=1, help="most flow runs at once")] = 2,
     with_deployments: Annotated[
-        bool, typer.Option("--deploy", help="make the work pool and the deployments first")
+        bool, typer.Option("--deploy", help="first create the work pool and the deployments")
     ] = False,
     healthcheck: Annotated[
-        bool, typer.Option(help="answer at /health of PREFECT_WORKER_WEBSERVER_PORT")
+        bool, typer.Option(help="serve /health on port PREFECT_WORKER_WEBSERVER_PORT")
     ] = False,
 ) -> None:
-    """Take this project's flow runs from the server that PREFECT_API_URL names, until stopped."""
+    """Execute this project's flow runs of the server at PREFECT_API_URL, until stopped."""
     # Prefect makes a temporary folder for each worker.
     with report_user_errors(), temporary_files_in_scratch(Path.cwd()):
         load_limits(Path.cwd())

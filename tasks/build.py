@@ -52,8 +52,8 @@ def build(
 
     Raises:
       UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or a
-        split has other examples or labels than the manifest.
-      EmptyDataset: the configuration delivers nothing.
+        split delivers other examples or labels than those of the manifest.
+      EmptyDataset: `training` delivers no batch.
     """
     digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
     draws, rows = check_epoch(training) or (None, None)

@@ -31,7 +31,7 @@ def main() -> None:
         "--hosts",
         default="",
         metavar="HOST[:PORT],…",
-        help="of an Indexed Job: where its tasks are, in the order of their indices",
+        help="for an Indexed Job: the hosts of its tasks, in the order of their indices",
     )
     parser.add_argument("command", nargs="+", help="after --: what to run")
     options = parser.parse_args()

@@ -27,12 +27,12 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
     """Link the shards and the snapshot that the last run of a stage read and wrote.
 
-    Returns links to DVC's cache, which last as long as `scratch`. Returns None unless settings,
-    program, own code, files and libraries are the same as in that run, so that the same input gives
-    the same output; also if the variable THROUGHLINE_FRESH is set.
+    Returns links to DVC's cache, which last as long as `scratch`. Returns None if settings,
+    program, own code, files or libraries differ from that run's, so that the same input could give
+    another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is set.
 
     Raises:
-      WorkspaceProblem: DVC runs the stage, and would record another identity than today's.
+      WorkspaceProblem: DVC runs the stage, and would record another identity than the current one.
     """
     layout, lock = Layout(scratch.new_folder()), root / "dvc.lock"
     identity = _check_identity(stage, root, layout.root) if "DVC_STAGE" in os.environ else ""

@@ -2,8 +2,8 @@
 windows of a series, or texts.
 
 Not a stage: nothing depends on its result. Load the result with
-`tf.saved_model.load(FOLDER).serve(...)`; for text, unless tokens are bytes, `import
-tensorflow_text` first.
+`tf.saved_model.load(FOLDER).serve(...)`; for text, `import tensorflow_text` first, unless the
+tokens are bytes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from throughline.shared.progress import echo
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="a folder that is not there"
+        "--out", required=True, type=Path, metavar="FOLDER", help="a folder that does not exist"
     )
 
 

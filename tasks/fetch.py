@@ -36,7 +36,7 @@ def fetch(name: str, out: Path) -> str:
     target = out / name
     with resumable_folder(target, key=digest_json([name, digest_program("fetch")])) as folder:
         origin = "nothing to fetch" if name == "none" else FETCHERS[name](folder)
-        # Only what decides bytes: the place they came from differs between machines.
+        # Without the place that the files came from, which differs between machines.
         write_json(folder / ORIGIN, {"dataset": name, "files": _digests(folder)})
         _check_replaceable(target, folder)
     return origin
@@ -62,7 +62,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
         raise UnexpectedFiles(
             f"{target} holds files that fetch did not write, and would remove:"
             f" {name_some(foreign, most=FILES_SHOWN)}. Move them out of data/raw, which belongs to"
-            " fetch; to use them, set `data.fetch: none` and data.path to where they are then"
+            " fetch; to use them, set `data.fetch: none` and data.path to their new place"
         )
 
 

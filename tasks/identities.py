@@ -93,7 +93,7 @@ def find_identities(
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in defaults and derived values, such as the model that `auto` means, without user code.
+    """Fill in defaults and derived values, such as the model for `auto`, without running user code.
 
     Raises:
       InvalidParams: lists all problems of the parameters.

@@ -81,8 +81,8 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="read every file, also those whose size, times and inode are those of an earlier"
-        " ingest, and name what has changed without them",
+        help="read every file, even if its size, times and inode are those of an earlier ingest,"
+        " and name files whose content has changed nevertheless",
     )
 
 

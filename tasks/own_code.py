@@ -1,5 +1,5 @@
 """Finds the user's own code that params.yaml names and what it needs, and keeps the list of its
-files in dvc.yaml, by which DVC sees that they change.
+files in dvc.yaml up to date, by which DVC sees that they change.
 """
 
 import json
@@ -30,7 +30,7 @@ _ITEM = "      - "
 
 
 def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
-    """Return `files`, with digests, and `libraries`, with versions, that a stage's own code needs.
+    """Return the digests of `files` and the versions of `libraries` that a stage's own code needs.
 
     Work that began with other digests or versions must not be continued.
     """
@@ -95,16 +95,16 @@ def watch_own_code(root: Path) -> Sequence[str]:
     gone = [name for name in listed if name not in kept]
     if missed := [name for name in gone if not name.endswith(".py")]:
         raise WorkspaceProblem(
-            f"{missed[0]} is gone, which {PIPELINE_FILE} lists with own code as a file that decides"
-            " results; put it back, or remove its line"
+            f"{missed[0]} is gone, but {PIPELINE_FILE} lists it with own code as a file that"
+            f" decides results; put it back, or remove its line from {PIPELINE_FILE}"
         )
     if added or gone:
         lines = "".join(f"{_ITEM}{_quote(name)}\n" for name in [*kept, *added])
         with atomic_file(path) as temporary:
             temporary.write_text(before + lines + after, encoding="utf-8")
     return [
-        *(f"{name} is gone, and taken off {PIPELINE_FILE}" for name in gone),
-        *(f"{name} decides results and is listed in {PIPELINE_FILE} now" for name in added),
+        *(f"{name} is gone, and removed from {PIPELINE_FILE}" for name in gone),
+        *(f"{name} decides results and is now listed in {PIPELINE_FILE}" for name in added),
     ]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def report_rejected(counts: Counts, *, strict: bool) -> None:
-    """List the inputs that could not be used on standard error.
+    """List on standard error the inputs that could not be used.
 
     Raises:
       UnusableInputs: nothing was predicted; or, if `strict`, any input could not be used.
@@ -91,15 +91,15 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lines",
         action=argparse.BooleanOptionalAction,
-        help="each line of a .txt file is a text; the usual where the training had lines",
+        help="each line of a .txt file is a text; the default if the model was trained on lines",
     )
     parser.add_argument(
-        "--every-window", action="store_true", help="all windows of a series, not the last alone"
+        "--every-window", action="store_true", help="all windows of a series, not only the last"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="examples at once; 256 if left out"
+        "--batch-size", type=int, default=256, metavar="N", help="examples at once; default: 256"
     )
-    parser.add_argument("--strict", action="store_true", help="fail where any input cannot be used")
+    parser.add_argument("--strict", action="store_true", help="fail if any input cannot be used")
 
 
 def _find_weakness(folder: Path) -> str | None:

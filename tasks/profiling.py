@@ -45,7 +45,7 @@ WARM_UP_STEPS, WARM_UP_S = 10, 1.0  # before the trace: builds graphs, fills buf
 
 
 def open_steps(params: Params, pipeline: InputPipeline) -> Callable[[], object]:
-    """Return a function that runs the next train step, after the epoch that fills a cache."""
+    """Fill the cache, if there is one, and return a function that runs the next train step."""
     models = build_models_for(params, pipeline.data)
     single = params.train.model_copy(update={"steps_per_execution": 1})
     step = StepFunction(make_step_model(models, single, Feed.of(pipeline, single)))
@@ -129,7 +129,7 @@ def main() -> None:
         waits = (
             "the trace shows no wait"
             if found.wait_pct is None
-            else (f"{found.wait_pct:.0f} % of a traced step wait for input")
+            else (f"{found.wait_pct:.0f} % of a traced step is waiting for input")
         )
         echo(f"profile {name}: {pipeline.plan}")
         echo_result(

@@ -83,7 +83,7 @@ class Study:
 def read_studies(
     pipelines: Mapping[str, PipelineConfig], layout: Layout
 ) -> tuple[dict[str, Study], dict[str, str]]:
-    """Read the studies of the trained and profiled configurations, and what the others lack.
+    """Return the studies of trained and profiled configurations, and what each other one lacks.
 
     Raises:
       MissingInput: no configuration has been trained and profiled.
@@ -214,8 +214,8 @@ def emulate(params: Params, accelerator: Accelerator) -> Params:
     """
     if params.window.tokens is not None:
         raise UnknownModel(
-            "--accelerator emulates a model with one output per example; next tokens have one per"
-            " token. Race this configuration with its own model"
+            "--accelerator emulates a model with one output per example, but a next-token model has"
+            " one per token. Race this configuration without --accelerator"
         )
     step_ms = accelerator.step_ms(params.batch_size)
     one = {"processes": 1, "batch_multiple": find_worker(params).multiple}
@@ -277,8 +277,8 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerator",
         metavar="NAME",
-        help="with --pipeline: plan for an accelerator that is not there: emulate its train step,"
-        f" print how many of them this host feeds: {', '.join(ACCELERATORS)}",
+        help="with --pipeline: emulate the train step of an accelerator that is not there, and"
+        f" print how many of them this host feeds; one of {', '.join(ACCELERATORS)}",
     )
 
 
@@ -291,7 +291,7 @@ def main() -> None:
             check_pipelines_exist(params.pipelines, [options.pipeline])
         elif condition or accelerator:
             raise MissingInput(
-                "--fail-if and --accelerator are about one configuration: --pipeline"
+                "--fail-if and --accelerator need a configuration: add --pipeline NAME"
             )
         if find_worker(params).index:  # the first host does it for all
             return

@@ -129,7 +129,7 @@ def _picture(path: Path, kind: str = "svg+xml") -> str:
 
 
 def main() -> None:
-    """Put all configurations side by side and write report/."""
+    """Compare all configurations side by side, and write report/."""
     with stage_cli(main) as params:
         comparison = report(list(params.pipelines), Layout(), Layout().report)
         echo(to_text(comparison_table(comparison)))

@@ -1,5 +1,5 @@
-"""The shard stage: write the examples of the manifest into TFRecord shards, by
-throughline/data/shards/writing.py.
+"""The shard stage: write the examples of the manifest into TFRecord shards
+(throughline/data/shards/writing.py).
 """
 
 import time

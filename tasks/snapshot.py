@@ -1,5 +1,5 @@
-"""The snapshot stage: run the deterministic preprocessing once, and keep its results as mapped
-columns, by throughline/pipelines/write/snapshot.py.
+"""The snapshot stage: run the deterministic preprocessing once, and store its results as columns
+that can be memory-mapped (throughline/pipelines/write/snapshot.py).
 """
 
 import time
@@ -48,7 +48,7 @@ def _read_cost(earlier: Layout) -> SnapshotCost | None:
 
 
 def main() -> None:
-    """Preprocess data/shards/ once, and keep the results as mapped columns in data/snapshot/."""
+    """Preprocess all shards once, and write the results into data/snapshot/ or the object store."""
     with stage_cli(main) as params:
         layout = Layout()
         shards = read_shard_index(layout.shards)

@@ -143,9 +143,9 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
             unreadable.append(where if where.endswith("dvc.lock") else where[:10])
     if unreadable:
         raise WorkspaceProblem(
-            f"what {name_some(unreadable, most=SHOWN)} need cannot be read, so nothing"
-            " is removed; get the history (`git fetch --unshallow`, `dvc exp pull`) and what it"
-            " needs of DVC's cache (`dvc fetch --all-commits shard snapshot`) first"
+            f"what is used by {name_some(unreadable, most=SHOWN)} cannot be read, so nothing is"
+            " removed; first get the history (`git fetch --unshallow`, `dvc exp pull`) and its"
+            " files in DVC's cache (`dvc fetch --all-commits shard snapshot`)"
         )
     return keys
 
@@ -159,15 +159,15 @@ def _list_worktrees(root: Path) -> set[Path]:
     away = [top for top in locked if not top.exists() and not top.is_relative_to(runs)]
     if away:
         raise WorkspaceProblem(
-            f"the worktree {away[0]} is not there and locked, so nothing is removed; it may need"
-            " what nothing else does: mount its disk, or `git worktree unlock` it"
+            f"the locked worktree {away[0]} is not there, so nothing is removed: it may use what"
+            f" nothing else uses. Mount its disk, or run `git worktree unlock {away[0]}`"
         )
     below = _git(root, "rev-parse", "--show-prefix").strip()
     return {root.absolute(), *(top / below for top in tops), *runs.glob("*")}
 
 
 def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that name a folder's objects: indexes, also unfinished, and shards' notes."""
+    """Yield the files that name stored objects: indexes, also unfinished, and shards' notes."""
     for one in outputs:
         yield from folder.glob(f"data/{one}/{INDEX}")
         yield from folder.glob(f"data/{one}.*{PARTIAL}/{INDEX}")
@@ -175,7 +175,7 @@ def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
 
 
 def _commits_of_lock(root: Path) -> list[str]:
-    """List commits of refs, experiments and the reflog that change dvc.lock and still have it."""
+    """List commits of refs, experiments and the reflog that change dvc.lock without deleting it."""
     words = ("rev-list", "--all", "--reflog", "--full-history", "HEAD", "--", "dvc.lock")
     changed = _git(root, *words).split()
     return [one for one in changed if _git(root, "ls-tree", "--name-only", one, "dvc.lock")]
@@ -213,7 +213,7 @@ def _git(root: Path, *words: str) -> str:
 def collect_garbage(
     store: ObjectStore, root: Path, *, now: datetime, removes: bool
 ) -> Iterator[str]:
-    """Remove what nothing reaches in a store, or only list it.
+    """List what nothing reaches in a store, and remove it if `removes`.
 
     Yields a line per snapshot, and one for all shards.
 
@@ -239,7 +239,7 @@ def collect_garbage(
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("work", choices=("verify", "gc"), help="what to do")
-    parser.add_argument("--yes", action="store_true", help="gc: remove, and do not only list")
+    parser.add_argument("--yes", action="store_true", help="gc: remove instead of only listing")
 
 
 def main() -> None:
@@ -257,9 +257,9 @@ def main() -> None:
         for line in lines:
             echo(line)
         if not lines:
-            echo_result("everything is reached")
+            echo_result("nothing to remove: everything is in use, or less than a day old")
         else:
-            more = "; --yes removes them, also where another project or clone needs them"
+            more = "; --yes removes them, even if another project or clone needs them"
             echo_result("nothing in this clone reaches these" + ("" if options.yes else more))
 
 

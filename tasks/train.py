@@ -87,7 +87,7 @@ def log_inputs(recorder: Recorder, params: Params, name: str, pipeline: InputPip
 
 
 def log_results(recorder: Recorder, out: Path, new: Path, result: TrainResult, epochs: int) -> None:
-    """Log the result after `epochs` and its files: earlier ones of `out`, and `new` ones."""
+    """Log the result after `epochs` epochs, and files: of earlier stages in `out`, and of `new`."""
     recorder.log_metrics(train_metrics(result))
     recorder.log_metrics(validation_metrics(result), step=epochs)
     written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
@@ -113,14 +113,14 @@ def summarize(result: TrainResult, *, stopped: str = "") -> str:
 def find_few_steps(
     examples: int, batch_size: int, *, steps_per_epoch: int, epochs: int, what: str = "examples"
 ) -> str | None:
-    """Warn of an epoch with so few batches that it hardly trains; None if it has enough."""
+    """Return a warning if an epoch has so few batches that the model hardly learns; else None."""
     if steps_per_epoch >= LEAST_STEPS:
         return None
     batches = "1 batch" if steps_per_epoch == 1 else f"{steps_per_epoch} batches"
     return (
         f"{examples:,} training {what} are {batches} of at most {batch_size:,}: the model learns in"
-        f" {steps_per_epoch * epochs:,} train steps in all; for more lower batch_size or raise"
-        " train.epochs"
+        f" {steps_per_epoch * epochs:,} train steps in all; for more steps, lower batch_size or"
+        " raise train.epochs"
     )
 
 
@@ -140,18 +140,18 @@ def find_weakness(
     stopped: str = "",
     ended_by: str = "train.early_stopping",
 ) -> str | None:
-    """Say why the trained model is of no use and what to do; None if it is of use.
+    """Say why the trained model is useless and what to do; None if it is useful.
 
-    `stopped` says how the training ended early; the key `ended_by` of params.yaml decided so.
+    `stopped` says how the training ended early, which the key `ended_by` of params.yaml decided.
     """
     weakness = describe_weakness(result)
     more = (
         f"it {stopped}, which {ended_by} decides"
         if stopped
-        else "for more of them raise train.epochs or lower batch_size"
+        else "for more steps, raise train.epochs or lower batch_size"
     )
     if result.metric != "mae" and result.judged == 0:
-        more = f"none of them is right, so look at the labels of the splits: {Layout().glance}"
+        more = f"no prediction is right, so look at the labels of the splits: {Layout().glance}"
     return weakness and f"{weakness}, after {steps:,} train steps; {more}"
 
 
@@ -160,8 +160,8 @@ def describe_idle_gpus(*, visible: int, used: int) -> str | None:
     if not visible or used:
         return None
     return (
-        f"CUDA's driver shows {visible} GPU{'s' * (visible > 1)}, and TensorFlow finds none of its"
-        " libraries: the model is trained on the CPU. Install them with `make setup GPU=1`"
+        f"CUDA's driver shows {visible} GPU{'s' * (visible > 1)}, but TensorFlow does not find"
+        " CUDA's libraries: the model is trained on the CPU. Install them with `make setup GPU=1`"
     )
 
 
@@ -183,8 +183,8 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
         echo_problem(few)
     if training.data.snapshot.vocabulary:
         echo(
-            "  model.keras takes token numbers, int32 and padded with 0, not strings; one that"
-            f" takes these: `python -m tasks.export --pipeline {name} --out FOLDER`"
+            "  model.keras takes token numbers (int32, padded with 0), not strings; for a model of"
+            f" strings: `python -m tasks.export --pipeline {name} --out FOLDER`"
         )
     gpus, reason = visible_gpus()
     if reason:
@@ -210,7 +210,7 @@ def echo_end(
 
 
 def check_own_layers(params: Params, models: Models) -> LoadRequirements | None:
-    """Check that layers of the user's own can be saved; return what loading them takes."""
+    """Check that the user's own layers can be saved; return what loading them needs, or None."""
     modules = layer_modules(params)
     needs = check_savable(models.full_model, sorted(modules)) if modules else None
     if needs and (hint := needs.hint()):
@@ -221,7 +221,7 @@ def check_own_layers(params: Params, models: Models) -> LoadRequirements | None:
 def open_checkpoints(
     params: Params, name: str, data: PreparedData, replicas: Replicas
 ) -> CheckpointStore:
-    """Return the checkpoints of this work, after a check that all processes do the same."""
+    """Return this training's checkpoints, after a check that all processes train the same."""
     fingerprint = training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train"))
     replicas.check_same(
         {
@@ -304,5 +304,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_on_sigterm()  # so that MLflow hears of it, and what it lacks is kept
+    exit_on_sigterm()  # so that MLflow hears of it, or what it lacks is kept
     run_one_of_several(main)

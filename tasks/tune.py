@@ -3,7 +3,7 @@ within budgets of memory, disk, preparation and time.
 
 The data has to be prepared (`python -m flows.tuning` does that first). Candidates race in training,
 each in its own process; the last line says what the best of them gains. Measurements are kept in
-.throughline/tuning/: the same question is answered from there, and an interrupted search goes on.
+.throughline/tuning/: they answer the same question again, and continue an interrupted search.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
     """Answer from an earlier search, or search once nothing else measures on this machine.
 
     Raises:
-      Untunable, InvalidBudget: there is nothing that could be searched.
+      Untunable, InvalidBudget: nothing can be searched, or data or code changed meanwhile.
     """
     refuse_several_hosts(os.environ)
     params = without_tuned(params)
@@ -138,8 +138,8 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
     if find_key(params, layout, budgets) != folder.name:
         journal.forget()
         raise Untunable(
-            "data, code or libraries were changed during the search, and what was measured is"
-            " partly of either; run the same command again"
+            "data, code or libraries were changed during the search, so its measurements do not"
+            " belong together; run the same command again"
         )
     if result.outcome == "undecided":
         journal.forget_disturbed()  # so that the same question is raced again
@@ -148,10 +148,10 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
 
 
 def read_answer(folder: Path, stored: float, time_s: float, limits: Limits) -> TuningResult | None:
-    """Return the answer of an earlier search, or None if it does not hold any more.
+    """Return the answer of an earlier search, or None if there is none that still holds.
 
-    It holds if it is decided, lost no contestants, had as much time and `stored` snapshot, and if
-    what it chose is within the limits, and nothing that was refused.
+    It holds if it is decided, lost no contestants, and had at least this `time_s` and `stored`; and
+    if what it chose still fits `limits`, and all that it refused still does not.
     """
     with suppress(UserError):  # no answer yet, or one of an older form
         answer = TuningResult.read(folder)
@@ -164,7 +164,7 @@ def read_answer(folder: Path, stored: float, time_s: float, limits: Limits) -> T
 
 
 def record(run_key: RunKey, result: TuningResult, folder: Path) -> str | None:
-    """Write a search to MLflow: a run with its result, and a child for every raced candidate.
+    """Write a search to MLflow: a run with its result, and a child run per raced candidate.
 
     The result's file in `folder` is logged, and its picture, which is plotted there. Returns the
     run's id; if the store cannot be reached, one line says so, and the id is None.
@@ -217,14 +217,14 @@ def _describe(each: TunedCandidate, chosen: str, lineage: dict[str, str]) -> dic
 
 
 def apply(result: TuningResult, path: Path, before: str) -> None:
-    """Add what was found to params.yaml, whose text was `before` when the search began.
+    """Add what was found, if anything, to params.yaml, whose text was `before` at the start.
 
     Raises:
       Untunable: the file has changed since, or cannot be edited; says what to add by hand.
     """
     if result.outcome != "found":
         why = (
-            "that another one is better is not decided"
+            "it is undecided whether another configuration is better"
             if result.outcome == "undecided"
             else "there is nothing better to add"
         )
@@ -232,7 +232,7 @@ def apply(result: TuningResult, path: Path, before: str) -> None:
         return
     if path.read_text() != before:
         raise Untunable(
-            f"{path.name} was changed during the search; ask again, or add by hand, below"
+            f"{path.name} was changed during the search; search again, or add this by hand below"
             f" `pipelines:`:\n{write_yaml(TUNED, result.config)}"
         )
     added = insert_pipeline(path, TUNED, result.config)
@@ -265,7 +265,7 @@ def main() -> None:
         try:
             result = tune(params, Layout(Path()), budgets)
         except (KeyboardInterrupt, SystemExit) as stop:
-            echo("stopped; the same command goes on where it was")
+            echo("stopped; the same command continues from here")
             code = stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT
             raise SystemExit(code) from None
         print_table(result)

@@ -26,7 +26,7 @@ def upload(source: Path, url: str) -> str:
 
     Raises:
       DataNotFound: there is no such file or folder, or no file in it.
-      UnexpectedFiles: ingest could not read the file or a part of the folder; names it.
+      UnexpectedFiles: a file cannot be read, leads out of the folder or has a bad name; names it.
       InvalidParams: the URL is not that of a bucket.
       ObjectStoreFailed: the store was not reached or refuses; names the object.
     """
@@ -39,7 +39,7 @@ def upload(source: Path, url: str) -> str:
         above, _, name = (f"{address}/{source.name}" if names_folder else address).rpartition("/")
         store, files = open_store(above), {name: source}
     elif not source.is_dir():
-        raise DataNotFound(f"{source} is no file, nor a folder")
+        raise DataNotFound(f"{source} does not exist, or is neither a file nor a folder")
     else:
         found = sorted(_list_files(source))
         store = open_store(address)
@@ -59,7 +59,7 @@ def _list_files(source: Path) -> Iterator[Path]:
     for start in starts:
         if not start.resolve().is_relative_to(root) or start.resolve() in listed:
             raise UnexpectedFiles(
-                f"{start} is a link out of {source}, or to a folder that is listed itself; remove"
+                f"{start} is a link out of {source}, or to a folder that is uploaded anyway; remove"
                 " it, or put a copy in its place"
             )
         for name, folders, names in os.walk(start, onerror=_refuse):
@@ -69,7 +69,7 @@ def _list_files(source: Path) -> Iterator[Path]:
             starts += [folder / one for one in folders if (folder / one).is_symlink()]
             for path in (folder / one for one in names if not one.startswith(".")):
                 if not path.is_file():
-                    raise UnexpectedFiles(f"{path} is no file that can be read; remove it")
+                    raise UnexpectedFiles(f"{path} is not a regular file; remove it")
                 if path.is_symlink() and not path.resolve().is_relative_to(root):
                     raise UnexpectedFiles(
                         f"{path} is a link out of {source}; remove it, or put a copy in its place"
@@ -80,7 +80,7 @@ def _list_files(source: Path) -> Iterator[Path]:
 def _check_readable(name: str, path: Path) -> None:
     if os.fsencode(name).decode(errors="replace") != name:
         shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise UnexpectedFiles(f"{shown} is not UTF-8, as names of objects are; rename it")
+        raise UnexpectedFiles(f"the name of {shown} is not UTF-8, as objects need; rename it")
     try:
         path.open("rb").close()
     except OSError as error:

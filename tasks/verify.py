@@ -1,5 +1,5 @@
-"""Compare everything that is read of data/shards/ and data/snapshot/ with the digests that were
-taken when it was written.
+"""Compare all that is read of data/shards/ and data/snapshot/, which includes columns in an object
+store, with the digests that were taken when it was written.
 
 Opening checks sizes and keys only; this reads every byte. If anything is damaged, lists it (file,
 record or rows) and exits with code 2. If the snapshot holds repaired shards, these are read instead
@@ -67,11 +67,11 @@ def main() -> None:
             raise type(damage[0])("\n".join(map(str, damage)))
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
-            echo(f"verify: read repaired, in {stored.snapshot_folder}: {', '.join(repaired)}")
+            echo(f"verify: repaired shards are in {stored.snapshot_folder}: {', '.join(repaired)}")
         splits, column = stored.snapshot.splits.values(), stored.input_column
         rows = sum(split.count for split in splits)
         values = sum(split.rows(column) for split in splits)
-        part = "" if values == rows else f", {column.name} of {values:,},"
+        part = "" if values == rows else f" ({values:,} of {column.name})"
         echo(
             f"verify: {len(shards)} shards and {len(stored.snapshot.columns)} columns of {rows:,}"
             f" rows{part} OK: all digests match"

@@ -1,4 +1,4 @@
-"""Artifacts on a run's page in the Prefect UI, including the reason of a failure."""
+"""Artifacts on a run's page in the Prefect UI, including the reason for a failure."""
 
 import base64
 import os
@@ -44,7 +44,7 @@ def _for_the_page() -> Iterator[None]:
         if not is_of_connection(error):
             raise
         get_run_logger().warning(
-            f"the run's page lacks something: Prefect's server is away ({type(error).__name__})"
+            f"the run's page is incomplete: Prefect's server is away ({type(error).__name__})"
         )
 
 
@@ -158,8 +158,8 @@ def report_failure(flow: Any, run: Any, state: Any) -> None:
         else f"`prefect flow-run logs {run.id}`"
     )
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
-    # Prefect runs this hook of a stopped run outside the run, where its own function cannot tell to
-    # which run the artifact belongs.
+    # If a run was stopped, Prefect calls this hook outside the run, where its own function for
+    # artifacts does not know the run.
     with get_client(sync_client=True) as client:
         client.create_artifact(
             ArtifactCreate(
@@ -189,7 +189,7 @@ def describe_failure(name: str, state: State) -> str:
 
 
 def failure_reason(state: State) -> str:
-    """Return why a run failed; outside of the flow's process perhaps only the first line of it."""
+    """Return why a run failed; outside the flow's process, perhaps only the reason's first line."""
     error = getattr(state.data, "result", state.data)
     if isinstance(error, StageFailed) and error.failure:
         return f"{error.stage}: {error.failure}"

@@ -47,15 +47,15 @@ NameOption = Annotated[
     typer.Option(
         "--name",
         help=(
-            "of a run with changes, its worktree and DVC experiment; default: the flow run's name"
+            "name of a run with changes, its worktree and experiment; default: the flow run's name"
         ),
     ),
 ]
 DebugOption = Annotated[
-    bool, typer.Option("--debug", help="show all that Prefect and the stages say, and tracebacks")
+    bool, typer.Option("--debug", help="show all output of Prefect and the stages, and tracebacks")
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="show all that the stages print, not their results alone")
+    bool, typer.Option("--verbose", help="show all output of the stages, not only their results")
 ]
 
 
@@ -79,7 +79,7 @@ MeasureAgainOption = Annotated[
 def run_command(command: Callable[..., None]) -> None:
     collect_garbage_as_usual()
     if several := find_lonely_override(sys.argv[1:]):
-        raise SystemExit(f"{several} has no --set before it: --set KEY=VALUE --set KEY=VALUE")
+        raise SystemExit(f"{several} needs its own --set: --set KEY=VALUE --set KEY=VALUE")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     app()
@@ -111,7 +111,7 @@ def print_comparison(compared: Comparison, where: str) -> None:
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
-    """Return the line that says how to race configurations again, by a command's `arguments`.
+    """Return a line with the command that races `names` again, otherwise with its `arguments`.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, ["b"])
@@ -143,8 +143,8 @@ class RunOptions:
 def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> Iterator[Changes]:
     """Yield the changes that a command asks for, in a block that is ready to run flows.
 
-    The block has servers, shows stages on the terminal, and reports a failure in one panel. If only
-    the parameters are to be shown, prints them and ends the process.
+    During the block a Prefect server runs, stages are shown on the terminal, and a failure is
+    reported in one panel. With `options.show`, this prints the parameters and ends the process.
     """
     configure_logging()
     project = Path.cwd()
@@ -158,7 +158,7 @@ def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> It
 
 
 def configure_logging() -> None:
-    """Set Prefect's defaults for runs without a configured server; variables that are set stay."""
+    """Set defaults for Prefect's logging and analytics; variables that are set already win."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_SERVER_LEVEL", "ERROR")
@@ -170,7 +170,7 @@ def configure_logging() -> None:
 
 
 def _without_users_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback of a user error, which is reported in one paragraph."""
+    """Drop the traceback of a UserError, which is reported in one paragraph."""
     if record.exc_info and isinstance(record.exc_info[1], UserError):
         record.msg, record.args = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}", ()
         record.exc_info = record.exc_text = None

@@ -1,6 +1,6 @@
 """Sends the deployments of prefect.yaml and their work pool to the Prefect server: `python -m
-flows.orchestration.deployments`, which `make ui` runs when it starts. With `--forms` it only brings
-their forms up to date with params.yaml, which `make ui` does when that file changes.
+flows.orchestration.deployments`, which `make ui` runs when it starts. With `--forms` it only
+updates their forms, which `make ui` does when params.yaml or a preset changes.
 """
 
 import json
@@ -30,14 +30,14 @@ from throughline.shared.errors import MissingInput, ServiceFailed
 from throughline.shared.failures import report_user_errors
 
 DEPLOYMENTS_FILE = Path("prefect.yaml")
-SET_FOLDER = ".set_working_directory"  # a step of Prefect
+SET_FOLDER = ".set_working_directory"  # end of the name of a pull step of Prefect
 # The work pool's template has no variables, so the server refuses job variables.
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
-        raise MissingInput(f"{file.absolute()} is missing; run this in the folder of the project")
+        raise MissingInput(f"{file.absolute()} is missing; run this in the project's folder")
     return YAML(typ="safe").load(file.read_text())["deployments"]
 
 
@@ -54,7 +54,7 @@ def read_pool(file: Path) -> str:
     """Return the work pool of the deployments in a prefect.yaml.
 
     Raises:
-      MissingInput: there is no such file, or it names several pools; a worker takes runs of one.
+      MissingInput: there is no such file, or it does not name exactly one pool.
     """
     pools = sorted({str(one["work_pool"]["name"]) for one in _read(file)})
     if len(pools) != 1:
@@ -63,12 +63,12 @@ def read_pool(file: Path) -> str:
 
 
 def deploy(environment: Mapping[str, str], *, forms: bool = False) -> None:
-    """Send deployments, or only their forms, in a process that reads today's params.yaml.
+    """Send deployments, or only their forms, in a new process, which reads the current params.yaml.
 
     Schedules stay as they were set in the UI.
 
     Raises:
-      ServiceFailed: with the output of the process.
+      ServiceFailed: the process failed; the message ends with its output.
     """
     options = ["--forms"] if forms else []
     run_module(["flows.orchestration.deployments", *options], environment)
@@ -78,7 +78,7 @@ def run_module(module: Sequence[str], environment: Mapping[str, str] | None = No
     """Run a module with its arguments in a process of its own, without showing its output.
 
     Raises:
-      ServiceFailed: with the output of the module.
+      ServiceFailed: the module failed; the message ends with its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", *module],
@@ -97,7 +97,7 @@ def send_all() -> None:
     """Send all deployments of the current folder's prefect.yaml.
 
     Raises:
-      ServiceFailed: with Prefect's output; or another project has deployments of these names.
+      ServiceFailed: `prefect deploy` failed, or another project has deployments of these names.
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     # If several workers start together, they deploy one at a time.
@@ -117,10 +117,10 @@ def send_all() -> None:
 
 
 def keep_schedules(deployment: dict[str, Any], present: Sequence[DeploymentSchedule]) -> None:
-    """Let a deployment of prefect.yaml keep what was set in the UI.
+    """Change a deployment of prefect.yaml so that it keeps the schedules as set in the UI.
 
-    Its schedules are switched on or off as they are on the server, by their slugs, and those that
-    were made in the UI, which have no slug, are added.
+    Its schedules are switched on or off as those with the same slug on the server; schedules made
+    in the UI, which have no slug, are added.
     """
     active = {one.slug: one.active for one in present if one.slug}
     schedules = list(deployment.get("schedules") or [])
@@ -148,9 +148,9 @@ def make_pool(client: SyncPrefectClient, name: str) -> None:
 def refuse_other_project(
     deployments: Sequence[DeploymentResponse], project: Path, server: str
 ) -> None:
-    """Refuse to replace deployments that another project's folder has sent.
+    """Refuse to replace deployments that were sent from another project's folder.
 
-    A folder on this machine that is no project any more does not count: this one may have moved.
+    A folder on this machine without a prefect.yaml does not count: the project may have moved.
 
     Raises:
       ServiceFailed: names the folder, and what to do.
@@ -166,23 +166,23 @@ def refuse_other_project(
     if others:
         name, folder = next(iter(others.items()))
         raise ServiceFailed(
-            f"the Prefect server at {server} has deployments of another project, {folder}, with"
-            f" the names of this one's: {', '.join(others)}. Give these, and the work pool, names"
-            f" of their own in {DEPLOYMENTS_FILE}, or use a server of its own, such as by"
-            " `PREFECT_HOME=$PWD/.throughline/prefect make ui`. Should that be this project before"
-            f" it was moved: `prefect deployment delete FLOW/{name}`, and the others alike"
+            f"the Prefect server at {server} already has deployments of these names, from another"
+            f" project, {folder}: {', '.join(others)}. Rename this project's deployments and work"
+            f" pool in {DEPLOYMENTS_FILE}, or use a separate server, such as with"
+            " `PREFECT_HOME=$PWD/.throughline/prefect make ui`. If this project was moved from that"
+            f" folder, delete each deployment there: `prefect deployment delete FLOW/{name}`"
         )
 
 
 def _read_folder(deployment: DeploymentResponse) -> Path | None:
-    """Return the folder that a deployment was sent from, which Prefect notes for its runs."""
+    """Return the folder that a deployment was sent from, as its pull steps name it, or None."""
     steps = (step for one in deployment.pull_steps or () for step in one.items())
     folders = [inputs.get("directory") for name, inputs in steps if name.endswith(SET_FOLDER)]
     return Path(folders[0]) if folders and folders[0] else None
 
 
 def send_forms() -> None:
-    """Send the current folder's params.yaml to the forms of all deployments, and nothing else."""
+    """Update only the forms of all deployments to the current folder's params.yaml and presets."""
     with get_client(sync_client=True) as client:
         for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
             flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)

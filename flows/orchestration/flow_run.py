@@ -94,7 +94,7 @@ class Run:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags by which an MLflow run leads to this run."""
+        """Tags of MLflow runs that name this run's DVC experiment and Prefect flow run."""
         environment = self.stage_env.environment
         tags = {
             lineage.EXPERIMENT_TAG: environment.get(lineage.EXPERIMENT, ""),
@@ -134,7 +134,7 @@ class Run:
         return _hold(self.workspace)
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
-        """Check that no stage went out of date during the run; only if something `changed`.
+        """Check, if something `changed`, that no stage went out of date during the run.
 
         `saves` says that an isolated run is to become an experiment.
 
@@ -143,23 +143,23 @@ class Run:
         """
         if not changed:
             return
-        # New data are in no result of the run, and another run may have measured again; only an
-        # experiment has to match its dvc.lock.
+        # New data are in none of the run's results, and another run may have raced again; but an
+        # experiment must match its dvc.lock.
         late = set() if self.workspace.isolated and saves else {*PREPARATION, "report"}
         stale = ({*stages} - late) & _find_stale(self.stage_env)
         if stale:
             raise WorkspaceProblem(
-                f"{self.name} is not finished: params.yaml, code or data have changed while it was"
-                f" at work, and {', '.join(sorted(stale))} out of date again. Its results may not"
-                " belong together, and nothing was concluded from them; the same command brings"
-                " them up to date"
+                f"{self.name} is not finished: params.yaml, code or data changed during the run,"
+                f" so these stages are out of date again: {', '.join(sorted(stale))}. Its results"
+                " may not belong together, and nothing was concluded from them; the same command"
+                " brings them up to date"
             )
 
     def save_experiment(self, *, changed: bool) -> Path | None:
         """Keep an isolated run as a DVC experiment; return where its report moved to, if anywhere.
 
-        A run without a name leaves only its report. If nothing `changed`, the run is kept unless it
-        is an experiment already.
+        The worktree of a run without a name is removed. A run that is not isolated, or in which
+        nothing `changed` and that is an experiment already, is left as it is.
 
         Raises:
           WorkspaceProblem: DVC could not save the experiment.
@@ -173,7 +173,7 @@ class Run:
                 f"{self.name} could not be kept as an experiment: {failure}; its worktree"
                 f" {self.workspace.root} stays"
             )
-        instead = f", in place of the one that git has as {earlier[:10]}" if earlier else ""
+        instead = f", in place of the earlier one (commit {earlier[:10]})" if earlier else ""
         get_run_logger().info(
             f"kept as DVC experiment {self.name}{instead}: `dvc exp show`, `dvc exp apply"
             f" {self.name}`"
@@ -191,14 +191,14 @@ def start_run(
 ) -> Iterator[Run]:
     """Open and hold the workspace of the current flow run, and ask DVC once what is out of date.
 
-    `only` are the run's configurations; empty means all. A run with changes has no others, because
-    its experiment would hold results for them that nobody made. A run waits while another run uses
-    the worktree of its name. Unless it `measures`, its training waits for no run that does.
+    `only` are the run's configurations; empty means all. With changes, its params.yaml has no
+    others: the experiment would hold results for them that nobody made. A run waits while another
+    uses the worktree of its name. Unless it `measures`, its training waits for no run that does.
 
     Raises:
-      InvalidParams: a changed parameter is wrong, a configuration does not exist, or a run from the
-        UI reaches out of the project.
-      UnreadableSource: DVC could not compare the source's files with those of the last run.
+      InvalidParams, UnknownPipeline: parameters are wrong, or not allowed for a run from the UI.
+      DataNotFound, UnreadableSource: the source is missing, or DVC cannot read some of its files.
+      WorkspaceProblem: git, DVC or the run's name does not allow the run.
     """
     configure_logging()
     resolved = resolve(Path.cwd(), changes, only)
@@ -206,9 +206,9 @@ def start_run(
     if resolved.changed and not name:
         run_name = derive_name(run_name, str(flow_run.id))
     for number in changes.numbers(read_yaml(Path.cwd() / PARAMS_FILE)):
-        get_run_logger().info(f"{number} is of the form; {PARAMS_FILE} says something else")
+        get_run_logger().info(f"{number} comes from the form; {PARAMS_FILE} has another value")
     for swept in sweep_workspaces(resolved.request.project):
-        get_run_logger().info(f"removed what the run {swept} left more than a day ago")
+        get_run_logger().info(f"removed the worktree that run {swept} left more than a day ago")
     opened = open_workspace(
         resolved,
         name=run_name,
@@ -223,8 +223,8 @@ def start_run(
         data = resolved.params.data.path
         if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
             get_run_logger().info(
-                f"DVC reads all of {data} now, as once in every new worktree; a later run with"
-                f" --name {run_name} reads only what has changed"
+                f"DVC reads all of {data} now, as it does once in every new worktree; a later run"
+                f" with --name {run_name} reads only what has changed"
             )
         stale = _stale_stages(workspace, environment)
         stage_env = StageEnvironment(workspace, stale, environment, measures=measures)
@@ -238,7 +238,7 @@ def start_run(
                     identified=identified,
                 )
         finally:
-            clear_scratch(workspace.root)  # what stages left that were stopped
+            clear_scratch(workspace.root)  # files that stopped stages left
 
 
 def _keep_store_of_project(workspace: Workspace, run_name: str) -> dict[str, str]:
@@ -264,7 +264,7 @@ def _check_files(workspace: Workspace, resolved: ResolvedParams) -> None:
 
 @contextmanager
 def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
-    """Log how to resume a run that is stopped, or that fails without a name to resume it by."""
+    """Log how to resume a run that is stopped, or an unnamed run with changes that fails."""
     same = f"the same command with --name {name}" if workspace.isolated else "the same command"
     try:
         yield
@@ -273,13 +273,13 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
         raise
     except Exception:
         if workspace.ephemeral and workspace.root.exists():
-            get_run_logger().warning(f"{same} goes on from what is finished")
+            get_run_logger().warning(f"{same} continues from what is finished")
         raise
 
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Run a server of imports during the block, unless only one stage runs or a server exists.
+    """Run an import server for stages during the block, unless one exists or only one stage runs.
 
     A single stage imports its libraries as fast as the server would.
     """
@@ -292,7 +292,7 @@ def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
 
 
 def _find_stale(stage_env: StageEnvironment) -> frozenset[str]:
-    """Return what is out of date now, by up to date identities."""
+    """Update the identities if needed, and return the stages that are out of date now."""
     stale = _stale_stages(stage_env.workspace, stage_env.environment)
     return _run_identities(replace(stage_env, stale=stale))[1].stale
 
@@ -300,7 +300,7 @@ def _find_stale(stage_env: StageEnvironment) -> frozenset[str]:
 def _run_identities(
     stage_env: StageEnvironment,
 ) -> tuple[Sequence[FinishedStage], StageEnvironment]:
-    """Update the identities if needed, and ask DVC again, so that only the stages concerned run."""
+    """Update the identities if needed, and ask DVC again, so that only affected stages run."""
     if IDENTITIES not in stage_env.stale:
         return [], stage_env
     identified = replace(_run_stage(IDENTITIES, stage_env, []), changed=False)
@@ -309,7 +309,7 @@ def _run_identities(
 
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
-    """Bring the list of own code up to date and ask DVC what is stale, in turn with other runs."""
+    """Update dvc.yaml's list of own code and ask DVC what is stale, in turn with other runs."""
     logger = get_run_logger()
     with _hold(workspace) as folder_fd:
         for change in watch_own_code(workspace.root):

@@ -52,7 +52,7 @@ class StageEnvironment:
     Attributes:
       stale: Stages that were out of date at the start.
       forced: Stages that run even if they are up to date.
-      measures: Whether the run measures; otherwise its training waits for no run that does.
+      measures: Whether the run measures; otherwise its training does not wait for runs that do.
     """
 
     workspace: Workspace
@@ -63,10 +63,10 @@ class StageEnvironment:
 
 
 def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the stages that measure these configurations again.
+    """Return the stages that measure the configurations `names` again; empty without names.
 
     Raises:
-      UnknownPipeline: one of them is not among the configurations of the run.
+      UnknownPipeline: one of them is not in `chosen`, the configurations of the run.
     """
     check_pipelines_exist(chosen, names, option="--measure-again")
     return ["race"] if names else []
@@ -86,7 +86,7 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool
     asked because the stage was up to date.
 
     Raises:
-      StageFailed: the stage ended with an error, which is reported in its own words.
+      StageFailed: the stage ended with an error (the message is its own), or took too long.
     """
     logger = get_run_logger()
     if not upstream_changed and stage not in stage_env.stale | stage_env.forced:
@@ -139,7 +139,7 @@ def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment
 
 
 def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> bool:
-    """Run a command, log its output, and return whether DVC said in it that it ran a stage.
+    """Run a command, log its output, and return whether DVC said there that it ran a stage.
 
     Tries again while another DVC process uses the same files.
     """
@@ -186,8 +186,8 @@ def _run_once(
 ) -> tuple[int, bool]:
     logger, ran = get_run_logger(), False
     with started as process, with_timeout(process) as timed_out:
-        # Ends once no process is left that could write, which may be after the supervisor is gone:
-        # if it is killed, another one takes over.
+        # The loop ends once no process is left that could write, perhaps after the supervisor: if
+        # that one is killed, another one takes over.
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -198,8 +198,8 @@ def _run_once(
         code = process.wait()
     if timed_out.is_set():
         reason = (
-            f"ended after {os.environ[TIMEOUT_S]} s, which `stage_timeout_s` of worker.yaml allows;"
-            " what it has finished is kept"
+            f"ended after {os.environ[TIMEOUT_S]} s, the limit that `stage_timeout_s` of"
+            " worker.yaml sets; finished work is kept"
         )
         failure = Failure(kind="StageTimeout", message=reason)
         raise StageFailed(f"{stage}: {reason}", stage=stage, failure=failure)
@@ -208,7 +208,7 @@ def _run_once(
 
 @contextmanager
 def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
-    """End a process that exceeds THROUGHLINE_STAGE_TIMEOUT_S; yield an event that is then set."""
+    """End a process that exceeds THROUGHLINE_STAGE_TIMEOUT_S, and then set the yielded event."""
     timed_out = threading.Event()
 
     def end() -> None:
@@ -227,6 +227,6 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
 
 
 def _should_retry(stage: str, error: object) -> bool:
-    """Return whether a retry helps: not if a user must act first, nor after a measurement."""
+    """Return whether a retry may help: only in preparation, unless the user must act first."""
     known = isinstance(error, StageFailed) and error.failure
     return stage in PREPARATION and not (known and not known.traceback)

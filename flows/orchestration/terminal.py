@@ -35,7 +35,7 @@ STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
 STARTED, RAN = "started", "ran"  # events; other values are reasons for not running
 DVC_WARNING = "WARNING: "
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
-# If the output is no terminal, a running stage shows a line after this long, then after twice as
+# If the output is not a terminal, a running stage shows a line after this long, then after twice as
 # long, and so on.
 FIRST_SIGN_S = 60.0
 FACT_LINES = 3  # longest fact on the terminal; the log has all of it
@@ -91,9 +91,9 @@ class StageView(logging.Handler):
             self._print(record.getMessage())
 
     def _take_output(self, stage: str, text: str) -> None:
-        """Show a stage's problem or fact, or keep its result and the facts after that for later.
+        """Show a stage's problem or fact; keep its result, and facts after it, until its end.
 
-        Other lines only show that the stage is at work.
+        Other lines are shown with `verbose`; else they only show that the stage is at work.
         """
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
@@ -150,10 +150,10 @@ def _duration(seconds: float) -> str:
 
 
 def _concerns_users(record: logging.LogRecord) -> bool:
-    """Return whether a record is this project's, or a warning that nothing else shows."""
+    """Return whether a record is this project's, or a warning of a library other than Prefect."""
     if record.name.startswith("prefect"):
         ours = record.pathname.startswith(_ROOT) and "site-packages" not in record.pathname
-        return ours or record.pathname == loggers.__file__  # which prints for us
+        return ours or record.pathname == loggers.__file__  # Prefect logs our print() there
     return record.levelno >= logging.WARNING
 
 
@@ -163,9 +163,9 @@ def show_on_terminal(
 ) -> Iterator[None]:
     """Show what the flow in the block does; if it fails, print one panel and end the process.
 
-    The exit code is 2 if the user can do something about it, 1 for a bug. `verbose` shows what
-    stages print, `debug` also all that Prefect prints and a bug's traceback. A stopped run has no
-    panel.
+    The exit code is 2 if the user can do something about it, 1 for a bug; a stopped run has no
+    panel and exits with 128 plus the signal's number. `verbose` shows what stages print, `debug`
+    also what Prefect prints and a bug's traceback.
     """
     console, root = Console(stderr=True), logging.getLogger()
     view = StageView(console, verbose=verbose)
@@ -179,7 +179,7 @@ def show_on_terminal(
         raise SystemExit(128 + signal.SIGINT) from None
     except TerminationSignal as ended:
         raise SystemExit(128 + ended.signal) from None
-    except Exception as error:  # noqa: BLE001 - of whatever kind, it is reported
+    except Exception as error:  # noqa: BLE001 - errors of every kind are reported
         failure = describe_failure(error)
         if failure.traceback:
             logging.getLogger("prefect").error(failure.traceback, extra={LOG_ONLY: True})
@@ -193,7 +193,7 @@ def show_on_terminal(
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that reports a full disk once; the run goes on without its log."""
+    """A log file that reports a full disk once; the run continues without its log."""
 
     _refused = False
 
@@ -205,7 +205,7 @@ class _LogFile(logging.FileHandler):
                 self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say once that the log ends here if the disk refuses; otherwise report as logging does."""
+        """Say once that the log ends here if writing failed; else report as logging does."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
         elif not self._refused:
@@ -214,7 +214,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _open_log(project: Path, flow: str) -> logging.FileHandler:
-    """Return the log file of this run, created by its first line, and remove the oldest ones."""
+    """Return this run's log file, created at its first line, and remove the flow's oldest logs."""
     folder = project / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob(f"{flow}-*.log"))[: -KEPT_LOGS + 1]:
@@ -228,12 +228,12 @@ def _open_log(project: Path, flow: str) -> logging.FileHandler:
 def _show_failure(
     console: Console, error: Exception, failure: Failure, log: str, *, debug: bool
 ) -> None:
-    """Print what failed, where and why; for a stage, in its own words."""
+    """Print what failed, where and why; for a stage, in the stage's own words."""
     stage = error.stage if isinstance(error, StageFailed) else ""
     reason = (isinstance(error, StageFailed) and error.failure) or failure
     lines = [str(error) if reason is failure and stage else str(reason)]
     if reason.traceback:
-        lines += ["", "This is a bug in the program or in code of your own."]
+        lines += ["", "This is a bug in the program or in your own code."]
         lines += [reason.traceback] if debug else ["--debug shows its traceback here."]
     if (stage or reason.traceback) and Path(log).is_file():
         lines += ["", f"Log: {log}"]

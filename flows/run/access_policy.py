@@ -24,7 +24,7 @@ from throughline.shared.errors import InvalidParams
 LIMITS_FILE = Path("worker.yaml")
 CONFINED = "THROUGHLINE_CONFINED"  # the worker sets it for the runs it starts
 SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
-# A variable of the worker: the tf.data service of the stack that it belongs to.
+# A variable of a worker in a stack: the address of the stack's tf.data service.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
 LAYERS = "throughline.models."  # a model's file may need its classes
 # Their functions are not meant to be called with options that anybody chooses.
@@ -84,7 +84,7 @@ def is_confined() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """The project of a run, its parameters as params.yaml has them, and what its worker grants."""
+    """The project of a run, its params.yaml without the changes, and what its worker grants."""
 
     project: Path
     own: Mapping[str, Any]
@@ -109,7 +109,7 @@ class AccessPolicy:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether links below `data.path` may lead outside: only if params.yaml says so."""
+        """Return whether links below `data.path` may leave it: only if params.yaml allows it."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 
@@ -121,8 +121,8 @@ class AccessPolicy:
             return
         if data.get("follow_links", False) is not False and not self.grants_links(asked):
             yield (
-                "data.follow_links: only what params.yaml names is read through links by runs from"
-                " the UI; set it to false, or leave it out"
+                "data.follow_links: runs from the UI follow links only where params.yaml does, for"
+                " its own data.path; set it to false, or leave it out"
             )
         files = {"path": str(data.get("path", ""))}
         files |= {
@@ -143,8 +143,8 @@ class AccessPolicy:
             shown = "this URL" if {"@", "?"} & {*address} else address  # the URL may hold a secret
             yield (
                 f"data.path: {shown} is outside of what runs from the UI may read, which is what"
-                f" params.yaml names, and of buckets: {where}; data_buckets of {LIMITS_FILE} names"
-                " more"
+                f" params.yaml names, and these buckets: {where}; data_buckets of {LIMITS_FILE} can"
+                " grant more"
             )
 
     def _named_files(self, asked: Mapping[str, Any]) -> Iterator[str]:
@@ -161,7 +161,7 @@ class AccessPolicy:
             where = ", ".join(map(str, roots))
             yield (
                 f"{key}: {shown} is outside of what runs from the UI may read: {where}; data_roots"
-                f" of {LIMITS_FILE} names more"
+                f" of {LIMITS_FILE} can grant more"
             )
         elif _is_hidden(self.project / file, root):
             yield (
@@ -175,7 +175,7 @@ class AccessPolicy:
         try:
             path = (self.project / file).resolve()
         except (ValueError, OSError, RuntimeError):
-            # A null byte, a name too long, or a circle of links.
+            # A null byte, a name too long, or a loop of links.
             return None
         return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
 
@@ -188,14 +188,14 @@ class AccessPolicy:
         for where, name in unknown:
             if not _is_module(name.partition(":")[0], tracked):
                 yield (
-                    f"{where}: {name} is not part of this project; runs from the UI may use"
-                    " its modules that git knows, and what params.yaml names already"
+                    f"{where}: {name} is not a module of this project that git tracks; runs from"
+                    " the UI may use only these, and what params.yaml names already"
                 )
 
     def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield where code is named, and its import path.
 
-        Code is named in sections, and in files of models that the project's parameters do not name.
+        Code is named in sections, and in model files that the project's params.yaml does not name.
         """
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
@@ -214,7 +214,7 @@ class AccessPolicy:
                 key = f"pipelines.{pipeline}.service.address"
                 yield (
                     f"{key}: {address} is not granted to runs from the UI; service_addresses of"
-                    f" {LIMITS_FILE} names more"
+                    f" {LIMITS_FILE} can grant more"
                 )
 
     def _stores(self, asked: Mapping[str, Any]) -> Iterator[str]:
@@ -228,13 +228,13 @@ class AccessPolicy:
         for key in ("url", "cache"):
             if storage.get(key) not in (own.get(key), None) and (key, storage[key]) != ("url", ""):
                 yield (
-                    f"storage.{key}: another one is not granted to runs from the UI, which use what"
-                    " params.yaml names"
+                    f"storage.{key}: another value is not granted to runs from the UI, which use"
+                    " that of params.yaml"
                 )
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """Return the value, or an empty mapping if it is no mapping."""
+    """Return the value, or an empty mapping if it is not a mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -32,7 +32,7 @@ class NamedChanges:
     overrides: Sequence[str]
 
     def apply(self, text: str) -> Any:
-        """Apply the changes to a text of params.yaml, and return the document."""
+        """Apply the changes to the text of params.yaml, and return the parsed document."""
         document = YAML().load(text)
         source = as_mapping(document.get("data")).get("source")
         for overlay in self.overlays.values():
@@ -57,7 +57,7 @@ class NamedChanges:
         )
 
     def name_origin(self, problem: str) -> str:
-        """Name the change that caused a problem.
+        """Return a problem with the change that caused it named, or unchanged if no change did.
 
         An override is named by its key only, because its value may hold a secret.
         """
@@ -157,7 +157,7 @@ def dump_params(document: Any) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """Quote all texts but words and paths, which parsers read alike in every place."""
+    """Quote all strings except words and paths, which parsers read alike in every place."""
     if isinstance(value, dict):
         for key in list(value):
             if _quoted(key) is not key:

@@ -35,13 +35,13 @@ OWN_SITE = Path(".dvc", "tmp", "site")  # databases of this project only
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
 BUSY_POLL_S = 1.0
-# Used while any DVC process is alive in the project, since it may not be the one that blocks.
+# While other DVC processes are alive in the project, try this often: they may not be what blocks.
 ATTEMPT_EVERY_S = 60.0
 GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
 
 def dvc_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment in UTF-8, with this interpreter first, as dvc.yaml calls `python`."""
+    """Return our environment and `extra`, in UTF-8, with this Python as dvc.yaml's `python`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ours = {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     # PYTHONIOENCODING would override UTF-8 mode.
@@ -58,7 +58,7 @@ def stale_stages(
 
     Raises:
       StageFailed: DVC cannot read the project.
-      WorkspaceProblem: the project is no git repository, or DVC may not write its databases.
+      WorkspaceProblem: the project is not a git repository, or DVC may not write its databases.
     """
     for _ in attempts(root, on_wait):
         done = run_supervised(
@@ -102,9 +102,9 @@ def find_site_problem(
 
 
 def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
-    """Number attempts to call DVC, without end: leave the loop once DVC was not busy.
+    """Yield numbers of attempts to call DVC, without end; leave the loop once DVC was not busy.
 
-    Repairs DVC's lock files before each, waits in between, and calls `on_wait` once.
+    Repairs DVC's lock files before each, and waits in between; `on_wait` is called with messages.
     """
     number = 0
     while True:
@@ -127,7 +127,7 @@ def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
 
 
 def repair_locks(root: Path) -> None:
-    """Remove dead processes' entries from `.dvc/tmp/rwlock`; empty a damaged file if none lives."""
+    """Drop dead processes' entries from `.dvc/tmp/rwlock`; empty a damaged one if no DVC runs."""
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
@@ -136,8 +136,8 @@ def repair_locks(root: Path) -> None:
         held = FileLock(guard).acquire(timeout=GUARD_WAIT_S)
     except Timeout:
         raise StageFailed(
-            f"{guard} has been held for {GUARD_WAIT_S:.0f} s by another process; end it, or run"
-            " again when it has ended"
+            f"{guard} has been held for {GUARD_WAIT_S:.0f} s by another process; end that process,"
+            " or run again when it has ended"
         ) from None
     with held:
         try:
@@ -204,7 +204,7 @@ def _lives(info: Mapping[str, Any]) -> bool:
     """Return whether an entry's process still lives; its id may belong to another one.
 
     Raises:
-      KeyError, AttributeError or TypeError: it is no entry of DVC.
+      KeyError, AttributeError or TypeError: `info` is not an entry of DVC.
     """
     arguments = info["cmd"].partition(" ")[2]
     try:

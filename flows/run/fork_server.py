@@ -2,8 +2,8 @@
 
 Importing TensorFlow, Keras and MLflow takes 5 s on 2 cores, half of a short stage; a fork starts in
 10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
-(`throughline/shared/fork_client.py` is the other side). Programs still have processes of their own,
-and share only imported modules. TensorFlow has no runtime yet when it is forked, so a fork loses no
+(`throughline/shared/fork_client.py` is the other side). Each program still has its own process, and
+shares only imported modules. TensorFlow has no runtime yet at the fork, which therefore loses no
 threads or devices.
 
 The server refuses a program, which then imports by itself, if an imported file or the set of
@@ -35,7 +35,7 @@ from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_
 from throughline.shared.program import digest_code
 from throughline.shared.scratch import Scratch
 
-# The last one is imported late by stages, but train and profile need it.
+# Train and race import the last one only when they open MLflow's store.
 STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
@@ -45,9 +45,9 @@ LONGEST_REQUEST = 1 << 22  # bytes; an environment has a few thousand
 
 @contextmanager
 def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Run the server of a folder's stages, which ends with the block or this process.
+    """Run the server for the stages of a folder; it ends with the block or this process.
 
-    Yields the environment by which stages find it.
+    Yields the environment variable by which stages find it.
     """
     scratch = Scratch(root)
     address = scratch.new_folder() / "server"
@@ -63,7 +63,7 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
 
 
 def main() -> None:
-    """Serve programs that import these modules until this process is ended."""
+    """Import the modules named as arguments, and serve programs until this process is ended."""
     started_ns = time.time_ns()
     address, *modules = sys.argv[1:]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,7 +75,7 @@ def main() -> None:
     collect_garbage_as_usual()
     imported = list_imported_files()
     if max(imported.values()) > started_ns:
-        return  # unclear whether the import came before the change
+        return  # a file changed meanwhile, perhaps after its import
     Path(address + READY).touch()
     fill_caches()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not wait for child processes
@@ -90,14 +90,14 @@ def main() -> None:
 
 
 def fill_caches() -> None:
-    """Do once what takes each training a second: digest the program, list packages for MLflow."""
+    """Do once what costs each training a second: digest the program, list packages for MLflow."""
     digest_code("train")
     if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
         requirements.warn_dependency_requirement_mismatches(["mlflow"])
 
 
 def list_imported_files() -> dict[str, int]:
-    """Return when imported files and the packages' folder changed [ns since 1970]; 0 if gone."""
+    """Return when imported files and site-packages last changed [ns since 1970]; 0 if gone."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {path: _changed_ns(path) for path in {*files, sysconfig.get_path("purelib")} if path}
 
@@ -110,10 +110,10 @@ def _changed_ns(path: str) -> int:
 
 
 def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
-    """Run a requested program in a child process until it ends or the connection shuts.
+    """Run a requested program in a child process until it ends or the connection closes.
 
-    Returns the answer: its exit code, or a refusal. In the program's own process this leaves by
-    SystemExit, so that Python ends normally.
+    Returns the answer: the program's exit code, or a refusal. In the program's own process, this
+    raises SystemExit instead, so that Python ends normally.
     """
     request, streams = _receive(connection)
     changed = any(_changed_ns(path) != at for path, at in imported.items())
@@ -134,15 +134,14 @@ def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receive a program's request and its standard streams."""
     header, streams, _, _ = socket.recv_fds(connection, 4, STREAMS)
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
-        raise SystemExit("this is no program's request")
+        raise SystemExit("this is not a program's request")
     with connection.makefile("rb") as request:
         content = request.read(size)
     if len(content) < size:
-        raise SystemExit("the program has gone before it had asked")
+        raise SystemExit("the program ended before its request was complete")
     return json.loads(content), streams
 
 

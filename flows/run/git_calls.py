@@ -50,14 +50,14 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
         )
     if done.returncode != 0:
         raise WorkspaceProblem(
-            f"a run with overrides happens in a git worktree, but `git {' '.join(arguments[:2])}`"
-            f" failed in {folder}: {done.stderr.strip()}"
+            f"a run with changes needs a git worktree, but `git {' '.join(arguments[:2])}` failed"
+            f" in {folder}: {done.stderr.strip()}"
         )
     return done.stdout.removesuffix("\n")
 
 
 def find_repository_problem(project: Path) -> str | None:
-    """Return why a project is no git repository with a commit, and the remedy, or None."""
+    """Return why a project is not a git repository with a commit, and the remedy, or None."""
     problem = "is not the top folder of a git repository"
     if (project / ".git").exists():
         problem = "is a git repository without a commit"
@@ -67,12 +67,12 @@ def find_repository_problem(project: Path) -> str | None:
         except WorkspaceProblem as error:
             if DUBIOUS in str(error):
                 return (
-                    f"{project} belongs to another user, for which git refuses it:"
+                    f"{project} belongs to another user, so git refuses it:"
                     f" `git config --global --add safe.directory {project}`"
                 )
     return (
-        f"{project} {problem}: `git init && git add --all && git commit -m start` there, also where"
-        " it lies in another one"
+        f"{project} {problem}: run `git init && git add --all && git commit -m start` there, even"
+        " if it is inside another repository"
     )
 
 
@@ -99,7 +99,7 @@ def list_submodules(folder: Path) -> list[Path]:
 
 
 def find_committer(project: Path) -> dict[str, str]:
-    """Return a placeholder committer if git knows no name: DVC refuses to commit without."""
+    """Return a placeholder committer if git knows none: DVC does not commit without one."""
     with contextlib.suppress(WorkspaceProblem):
         if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
             return {}

@@ -1,8 +1,8 @@
 """Locks between runs: of a folder that they share, and of the machine
 (`throughline/shared/machine_lock.py`).
 
-A stage's supervisors inherit the file descriptor, so that a lock is free once no process of the run
-is left.
+A stage's supervisors inherit the file descriptor, so a lock is held until no process of the run is
+left.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ def lock_path(project: Path, name: str) -> Path:
 
 
 def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager[int]:
-    """Hold a lock of the project that is never held for long; yields its descriptor."""
+    """Hold a lock of the project that is never held for long; yield its file descriptor."""
     return hold(lock_path(project, name), owner, lambda who: None)
 
 
@@ -28,9 +28,9 @@ def hold_briefly(project: Path, name: str, owner: str) -> AbstractContextManager
 def hold_machine_and_folder(
     path: Path, owner: str, on_wait: Callable[[str], object]
 ) -> Iterator[tuple[int, int]]:
-    """Hold the machine's lock and a folder's; yield their descriptors.
+    """Hold the machine's lock and a folder's; yield their file descriptors.
 
-    Calls `on_wait` with who does what whenever this process has to wait. The machine stays free
+    Whenever this process has to wait, calls `on_wait` with who does what. The machine stays free
     while another run has the folder.
     """
     while True:

@@ -50,7 +50,7 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form's numbers in params.yaml, or defaults for what a form cannot show."""
+    """Return the form's numbers in params.yaml; defaults replace what a form cannot show."""
     train = as_mapping(document.get("train"))
     values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields
@@ -103,7 +103,7 @@ RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 class Changes(BaseModel):
     """What differs from params.yaml in this run only. With any change the run has a git worktree of
-    its own and becomes a DVC experiment; fields that are left as they are change nothing.
+    its own and becomes a DVC experiment; unchanged fields have no effect.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -127,7 +127,7 @@ class Changes(BaseModel):
         default=_OWN_NUMBERS["learning_rate"],
         gt=0,
         le=10,
-        description="highest rate of the optimizer",
+        description="highest learning rate",
     )
     overrides: list[Annotated[str, Field(pattern=OVERRIDE.pattern)]] = Field(
         default=[],
@@ -162,25 +162,26 @@ UNCHANGED = Changes()
 
 
 def select_pipelines(names: Sequence[str]) -> list[str]:
-    """Return a run's configurations; empty, for all, if the UI's form was left as it is."""
+    """Return a run's configurations; empty (all of them) if the UI's form was left unchanged."""
     as_they_are = is_confined() and set(names) == set(OWN_PIPELINES)
     return [] if as_they_are else list(names)
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name with characters other than letters, digits, - and _.
+    """Refuse a run's name that could not be a folder's name or a git reference.
 
     Raises:
-      WorkspaceProblem: the name could lead out of the workspaces, or is no git reference.
+      WorkspaceProblem: the name is too long, or has characters that are not allowed.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise WorkspaceProblem(
-            f"{name!r} cannot be the name of a run: letters, digits, - and _ only, 64 at most"
+            f"{name!r} cannot be the name of a run: use at most {LONGEST_NAME} letters, digits, -"
+            " and _, and begin with a letter or digit"
         )
 
 
 def derive_name(called: str, flow_run_id: str) -> str:
-    """Make a valid name for a run out of Prefect's; a changed one ends in the flow run's id.
+    """Make a valid name for a run out of Prefect's; a changed one ends in part of the run's id.
 
     >>> derive_name("proud-owl", "1f2e3d4c-5b6a"), derive_name("Nightly #3", "1f2e3d4c-5b6a")
     ('proud-owl', 'Nightly-3-1f2e3d4c')

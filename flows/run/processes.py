@@ -24,7 +24,7 @@ def supervised(
 ) -> Iterator[subprocess.Popen]:
     """Start a command; once the block is left, end everything that it started.
 
-    `output` takes both of its streams. The locks of `lock_fds` stay locked until nothing is left.
+    `output` gets its stdout and stderr. The locks of `lock_fds` are held until all have ended.
     """
     process = subprocess.Popen(
         [*SUPERVISE, *command],

@@ -29,7 +29,7 @@ from throughline.shared.errors import InvalidParams, WorkspaceProblem
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks for: changes of params.yaml, for the configurations `only`, or for all.
+    """What a run asks for: changes to params.yaml, and the configurations `only`; empty for all.
 
     `own` is the text of the project's params.yaml.
     """
@@ -69,7 +69,7 @@ def resolve_command(
     """Resolve what a command asks for; the flow that it starts uses the result again.
 
     Raises:
-      InvalidParams: an override is not KEY=VALUE, the file cannot be read, or a parameter is wrong.
+      InvalidParams: an override is not KEY=VALUE, a file cannot be read, or a parameter is wrong.
       UnknownPipeline: a configuration does not exist.
       WorkspaceProblem: the name is not valid, or is given although nothing changes.
     """
@@ -107,7 +107,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     """Merge changes into params.yaml, overlays first, and check it, unless the command has.
 
     Raises:
-      InvalidParams: all problems at once, or a run from the UI reaches out of the project.
+      InvalidParams: lists all problems, or what a run from the UI may not access.
       UnknownPipeline: a configuration of `only` does not exist.
     """
     text = read_yaml_text(project / PARAMS_FILE)
@@ -162,7 +162,7 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     """Adapt parameters to a worktree, which may lack the data.
 
     Keeps the configurations `only`, if any. Makes the data's path absolute if the worktree cannot
-    have them at the same relative path. Fetches nothing if the data do not come from there.
+    have them at the same relative path. Fetches nothing if the data are not the fetched ones.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)

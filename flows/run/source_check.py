@@ -26,7 +26,7 @@ from throughline.shared.errors import (
 )
 
 SHOWN = 3
-CHECKED = 100  # stop after as many odd files
+CHECKED = 100  # stop after this many files that DVC cannot read
 # From this size on DVC takes seconds to read the data.
 MANY_FILES, MANY_BYTES = 10_000, 1 << 30
 
@@ -37,8 +37,8 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
     `fetched` is the known dataset that the first stage fetches.
 
     Raises:
-      DataNotFound: nothing is there, and nothing will be.
-      UnreadableSource: names the files and what to do.
+      DataNotFound, ObjectStoreFailed: as for `check_exists`.
+      UnreadableSource: names the files that DVC cannot hash, and what to do.
     """
     check_exists(root, path, fetched=fetched)
     if is_address(path):
@@ -68,8 +68,8 @@ def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
     """Refuse a missing source, unless it is the known dataset that the first stage fetches.
 
     Raises:
-      DataNotFound: nothing is there, and nothing will be.
-      ObjectStoreFailed: it is in a bucket that was not reached, refuses or does not exist.
+      DataNotFound: the source does not exist and will not be fetched.
+      ObjectStoreFailed: its bucket cannot be reached, refuses or does not exist.
     """
     if is_address(path):
         check_object_exists(path)
@@ -94,13 +94,13 @@ def check_code(project: Path, own: Sequence[str]) -> None:
     for submodule in list_submodules(project):
         if inside := [name for name in lacking if Path(name).is_relative_to(submodule)]:
             raise WorkspaceProblem(
-                f"{', '.join(inside)} is needed, but is in the git submodule {submodule}, and the"
-                " run's worktree has no submodules: copy it into the project itself, and `git add`"
+                f"the run needs {', '.join(inside)} of the git submodule {submodule}, but its"
+                " worktree has no submodules: copy the code into the project itself, and `git add`"
                 " it there"
             )
     raise WorkspaceProblem(
-        f"{', '.join(lacking)} is needed, but git does not track it, so the run's worktree lacks"
-        f" it: `git add --force {' '.join(lacking)}`"
+        f"the run needs {', '.join(lacking)}, but its worktree has only files that git tracks:"
+        f" `git add --force {' '.join(lacking)}`"
     )
 
 
@@ -112,15 +112,15 @@ def check_named_files(
     A worktree lacks files that git does not track.
 
     Raises:
-      InvalidParams: names each file, and what to do.
+      InvalidParams: files are missing; names each, and what to do.
     """
     named = [*find_named_files(document), *(("dvc.yaml", name) for name in listed)]
     lacking = [(key, name) for key, name in named if not (root / name).is_file()]
     if lacking:
         raise InvalidParams(
             [
-                f"{key}: {name} is not in this run's worktree, which has the files that git knows:"
-                f" `git add --force {name}`, or give its absolute path"
+                f"{key}: {name} is not in this run's worktree, which has only files that git"
+                f" tracks: `git add --force {name}`, or set its absolute path"
                 for key, name in lacking
             ]
         )
@@ -163,11 +163,11 @@ def _advise(root: Path, path: str) -> str:
         return (
             "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
         )
-    return f"Remove them: `find {shlex.quote(path)} -xtype l -delete` does so with dangling links"
+    return f"Remove them: `find {shlex.quote(path)} -xtype l -delete` removes dangling links"
 
 
 def _ignored(root: Path, paths: Sequence[str]) -> set[str]:
-    """Return the paths that .dvcignore names, by one call, because DVC takes a second to start."""
+    """Return the paths that .dvcignore names, in one call, because DVC takes a second to start."""
     done = subprocess.run(
         [*DVC, "check-ignore", *paths],
         cwd=root,

@@ -37,7 +37,7 @@ POLL_S = 0.05
 
 def main() -> None:
     """Run the command given as arguments; exit with its code."""
-    # Its other end in the inner supervisor; exec closes it, so the command does not hold it open.
+    # The inner supervisor's lifeline. exec closes both ends, so the command does not hold it open.
     read, write = os.pipe()
 
     def start_inner() -> int:

@@ -41,9 +41,9 @@ class Workspace:
 
     Attributes:
       params: The experiment's params.yaml, if it differs from the run's.
-      ephemeral: Whether the run has no name, so that its worktree is removed once it is kept.
+      ephemeral: Whether the run has no name, so that its worktree is removed at the end.
       lock_fds: File descriptors of the locks that are held for the whole run.
-      owner: The run's name, for runs that wait.
+      owner: The run's name, shown to runs that wait for it.
     """
 
     root: Path
@@ -91,8 +91,8 @@ def _refuse_git_name(project: Path, name: str) -> None:
         commit = run_git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if commit:
         raise WorkspaceProblem(
-            f"{name!r} cannot be the name of a run: to git it is the commit {commit[:10]}, which"
-            f" `dvc exp apply {name}` would apply in place of the run; choose another name"
+            f"{name!r} cannot be the name of a run: git knows it as commit {commit[:10]}, which"
+            f" `dvc exp apply {name}` would apply instead of the run; choose another name"
         )
 
 
@@ -106,14 +106,14 @@ def open_workspace(
 ) -> Iterator[Workspace]:
     """Yield the project itself if its parameters are unchanged, else a worktree called `name`.
 
-    It has the uncommitted changes of tracked files, but no untracked files. An existing worktree of
-    that name is updated and reused; if another run uses it, this waits and calls `on_wait` with
+    A worktree has the uncommitted changes of tracked files, but no untracked files. An existing one
+    of that name is updated and reused; if another run uses it, this waits and calls `on_wait` with
     that run's name. An `ephemeral` worktree is marked, so that it is swept if its run is killed,
     unless a user has named it before.
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
-        name could lead out of it, or means something else to git.
+        name is not valid, or means something else to git.
     """
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
@@ -179,7 +179,7 @@ def _idle_s(root: Path) -> float:
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
-    """Remove a worktree whose results are kept, and return where its report is, if it has one.
+    """Remove a worktree whose results are kept; return the folder of its report, or None.
 
     .throughline/reports/ keeps the latest KEPT_REPORTS reports.
     """
@@ -203,7 +203,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
     """Return the experiment's params.yaml, or None if it is the run's.
 
-    It adds the configurations that have results in dvc.lock; with others DVC could not apply it.
+    It adds configurations with results in dvc.lock; DVC cannot apply an experiment with others.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]
@@ -216,7 +216,7 @@ def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
 
 def _share_data(project: Path, root: Path, path: Path) -> None:
     """Link untracked data into the worktree, at the path that parameters and results name."""
-    _remove_data_link(root)  # its folder may be that of the present data
+    _remove_data_link(root)  # it may be a parent of the present path
     link, target = root / path, project / path
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
         return
@@ -238,7 +238,7 @@ def _remove_data_link(root: Path) -> None:
     link = root / note.read_text(encoding="utf-8")
     if link.is_symlink():
         link.unlink()
-        with suppress(OSError):  # a folder holds more
+        with suppress(OSError):  # a folder is not empty
             for folder in link.relative_to(root).parents[:-1]:
                 (root / folder).rmdir()
     note.unlink()
@@ -275,7 +275,7 @@ def _share_cache(project: Path, root: Path) -> None:
 
 
 def is_saved(workspace: Workspace, name: str) -> bool:
-    """Return whether an experiment `name` has exactly the workspace's results and parameters."""
+    """Return whether the experiment `name` has exactly the workspace's results and parameters."""
     root, experiment = workspace.root, _experiment(workspace.root, name)
     params = workspace.params or (root / PARAMS_FILE).read_text(encoding="utf-8")
     present = {LOCK_FILE: (root / LOCK_FILE).read_text(encoding="utf-8"), PARAMS_FILE: params}
@@ -305,8 +305,8 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 
     Runs take turns, because saving at once clashes in shared git references.
     """
-    # DVC commits the stages that it is given, by default all. For each that it has run it would
-    # record today's files, including those that came into `data.path` since ingest.
+    # DVC commits the given stages, by default all. For each of them that ran, it would record the
+    # present files, including those added to `data.path` since ingest.
     command = [*DVC, "exp", "save", "--force", "--name", name, LAST_STAGE]
     environment = (
         find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
@@ -321,7 +321,7 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 def _replace_params(root: Path, name: str, params: str) -> None:
     """Replace params.yaml in a worktree's experiment, so that it also has other configurations.
 
-    If the worktree's own had them, DVC would save results for them, which the run has not made.
+    If the worktree's own params.yaml had them, DVC would save results that the run has not made.
     """
     experiment = _experiment(root, name)
     with own_index(root) as own:

@@ -1,6 +1,6 @@
 """Brings the git worktree of a run to the project's present state, also after a kill or a move.
 
-Does not use `git worktree prune`, which forgets the user's worktrees on disks that are away.
+Does not use `git worktree prune`, which forgets the user's worktrees on disks not mounted now.
 """
 
 import os
@@ -14,7 +14,7 @@ from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES
 
-# git's messages about a folder that is no worktree, or that a kill has left half made.
+# git's messages about a folder that is not a worktree, or that a kill has left half made.
 NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
 
 
@@ -25,17 +25,17 @@ def check_out(project: Path, root: Path) -> None:
     keeps its own dvc.lock, which knows which of its results are up to date.
     """
     if problem := find_repository_problem(project):
-        raise WorkspaceProblem(f"a run with changes happens in a git worktree, and {problem}")
+        raise WorkspaceProblem(f"a run with changes needs a git worktree, but {problem}")
     head, own_lock = run_git(project, "rev-parse", "HEAD"), root / LOCK_FILE
     commit = _commit_changes(project, head)
     last_results = own_lock.read_bytes() if own_lock.is_file() else None
     if root.exists() and not _is_worktree(project, root):
         _relink(project, root)
-        # A kill can leave a folder that is no worktree; git would then use the project instead.
+        # A kill can leave a folder that is not a worktree; git would then use the project instead.
         if not _is_worktree(project, root):
             shutil.rmtree(root)
     if root.exists():
-        # This run holds the worktree's lock, so any lock file of git is that of a killed process.
+        # This run holds the worktree's lock, so any lock file of git is from a killed process.
         index = Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index")
         index.with_name("index.lock").unlink(missing_ok=True)
         checkout = ("checkout", "--quiet", "--force", "--detach", commit)
@@ -48,7 +48,7 @@ def check_out(project: Path, root: Path) -> None:
             with atomic_file(own_lock) as temporary:
                 temporary.write_bytes(last_results)
     else:
-        # Forced twice, because a kill may have left a locked entry of a worktree there.
+        # Forced twice, because a kill may have left a locked entry of this worktree.
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
         run_git(project, *add, str(root), commit)
     run_git(root, "reset", "--quiet", "--soft", head)
@@ -79,9 +79,9 @@ def _find_git(folder: Path) -> Path:
 
 
 def _relink(project: Path, root: Path) -> None:
-    """Repair the absolute links between a moved or copied worktree and git's entry of it.
+    """Repair the absolute links between a moved or copied worktree and git's entry for it.
 
-    In a copy `git worktree repair` would take the original's worktrees away.
+    In a copied project, `git worktree repair` would take the original's worktrees away.
     """
     link = root / ".git"
     with suppress(WorkspaceProblem, OSError):
@@ -98,7 +98,7 @@ def _read_path(file: Path) -> Path:
 
 
 def _commit_changes(project: Path, head: str) -> str:
-    """Commit uncommitted changes on no branch, by a separate index; without any return `head`."""
+    """Commit uncommitted changes to no branch, by a separate index; return `head` if none."""
     if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))

@@ -1,7 +1,7 @@
-"""The password for the servers of `make ui`: random at the first start, kept for the owner only.
+"""The password for the servers of `make ui`: random, made at the first start, for the owner only.
 
-While they run, .throughline/ui/environment has all that clients need: flows of the same user read
-it, and a terminal can source it.
+While the servers run, .throughline/ui/environment has all variables that clients need: flows of the
+same user read it, and a terminal can source it.
 """
 
 import json
@@ -34,7 +34,7 @@ def random_secret() -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file atomically that only its owner can read, from the first byte on."""
+    """Write a file atomically; from its first byte on, only its owner can read it."""
     with (
         atomic_file(file) as temporary,
         os.fdopen(
@@ -45,7 +45,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only its owner can enter, also if it exists already, and return it."""
+    """Make a folder, unless it exists, let only its owner enter it, and return it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
@@ -68,12 +68,12 @@ class Credentials:
 
     @property
     def server(self) -> dict[str, str]:
-        """Variables with which the Prefect server asks for the password."""
+        """Variables that make the Prefect server ask for the password."""
         return {"PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{self.keys.password}"}
 
     @property
     def tracking(self) -> dict[str, str]:
-        """Variables with which MLflow asks for the password."""
+        """Variables that make MLflow ask for the password."""
         return {
             "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / _MLFLOW_CONFIG),
             "MLFLOW_AUTH_ADMIN_USERNAME": USER,
@@ -92,13 +92,13 @@ class Credentials:
 
 
 def load_credentials(project: Path) -> Credentials:
-    """Open the private folder of `make ui` in a project, with the last secrets or new ones."""
+    """Open the private folder of `make ui` in a project, with its secrets, or new ones if none."""
     folder = private_folder(project / STATE_DIR / "ui").resolve()
     file = folder / _SECRETS
     try:
         keys = Secrets(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
-        # The first start, or a damaged file; MLflow then has to make its users again, too.
+        # The first start, or a damaged file; MLflow then has to create its users again.
         keys = Secrets()
         (folder / _MLFLOW_USERS).unlink(missing_ok=True)
         write_private(file, json.dumps(asdict(keys)))
@@ -113,7 +113,7 @@ def load_credentials(project: Path) -> Credentials:
 
 @contextmanager
 def exclusive(project: Path) -> Iterator[None]:
-    """Keep other starts of servers out of this project during the block.
+    """Prevent a second start of the project's servers during the block.
 
     Raises:
       ServiceFailed: its servers run already.
@@ -125,14 +125,14 @@ def exclusive(project: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ServiceFailed(
-            "the servers of this project run already; what a terminal needs to use them: source"
+            "the servers of this project run already; to use them in a terminal: source"
             f" {folder / ENVIRONMENT}"
         ) from None
 
 
 @contextmanager
 def published_environment(project: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Write what clients need to a private file during the block, within `exclusive`; yield it."""
+    """Keep clients' variables in a private file during the block; yield it. Needs `exclusive`."""
     file = project / STATE_DIR / "ui" / ENVIRONMENT
     write_private(file, exports(environment))
     try:
@@ -151,7 +151,7 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def find_running(project: Path) -> dict[str, str]:
-    """Return what clients of the project's `make ui` need; empty unless this user runs it."""
+    """Return clients' variables for the project's `make ui`; empty unless this user runs it."""
     folder = project / STATE_DIR / "ui"
     try:
         if (folder / ENVIRONMENT).stat().st_uid != os.geteuid():
@@ -170,7 +170,7 @@ def find_running(project: Path) -> dict[str, str]:
 def use_running_servers(project: Path) -> Iterator[Mapping[str, str]]:
     """Let flows in the block, and their stages, use the project's running `make ui`.
 
-    Yields what clients need; empty if it does not run. Servers that the user has named go first.
+    Yields clients' variables; empty if it does not run. Servers that the user has set stay in use.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,

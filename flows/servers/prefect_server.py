@@ -1,8 +1,8 @@
-"""Prefect's server, which answers only requests to this machine's own names.
+"""Prefect's server, which answers only requests to the host names 127.0.0.1 and localhost.
 
-`python -m flows.servers.prefect_server --host …` takes the options of `prefect server start`. In an
-attack by DNS rebinding a page's name leads to 127.0.0.1, so that it counts as the server's own
-origin, but its requests still carry that name.
+`python -m flows.servers.prefect_server --host …` takes the options of `prefect server start`. In a
+DNS rebinding attack the host name of a foreign page leads to 127.0.0.1, so that the page and the
+server have the same origin, but the page's requests still carry its host name.
 """
 
 import sys
@@ -14,7 +14,7 @@ NAMES = ("127.0.0.1", "localhost")
 
 
 def main() -> None:
-    """Run `prefect server start` with an application that refuses requests to other names."""
+    """Run `prefect server start` with an application that refuses requests to other host names."""
     from prefect.cli import app as cli
     from prefect.server.api import server
 

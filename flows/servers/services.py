@@ -49,7 +49,7 @@ class Running:
         tail = ""
         with suppress(OSError):  # the log was removed
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} has no more of it"
+        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} is empty or gone"
         return f"{self.server.name} ended with exit code {self.process.returncode}; {said}"
 
     def check(self) -> None:
@@ -62,15 +62,15 @@ class Running:
 def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
     """Start servers as `run_servers` does; yield a function that restarts those that have ended.
 
-    The function is to be called now and then. It also says why they ended.
+    The function has to be called regularly. It also says why they ended.
 
     Raises:
-      ServiceFailed: a server ended, was not healthy in time, or ends again and again.
+      ServiceFailed: a server ended at its start, was not healthy in time, or ends again and again.
     """
     with ExitStack() as starts:
         running = starts.enter_context(run_servers(*servers, logs=logs))
         restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
-        starting_s = 0.0  # not counted, or slow starts would hide frequent ends
+        starting_s = 0.0  # time of restarts; not counted, or slow starts would hide frequent ends
 
         def look_after() -> None:
             nonlocal starting_s
@@ -95,12 +95,12 @@ def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], N
 def run_servers(
     *servers: ServerProcess, logs: Path, append: bool = False
 ) -> Iterator[list[Running]]:
-    """Start servers at once, and wait until each is healthy; they end with the block or process.
+    """Start servers, wait until all are healthy, and end them with the block or this process.
 
-    Each writes its output to NAME.log in `logs`, with `append` after what is there.
+    Each writes its output to NAME.log in `logs`; `append` keeps what the file holds.
 
     Raises:
-      ServiceFailed: one ended, or was not healthy in time.
+      ServiceFailed: a server ended, or was not healthy in time.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as processes:
@@ -109,7 +109,7 @@ def run_servers(
             log = logs / f"{server.name}.log"
             if not append:
                 log.write_bytes(b"")
-            file = processes.enter_context(log.open("a"))  # another command's may write there, too
+            file = processes.enter_context(log.open("a"))  # another command's server may use it too
             environment = {**os.environ, **server.environment}
             started = supervised(server.command, environment=environment, output=file)
             process = processes.enter_context(started)
@@ -168,7 +168,7 @@ def is_listening(port: int) -> bool:
 
 
 def check_free(option: str, *ports: int) -> None:
-    """Raise ServiceFailed if a port is taken; the option of this name sets them."""
+    """Raise ServiceFailed if a port is taken; the message names the option that sets it."""
     for port in ports:
         if is_listening(port):
             raise ServiceFailed(

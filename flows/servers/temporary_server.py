@@ -1,6 +1,6 @@
 """A Prefect server for one command if none is configured; it ends with the command.
 
-The one that Prefect starts by itself would stay forever after a kill of the command.
+The server that Prefect itself would start stays forever if the command is killed.
 """
 
 import os
@@ -49,7 +49,7 @@ REACH_TIMEOUT_S = 10.0
 def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
     """Provide a server for flows in the block: the configured one, or a temporary one.
 
-    `running` is what clients of the project's running `make ui` need, if it runs.
+    `running` are clients' variables for the project's `make ui`; empty if it does not run.
 
     Raises:
       ServiceFailed: the server did not start, does not answer, or has gone.
@@ -65,8 +65,8 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
         if not is_of_connection(error):
             raise
         raise ServiceFailed(
-            f"Prefect's server is away, or refuses ({type(error).__name__}: {error}). What has"
-            " finished is kept; the same command goes on from there"
+            f"Prefect's server is away or cannot answer ({type(error).__name__}: {error})."
+            " Finished stages are kept; the same command continues from there"
         ) from error
 
 
@@ -81,8 +81,8 @@ def _temporary_server() -> Iterator[None]:
                 server.enter_context(start_server(port, password))
             except ServiceFailed as failure:
                 raise ServiceFailed(
-                    "Prefect's temporary server does not start. Should its database in"
-                    f" {PREFECT_HOME.value()} be why: `export"
+                    "Prefect's temporary server does not start. If its database in"
+                    f" {PREFECT_HOME.value()} is the cause, `export"
                     " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
                     f" own. {failure}"
                 ) from failure
@@ -97,16 +97,16 @@ def _temporary_server() -> Iterator[None]:
             try:
                 yield
             finally:
-                # Prefect's threads send logs and events while the server is still there.
+                # Let Prefect's threads send their last logs and events while the server runs.
                 for worker in (APILogWorker, EventsWorker):
                     worker.drain_all(timeout=DRAIN_TIMEOUT_S)
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
-    """Check that the configured Prefect server, or that of the running `make ui`, answers us.
+    """Check that the configured Prefect server, or that of the running `make ui`, answers.
 
     Raises:
-      ServiceFailed: nothing answers, the answer is not Prefect's, or a password is wanted.
+      ServiceFailed: nothing answers, the answer is not Prefect's, or the password is wrong.
     """
     by_environment = "PREFECT_API_URL" in os.environ
     source = "`make ui`" if of_ui else "the environment" if by_environment else "Prefect's settings"
@@ -117,13 +117,13 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
     except requests.RequestException as error:
         unset = "unset" if by_environment else "prefect config unset"
         advice = (
-            f"it may be starting again, of which {STATE_DIR}/logs/prefect-server.log says more;"
-            " where `make ui` is ended, a run has a server of its own"
+            f"it may be restarting; see {STATE_DIR}/logs/prefect-server.log. Once `make ui` has"
+            " ended, a run starts its own server"
             if of_ui
-            else f"start it, or let the run have one of its own: `{unset} PREFECT_API_URL`"
+            else f"start it, or let the run start its own: `{unset} PREFECT_API_URL`"
         )
         raise ServiceFailed(
-            f"no Prefect server answers at {api}, which PREFECT_API_URL of {source} names"
+            f"no Prefect server answers at {api}, the PREFECT_API_URL of {source}"
             f" ({type(error).__name__}): {advice}"
         ) from None
     try:
@@ -132,9 +132,9 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ServiceFailed(
-            f"what answers at {api}, which PREFECT_API_URL of {source} names, does not answer as a"
-            f" Prefect server ({reason}): its address ends in /api, and PREFECT_API_AUTH_STRING"
-            " holds its USER:PASSWORD, if it wants one"
+            f"{api}, the PREFECT_API_URL of {source}, does not answer as a Prefect server does"
+            f" ({reason}): the address must end in /api, and if the server has a password, set"
+            " PREFECT_API_AUTH_STRING to USER:PASSWORD"
         ) from error
 
 

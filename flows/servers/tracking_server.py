@@ -3,7 +3,7 @@ the options of `mlflow server`.
 
 MLflow lets pages of any port of localhost use the password that the browser remembers, and other
 users of the machine can serve such pages. Here a browser's request must come from a page of the
-very address that it goes to. The UI opens on runs, not on traces of language models.
+same host and port that it goes to. The UI opens on runs, not on traces of language models.
 """
 
 import importlib
@@ -18,8 +18,8 @@ APP = (  # MODULE:NAME that `mlflow server` would serve; a factory if it ends in
     "THROUGHLINE_MLFLOW_APP"
 )
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
-# The browser's storage holds which half of MLflow is shown (seen in MLflow 3.17). This script runs
-# before the page's own.
+# The browser's storage decides which half of MLflow is shown (seen in MLflow 3.17). This script
+# runs before the page's own.
 SHOW_RUNS = b"<script>localStorage['mlflow.workflowType_v1'] ??= '\"machine_learning\"'</script>"
 
 Scope = MutableMapping[str, Any]
@@ -29,7 +29,7 @@ Application = Callable[
 
 
 def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a page of another origin sent a request; following a link does not count."""
+    """Return whether a page of another origin sent a request, except by following a link."""
     known = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin, site = known.get(b"origin"), known.get(b"sec-fetch-site", "none")
     if origin is not None and urlsplit(origin).netloc != known.get(b"host", ""):
@@ -80,9 +80,9 @@ def create_app() -> Application:
 
 
 def main() -> None:
-    """Run `mlflow server` with the application above, in uvicorn's own processes.
+    """Run `mlflow server` with the application of `create_app`, in uvicorn's own processes.
 
-    MLflow's jobs, which evaluate language models, are off: they are eight processes of 240 MB, and
+    MLflow's jobs, which evaluate language models, are off: they need eight processes of 240 MB, and
     run code on request.
     """
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")

@@ -29,7 +29,7 @@ OWN = {
     "pipelines": {"far": {"service": {"address": "grpc://known:5050"}}},
 }
 OUTSIDE, HIDDEN, UNGRANTED = "is outside of what", "is hidden", "is not granted"
-FOREIGN = "is not part of this project"
+FOREIGN = "is not a module of this project"
 
 REFUSED = [
     # data.path: files
@@ -50,8 +50,8 @@ REFUSED = [
     ({"data": {"path": "gs://granted/photos"}}, OUTSIDE),
     ({"data": {"path": ["s3://granted/photos"]}}, OUTSIDE),
     ({"data": {"path": "file:///etc"}}, OUTSIDE),
-    ({"data": {"path": "granted/set", "follow_links": True}}, "data.follow_links: only what"),
-    ({"data": {"path": "granted/set", "follow_links": 1}}, "data.follow_links: only what"),
+    ({"data": {"path": "granted/set", "follow_links": True}}, "data.follow_links: runs from"),
+    ({"data": {"path": "granted/set", "follow_links": 1}}, "data.follow_links: runs from"),
     # files that other sections name
     ({"preprocess": ["decode", {"tokenize": {"model": "way-out/passwd"}}]}, OUTSIDE),
     ({"preprocess": [{"tokenize": {"model": "infra/.env"}}]}, HIDDEN),

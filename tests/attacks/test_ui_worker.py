@@ -79,5 +79,5 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
     said = states[0]["state"]["message"]
     assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"
-    assert "model: os:system is not part of this project" in said
+    assert "model: os:system is not a module of this project" in said
     assert ("training-failure", "markdown") in stack.artifacts(runs[0])

@@ -59,7 +59,7 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
     compared = Comparison.read(folder / "report")
     assert to_text(comparison_table(compared)) in said[0], "it ends with the table"
     assert compared.headline in said[0] and len(said[0].splitlines()) <= 45
-    assert f"removed what the run {left.name} left more than a day ago" in said[0]
+    assert f"removed the worktree that run {left.name} left more than a day ago" in said[0]
     assert not left.exists()
     for parent in find_parents():
         assert parent.data.tags["headline"] and parent.data.tags["prefect.flow_run_id"]
@@ -87,8 +87,8 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
     assert after.rounds != before.rounds
     assert re.search(r"^· train naive +up to date$", said, re.MULTILINE), "it is not trained"
     assert re.search(r"^✓ report ", said, re.MULTILINE)
-    assert "is not finished: params.yaml, code or data have changed" in said
-    assert ", and race, train@naive, train@optimized out of date again" in said, "nothing else"
+    assert "is not finished: params.yaml, code or data changed during the run" in said
+    assert "out of date again: race, train@naive, train@optimized. Its" in said, "nothing else"
     assert "champion:" not in said
 
 

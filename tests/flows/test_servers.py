@@ -150,7 +150,7 @@ def test_a_configured_server_is_used_as_it_is(server):
 def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, path, password):
     url = f"http://{HOST}:{server.server_port}{path}"
     settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
-    said = r"does not answer as a Prefect server.*ends in /api"
+    said = r"does not answer as a Prefect server does.*end in /api"
     with temporary_settings(settings), pytest.raises(ServiceFailed, match=said), prefect_server():
         pytest.fail("the block was entered")
 
@@ -158,10 +158,10 @@ def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, p
 @pytest.mark.parametrize(
     ("source", "advice"),
     [
-        ("the environment", r"the environment names.*: `unset PREFECT_API_URL`"),
-        ("a profile", r"settings names.*: `prefect config unset PREFECT_API_URL`"),
-        ("make ui", "of `make ui` names"),
-        ("make ui, sourced", "of `make ui` names"),
+        ("the environment", r"of the environment \(.*: `unset PREFECT_API_URL`"),
+        ("a profile", r"settings \(.*: `prefect config unset PREFECT_API_URL`"),
+        ("make ui", r"of `make ui` \("),
+        ("make ui, sourced", r"of `make ui` \("),
     ],
 )
 def test_a_server_that_is_gone_is_named_with_what_to_do(
@@ -220,7 +220,7 @@ def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(se
         temporary_settings({PREFECT_API_URL: url, **API_USER}),
         disable_run_logger(),
         warnings.catch_warnings(action="ignore", category=FutureWarning),  # there is no run here
-        pytest.raises(ServiceFailed, match="the same command goes on"),
+        pytest.raises(ServiceFailed, match="the same command continues"),
         prefect_server(),
     ):
         server.shutdown()

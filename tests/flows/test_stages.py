@@ -144,7 +144,7 @@ def test_what_is_no_request_of_a_program_is_refused(size):
     with ours, theirs:
         socket.send_fds(ours, [size.to_bytes(4, "big")], [0, 1, 2])
         ours.shutdown(socket.SHUT_WR)
-        with pytest.raises(SystemExit, match="no program's request"):
+        with pytest.raises(SystemExit, match="not a program's request"):
             serve(theirs, {})
 
 

@@ -49,7 +49,7 @@ def test_what_cannot_be_searched_or_applied_is_refused_before_anything_is_prepar
 ):
     write_params(tmp_path, SMALL)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Untunable, match="leave --apply out"):
+    with pytest.raises(Untunable, match=r"because it edits params\.yaml: leave it out"):
         tuning.fn(changes=Changes(batch_size=4), apply=True)
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))

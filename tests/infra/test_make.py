@@ -61,7 +61,7 @@ def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["STORE=s3", "DATA=photos"], "STORE=s3 is all that there is"),
+        (["STORE=s3", "DATA=photos"], "STORE can only be s3"),
         (["DATA=photos", "BUDGET=small"], "there is no demo of DATA=photos BUDGET=small"),
         (["PHOTOS=mine"], "PHOTOS=DIR goes with DATA=photos"),
     ],

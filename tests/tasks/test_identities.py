@@ -131,7 +131,7 @@ def test_another_version_of_what_tokenizes_concerns_the_stages_that_tokenize(tmp
 def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
     (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
     write_text_project(tmp_path, kind="wordpiece", model="words.txt")
-    listed = "words.txt decides results and is listed in dvc.yaml now"
+    listed = "words.txt decides results and is now listed in dvc.yaml"
     assert watch_own_code(tmp_path) == [listed]
     written = []
     for words in ("[UNK]\nwolf\n", "[UNK]\nlamb\n"):
@@ -164,7 +164,7 @@ def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(own):
     assert [change.split()[0] for change in watch_own_code(own)] == expected
     assert watch_own_code(own) == []
     (own / "layers_of_mine.py").unlink()
-    assert watch_own_code(own) == ["layers_of_mine.py is gone, and taken off dvc.yaml"]
+    assert watch_own_code(own) == ["layers_of_mine.py is gone, and removed from dvc.yaml"]
     listed = read_yaml(own / "dvc.yaml")["stages"]["identities"]["deps"]
     assert set(expected) - set(listed) == {"layers_of_mine.py"}
 
@@ -174,11 +174,11 @@ def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     write_params(tmp_path, PARAMS | {"model": {"name": "mlp", "weights": name}})
     (tmp_path / name).touch()
-    assert watch_own_code(tmp_path) == [f"{name} decides results and is listed in dvc.yaml now"]
+    assert watch_own_code(tmp_path) == [f"{name} decides results and is now listed in dvc.yaml"]
     assert watch_own_code(tmp_path) == []
     assert read_yaml(tmp_path / "dvc.yaml")["stages"]["identities"]["deps"][-1] == name
     (tmp_path / name).rename(tmp_path / "renamed.h5")
-    with pytest.raises(WorkspaceProblem, match=r"is gone, which dvc\.yaml lists"):
+    with pytest.raises(WorkspaceProblem, match=r"is gone, but dvc\.yaml lists it"):
         watch_own_code(tmp_path)
 
 

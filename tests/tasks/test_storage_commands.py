@@ -117,7 +117,7 @@ def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url
         path for path in history.glob(".dvc/cache/files/md5/*/*") if path.read_text() == text
     )
     away = cached.rename(history / "away")
-    said = "cannot be read, so nothing is removed; get the hist"
+    said = "cannot be read, so nothing is removed; first get the hist"
     with pytest.raises(WorkspaceProblem, match=said):
         list(collect_garbage(store, history, now=LATER, removes=True))
     away.rename(cached)
@@ -247,7 +247,7 @@ def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_ur
 
 def test_what_is_not_there_and_what_is_no_bucket_is_refused(folder, tmp_path, bucket_url):
     (tmp_path / "empty").mkdir()
-    for name, said in (("nowhere", "nowhere is no file"), ("empty", "empty has no files")):
+    for name, said in (("nowhere", "nowhere does not exist"), ("empty", "empty has no files")):
         with pytest.raises(DataNotFound, match=said):
             upload(tmp_path / name, bucket_url)
     with pytest.raises(InvalidParams, match="found ftp://"):

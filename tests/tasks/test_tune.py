@@ -133,7 +133,7 @@ def list_rounds(project):
 def assert_stopped(process, number):
     rest = process.communicate(timeout=300)[0]
     assert process.returncode == 128 + number
-    assert rest.splitlines()[-1] == "stopped; the same command goes on where it was"
+    assert rest.splitlines()[-1] == "stopped; the same command continues from here"
 
 
 def start(project, number):
@@ -152,5 +152,5 @@ def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsy
     apply(replace(ANSWER, outcome="kept"), path, path.read_text())
     assert "stays as it is: there is nothing better" in capsys.readouterr().out
     apply(replace(ANSWER, outcome="undecided"), path, path.read_text())
-    assert "is not decided" in capsys.readouterr().out
+    assert "it is undecided" in capsys.readouterr().out
     assert path.read_text() == "pipelines:\n  naive: {read: shards}\n"
