@@ -142,7 +142,7 @@ def test_objects_are_read_again_to_verify_them_or_if_changed_and_no_secret_is_wr
     ingest(settings, out, inspections=kept, verify=True)
     assert len(asked_for(proxy)) == 20
     printed = capsys.readouterr()
-    assert "20 have the sizes, times and tags of an earlier ingest" in printed.out
+    assert "of 20 with the sizes, times and tags of an earlier ingest, none" in printed.out
     for number, name in enumerate(("cat/00.jpg", "dog/new.jpg")):
         store.write(name, png(100 + number))
     store.delete(["dog/03.jpg"])

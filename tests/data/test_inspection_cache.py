@@ -282,7 +282,7 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, monkeypat
     for module in (inspection_cache, file_inspection):
         monkeypatch.setattr(module, "read_stamp", lambda file, *, now_ns: "as before")
     first = photos.ingest(verify=True)
-    assert "all 16 files were read; no changes in 0 with the size" in capsys.readouterr().out
+    assert "all 16 files were read; of 0 with the size" in capsys.readouterr().out
     photos.add("a/00.jpg", 500)
     assert photos.ingest().digest == first.digest, "what is kept is used"
     capsys.readouterr()
@@ -293,7 +293,7 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, monkeypat
     assert photos.ingest().digest == changed.digest
     photos.ingest(verify=True)
     said = capsys.readouterr().out
-    assert "no changes in 16 with the sizes, times and inodes of an earlier" in said
+    assert "of 16 with the sizes, times and inodes of an earlier" in said
 
 
 def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
@@ -321,7 +321,7 @@ def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(
         stage.main()
         said.append(capsys.readouterr().out)
     assert "not read again" not in said[0] and "16 of 16 files" in said[1]
-    assert "all 16 files were read; no changes in 16 with the size" in said[2]
+    assert "all 16 files were read; of 16 with the size" in said[2]
 
 
 def inspect_in(process: int, stored: StoredFile, converted: Path) -> FileInfo:

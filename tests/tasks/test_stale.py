@@ -86,7 +86,7 @@ def run_identities(folder: Path) -> None:
 
 
 NEW, CONSTANT = "\nfrom throughline", "\nNEW = 1\nfrom throughline"
-ACCURATE = 'dct: Literal["fast", "accurate"] = Field(\n        default="accurate"'
+ACCURATE = 'dct: Literal["fast", "accurate"] = "accurate"'
 # What is changed, and the stages that it concerns.
 BY_DVC = [
     ("my_ops.py", "+ BY", "+ 7 * BY", EVERY_RUN),
@@ -110,20 +110,20 @@ def test_dvc_sees_every_change_and_runs_the_stages_whose_identities_are_others(
 SETTINGS = [
     (
         "data",
-        '"reject", "keep"] = Field(\n        default="reject"',
-        '"reject", "keep"] = Field(\n        default="keep"',
+        'duplicates: Literal["reject", "keep"] = "reject"',
+        'duplicates: Literal["reject", "keep"] = "keep"',
         each("ingest"),
     ),
     (
         "pipeline",
-        ACCURATE.replace('="accurate"', '="fast"'),
+        ACCURATE.replace('= "accurate"', '= "fast"'),
         ACCURATE,
         each(*MEASURED, "race", "report"),
     ),
     (
         "training",
-        'default="auto",\n        description=(\n            "what the last batch',
-        'default=2,\n        description=(\n            "what the last batch',
+        'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"',
+        'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = 2',
         each("build", "train", "race"),
     ),
     ("training", "passes over the training split", "how often the training split is read", set()),

@@ -160,6 +160,6 @@ def _report_stale(stale: Sequence[str], stamped_by: str, *, compared: int, count
         )
     else:
         echo_fact(
-            f"all {count:,} files were read; no changes in {compared:,} with the {stamped_by} of an"
-            " earlier ingest"
+            f"all {count:,} files were read; of {compared:,} with the {stamped_by} of an earlier"
+            " ingest, none has changed"
         )
