@@ -189,7 +189,7 @@ def record(
             data_digest=study.plan.data_digest,
         )
         if is_gone(run_key, run.mlflow_run_id, run.unsent):
-            echo(f"MLflow at {show_address()} has no run of {name}; the race is not sent")
+            echo(f"MLflow at {show_address()} has no run of {name}; the race is not logged")
             continue
         with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
             recorder.set_tags(
@@ -245,7 +245,7 @@ def race_one(
 
     Raises:
       ThresholdExceeded: a figure meets the condition.
-      MissingInput: the configuration as it is has not been profiled, or was lost in the race.
+      MissingInput: the configuration as it is has not been profiled, or dropped out of the race.
     """
     study = Study.read(Layout().results(name), params.pipelines[name])
     title = name
@@ -256,7 +256,7 @@ def race_one(
         title = f"{name} ({accelerator.model}, emulated)"
     result = race(params, {name: study}, root=Path())
     if name not in result.configurations:
-        raise MissingInput(f"{name} was lost in the race: {result.lost[name]}")
+        raise MissingInput(f"{name} dropped out of the race: {result.lost[name]}")
     raced = result.configurations[name]
     print_result(title, raced)
     if accelerator:

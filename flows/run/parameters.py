@@ -50,7 +50,7 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form's numbers in params.yaml; defaults replace what a form cannot show."""
+    """Return the values of the form's number fields; defaults replace those it cannot show."""
     train = as_mapping(document.get("train"))
     values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields

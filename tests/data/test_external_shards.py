@@ -161,7 +161,7 @@ def test_records_that_differ_from_the_rest_are_rejected_with_their_reason(tmp_pa
     odd = {
         example(x=[1.0, 2.0]): "label missing: no feature label",
         example(x=[1.0, 2.0], label=[1, 2]): "label has several values: 2",
-        example(x=[1.0, 2.0], label=[b"owl"]): "label has another kind: bytes, not int64",
+        example(x=[1.0, 2.0], label=[b"owl"]): "label has the wrong kind: bytes, not int64",
         example(x=[1.0], label=[1]): "feature x has another length than its shape: 1 values",
         example(x=[1.0, float("inf")], label=[1]): "feature x is not finite",
         example(label=[1]): "feature x missing",

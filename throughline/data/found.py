@@ -196,7 +196,7 @@ class Arrays(Found):
 
     `values` (examples, *shape) has the shape and dtype of the schema's input. `labels` are class
     names, or one or several numbers to predict (then `classes` is empty). `ids` and `splits` have
-    one entry per example; ingest assigns a split of None by content.
+    one entry per example; ingest assigns missing splits (None) by content.
     """
 
     values: np.ndarray | JoinedArrays

@@ -129,7 +129,7 @@ def register(kind: Kind) -> Kind:
 
 
 class NeedsClasses(Op):
-    """An op on labels that are vectors, one number per class."""
+    """An op with labels as vectors, one number per class."""
 
     classes: int = Field(
         default=0, ge=0, description="length of a label; 0: as many as the data has classes"

@@ -61,7 +61,7 @@ class TrainingWorker:
                 f" use {-(-lanes // multiple) * multiple}"
             )
         if lanes and not examples:
-            raise ImpossiblePlan(f"shuffle.lanes: fewer examples than {lanes} lanes; use fewer")
+            raise ImpossiblePlan(f"shuffle.lanes: more lanes ({lanes}) than examples; use fewer")
         if multiple % self.count:
             raise ImpossiblePlan(
                 f"train.batch_multiple: {multiple} cannot be shared equally by {self.count}"

@@ -93,7 +93,7 @@ class Measured:
 
     @property
     def pace(self) -> str:
-        """The contestant, a model alone, that shows the machine's pace; "" if all were lost."""
+        """The model-only contestant that shows the machine's speed; "" if none is left."""
         return next((each for each in self.models.values() if each in self.training.names), "")
 
     def input_speed(self, name: str) -> Estimate | None:

@@ -203,7 +203,7 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
 def _forms(
     values: Mapping[str, Any], conditions: Conditions
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the forms of a family, the likeliest first, as a suffix of the name and the fields."""
+    """Yield the forms of a family, the likeliest first, as (name suffix, fields)."""
     stored, resident = values["read"] == "snapshot", values.get("snapshot_on") == "device"
     streams = values["read"] in ("shards", "arrays")
     for vectorize, parallel, where, deterministic in product(
@@ -252,7 +252,7 @@ def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
 
 
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
-    """Return the forms that differ from `form` in one respect."""
+    """Return the variants that differ from `form` in one respect."""
     return [one for one in forms if _differ(form, one) == 1]
 
 

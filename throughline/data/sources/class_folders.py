@@ -215,7 +215,7 @@ class _Listing:
         self._objects: Mapping[str, StoredObject] = {}
 
     def list_all(self) -> None:
-        """List real folders, then each folder that a link leads to, unless it is already listed."""
+        """List real folders, then linked folders in the root, unless they are already listed."""
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)

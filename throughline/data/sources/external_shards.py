@@ -252,10 +252,10 @@ def _read_record(
         raise RejectedValue(f"feature {name} missing")
     if layout.input.form == "numbers":
         if feature.kind == "bytes":
-            raise RejectedValue(f"feature {name} has another kind", ": bytes, not numbers")
+            raise RejectedValue(f"feature {name} has the wrong kind", ": bytes, not numbers")
         return label, example_features.read_numbers(record, feature)
     if feature.kind != "bytes":
-        raise RejectedValue(f"feature {name} has another kind", f": {feature.kind}, not bytes")
+        raise RejectedValue(f"feature {name} has the wrong kind", f": {feature.kind}, not bytes")
     places = example_features.bytes_places(record, feature)
     if len(places) > 1:
         raise RejectedValue(f"feature {name} has several values", f": {len(places)}")
@@ -272,7 +272,7 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
     if feature is None:
         raise RejectedValue("label missing", f": no feature {layout.name}")
     if feature.kind != layout.kind:
-        raise RejectedValue("label has another kind", f": {feature.kind}, not {layout.kind}")
+        raise RejectedValue("label has the wrong kind", f": {feature.kind}, not {layout.kind}")
     values: list[Any]
     if feature.kind == "bytes":
         texts = [

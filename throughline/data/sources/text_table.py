@@ -85,7 +85,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
         return _scan_files(files, settings, use_splits=use_splits)
     if path.is_file() and path.suffix.lower() not in TABLES:
         raise UnreadableSource(
-            f"{path}: the name of a table of texts must end in .csv, .tsv or .parquet",
+            f"{path}: a table of texts must be named .csv, .tsv, .psv or .parquet",
             "name it .tsv if tabs separate its cells; .jsonl and .txt need data.source: text_lines",
         )
     files, left_out, warnings = find_delimited(path, settings)
@@ -107,7 +107,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """Return which cells documents keep, None if none; `floats` is as in `KeptCells`."""
+    """Return the columns kept with each text, or None; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None

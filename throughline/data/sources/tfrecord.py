@@ -267,8 +267,9 @@ def _check_label(name: str, summary: FeatureSummary) -> None:
     if min(sizes) > 1:
         raise UnreadableSource(
             f"data.records.label: {name} holds several values in every record ({summary}), but a"
-            " label is one: an integer or a text for a class, or a number to predict. Write the"
-            " number of the class in place of a one-hot vector, or set the key to another feature"
+            " label is one value: an integer or a text for a class, or a number to predict. Write"
+            " the number of the class in place of a one-hot vector, or set the key to another"
+            " feature"
         )
 
 

@@ -143,7 +143,7 @@ def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
 
 
 def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int]) -> list[str]:
-    """Return a warning about rows, not `rejected`, that a column of `names` calls sum or mean."""
+    """Warn about rows, not in `rejected`, that a column of `names` labels as sum or mean."""
     rows: dict[int, str] = {}
     for name in names:
         cells = table.columns[name]

@@ -1,4 +1,4 @@
-"""Finds the files of a table at a path, and the splits that their names say."""
+"""Finds the files of a table at a path, and the splits given by their names."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

@@ -125,7 +125,7 @@ def _is_comment(line: str, following: str, of_texts: bool) -> bool:
 
 
 def _skip_titles(lines: Sequence[str], skipped: int) -> int:
-    """Return how many lines of few cells stand above a header without numbers."""
+    """Return the header's index if only titles stand above it, else `skipped`."""
     for top in range(skipped, min(skipped + _MOST_TITLES, len(lines) - 2)):
         for delimiter in _DELIMITERS:
             rows = [_cells(line, delimiter) for line in lines[top:] if line.strip()]
@@ -187,7 +187,7 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _is_divided_by_blanks(lines: Sequence[str]) -> bool:
-    """Return whether blanks divide all lines into equally many cells, most of them numbers."""
+    """Return whether blanks split all lines into the same number of cells, mostly numbers."""
     counts = {len(_cells(join_blanks(line), BLANKS)) for line in lines}
     first = [line.split("\t")[0].split() for line in lines[1:] or lines]
     numbers = (sum(map(bool, map(_NUMBER.fullmatch, cells))) for cells in first)

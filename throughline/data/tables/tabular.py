@@ -238,7 +238,7 @@ def clean_cells(table: TextTable) -> TextTable:
 
 
 def _blank_missing(table: TextTable) -> TextTable:
-    """Empty the cells that mean missing; numbers are compared by value."""
+    """Empty the cells that mark missing values; numbers are compared by value."""
     said, columns = table.settings.missing_values, {**table.columns}
     by_column = isinstance(said, dict)
     groups = {name: [name] for name in said} if by_column else {"": columns} if said else {}

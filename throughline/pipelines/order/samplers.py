@@ -144,7 +144,7 @@ class ClassIndex:
     Attributes:
       kinds: (draws,) integers, the class of each of an epoch's draws.
       rows: (…,) integers, the rows of each class, repeated so that draws may begin at any of them.
-      offsets: (classes,) int64, a draw's place in `rows` minus its number.
+      offsets: (classes,) int64, a draw's index in `rows` minus its index in the epoch.
       sizes: (classes,) int64, the number of rows, or 1 for a class without rows.
     """
 

@@ -1,4 +1,4 @@
-"""Says whether a training waits for its input, in any unchanged script.
+"""Says whether training waits for its input, in any script as it is.
 
 `whowaits train.py` is the command. Within a program, such as a notebook, `with whowaits.watch():`
 times the trainings in its block, and `whowaits.Callback()` times one `fit` of Keras.

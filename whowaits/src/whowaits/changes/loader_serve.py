@@ -13,7 +13,7 @@ from .loader_trials import LoaderTrials, Steps
 
 
 class ServedLoader(LoaderTrials):
-    """A training on request: reads lines that name `ask_` methods, and writes their results."""
+    """Answers requests: reads lines that name `ask_` methods, and writes their results."""
 
     def serve(self, reads: int, writes: int) -> Steps:
         """Answer requests until the other end closes; meanwhile yield batches to train on."""

@@ -1,4 +1,4 @@
-"""Leaves out the script's saves once its training has had batches that were not meant for it: a
+"""Skips the script's saves once its training has had batches that were not meant for it: a
 later run would continue from such a save, or take it for a result.
 
 Libraries' functions are in a table; the script's own file operations are found by their calling

@@ -194,7 +194,7 @@ class Timing:
         self._cores_before_s = math.nan  # what is done takes CPU time, too
 
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
-        """Record steps on batches from memory; those to warm up begin the block again."""
+        """Record steps on batches from memory; warm-up steps restart the block."""
         if warm_up:
             self._alone = Block()
             self.settle()
@@ -272,7 +272,7 @@ class Timing:
 
     @property
     def in_first_epoch(self) -> bool:
-        """Whether everything that counts was seen in the first epoch."""
+        """Whether all measured steps were in the first epoch."""
         blocks = [each.training for each in self.rounds] or [self.passive]
         return all(block.first_epoch for block in blocks)
 

@@ -53,7 +53,7 @@ class Block:
         return 100 * self.wait_s / self.total_s if self.total_s else 0.0
 
     def with_gaps(self, gap_s: float, steps_per_epoch: float) -> Block:
-        """Return the block with its average share of gaps of `gap_s`, not those that occurred."""
+        """Return the block as if it had the expected number of gaps, each of `gap_s`."""
         regular = self.steps - self.gaps
         if regular <= 0:
             return self
