@@ -1,5 +1,7 @@
 """What pytest loads for all tests: tests/support/README.md says what each is for."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,6 +20,9 @@ pytest_plugins = (
 # How fast examples are drawn depends on the machine, and is no property of the program.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
+
+# A shell's background jobs ignore Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pause_garbage_collection()  # until all libraries are imported
 
