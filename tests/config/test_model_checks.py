@@ -5,6 +5,7 @@ import pytest
 from tasks.identities import resolve_settings
 from tests.support.parameters import document, problems
 from throughline.config.params import check
+from throughline.shared.layout import STORE_HOME, WORKSPACES
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,25 @@ def test_a_model_that_scales_its_input_gets_it_unscaled():
     assert check(document(**within))
     within["model__options"] = "{include_preprocessing: true}"
     assert "postprocess: MobileNetV3Small scales its input itself" in problems(**within)
+
+
+@pytest.mark.parametrize("key", ["from", "weights"])
+@pytest.mark.parametrize("outputs", ["runs", "../../../runs"], ids=["own", "of the main project"])
+def test_a_model_is_not_trained_on_from_an_output_that_dvc_removes(
+    tmp_path, monkeypatch, key, outputs
+):
+    worktree = tmp_path / WORKSPACES / "wide"
+    (worktree / outputs / "p").mkdir(parents=True)
+    monkeypatch.chdir(worktree)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    file = f"{outputs}/p/model.keras"
+    (worktree / file).touch()
+    name = {"model__name": "mlp"} if key == "weights" else {}
+    said = problems(**{f"model__{key}": file}, **name)
+    assert f"model.{key}: {file} is an output of train" in said
+    assert f"`cp {file} pretrained.keras`" in said
+    (worktree / "pretrained.keras").touch()
+    assert check(document(**{f"model__{key}": "pretrained.keras"}, **name))
 
 
 @pytest.mark.parametrize(

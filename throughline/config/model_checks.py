@@ -16,6 +16,7 @@ from throughline.plan.schema import COLUMNS, Encoding
 from throughline.settings import ModelSettings, TrainSettings, WindowSettings
 from throughline.shared.code_identity import find_source, parse_source
 from throughline.shared.errors import did_you_mean
+from throughline.shared.layout import Layout
 
 if TYPE_CHECKING:
     from throughline.config.params import Params
@@ -54,8 +55,17 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
 
 
 def _find_file_problems(model: ModelSettings) -> Iterator[str]:
+    layout = Layout()
     for key, name in (("from", model.from_file), ("weights", model.weights)):
-        if name and not Path(name).is_file():
+        path = Path(name).resolve()
+        outputs = (root.resolve() / "runs" for root in (layout.root, layout.project))
+        if name and any(map(path.is_relative_to, outputs)):
+            yield (
+                f"model.{key}: {name} is an output of train, which DVC removes before it trains;"
+                f" copy it first: `cp {name} pretrained.keras`, and `git add --force"
+                " pretrained.keras`"
+            )
+        elif name and not path.is_file():
             yield f"model.{key}: {name} is not a file (absolute, or relative to the project)"
     if model.from_file and (model.name != "auto" or model.options or model.weights):
         yield (
