@@ -72,10 +72,18 @@ def build_mlp(*postprocess: ops.Op, target: Target = CLASSES) -> Models:
     return build_models(ModelSettings(name="mlp"), target=target, **inputs)
 
 
+class SinceTwoThousand(ops.Op):
+    """A user's op."""
+
+    def layer(self):
+        return layers.Rescaling(1.0, offset=-2000.0)
+
+
 @pytest.mark.usefixtures("mixed_precision")
 @pytest.mark.parametrize(
     "op",
     [
+        SinceTwoThousand(),
         ops.Rescale(scale=0.2, offset=-402),
         ops.Standardize(mean=(2010.0, 0.0, 0.0), deviation=(5.0, 1.0, 1.0)),
         ops.Categories(sizes=(300, 2)),

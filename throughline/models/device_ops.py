@@ -7,6 +7,7 @@ policy: half precision would keep only 8 bits of a year or a category.
 from functools import singledispatch
 from typing import Any
 
+import keras
 from keras import layers
 
 from throughline.kernels.kernels import affine
@@ -29,7 +30,12 @@ def apply_as_layer(op: Op, value: Any) -> Any:
             f"postprocess: {op.name} cannot be part of a model; give {type(op).__name__} a method"
             " layer() that returns a Keras layer"
         )
-    return own()(value)
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(SINGLE)
+    try:
+        return own()(value)
+    finally:
+        keras.config.set_dtype_policy(policy)
 
 
 @apply_as_layer.register
