@@ -156,6 +156,21 @@ def test_a_model_that_ends_with_a_softmax_gives_probabilities():
     assert find_last_activation(keras.Model(inputs, keras.ops.sigmoid(logits))) == "sigmoid"
 
 
+@pytest.mark.parametrize(
+    ("activation", "found"), [("softmax", "softmax"), ("sigmoid", "sigmoid"), ("linear", None)]
+)
+def test_an_activation_is_found_behind_layers_that_keep_its_values(activation, found):
+    inputs = keras.Input((4, 4, 3))
+    maps = layers.Conv2D(2, 2, activation=activation)(inputs)
+    pooled = layers.GlobalAveragePooling2D()(maps)
+    for outputs in (pooled, layers.Dropout(0.5)(layers.Flatten()(maps[:, :1, :1])), pooled * 1.0):
+        network = keras.Model(inputs, outputs)
+        weights = network.get_weights()
+        outer = keras.Model(stored := keras.Input((4, 4, 3), dtype="uint8"), network(stored))
+        assert find_last_activation(network) == find_last_activation(outer) == found
+        np.testing.assert_equal(network.get_weights(), weights)
+
+
 DOCUMENTS = ([5, 3, 8], [2, 2, 7, 1, 9], [4])
 
 

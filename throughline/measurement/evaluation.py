@@ -49,12 +49,12 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
     schema = pipeline.data.shards.schema
     feature, more = schema.input.name, (COLUMNS,) if schema.table_input else ()
     judge = _judge_classes if classes else _judge_numbers
-    probabilities = gives_probabilities(model)
+    probabilities = classes and gives_probabilities(model)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = tf.cast(model(select_inputs(element, schema), training=False), tf.float32)
-        if classes and probabilities:
+        if probabilities:
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import keras
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
@@ -30,6 +31,8 @@ from throughline.shared.layout import MODEL_SPEC
 
 SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
 PASSING = ("Identity", "Cast", "Reshape")  # operations that keep values as they are
+TRIES = 8  # logits of two classes are all from 0 to 1 in (1/4)^8 of the cases
+SUMS = 3  # so many batches of probabilities sum to 1
 LOADING_ERRORS = ImportError, AttributeError, TypeError, ValueError, NotImplementedError
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
@@ -145,16 +148,54 @@ def gives_probabilities(model: keras.Model) -> bool:
 def find_last_activation(model: keras.Model) -> str | None:
     """Return the name of the activation that a model applies last, or None if it is not known.
 
-    Casts, reshapes and averages are skipped. Only Keras' own layers and operations are known.
+    Casts, reshapes and averages are skipped. Behind other operations than Keras' activations, only
+    a softmax and a sigmoid are found, by what the model gives.
     """
+    return _find_activation_of(model, 0)
+
+
+def _find_activation_of(model: keras.Model, index: int) -> str | None:
     outputs: Any = getattr(model, "outputs", None)
-    return _find_activation(outputs[0]) if outputs else None
+    return (_find_activation(outputs[index]) if outputs else None) or _try_activation(model, index)
+
+
+def _try_activation(model: Any, index: int) -> str | None:
+    """Return `softmax` if all outputs are probabilities, `sigmoid` if all are from 0 to 1.
+
+    The weights' signs are random, too: one model's logits could all be from 0 to 1 by chance.
+    """
+    draw, sums = np.random.default_rng(0), []
+    try:
+        for _ in range(TRIES):
+            weights = [
+                one * draw.choice([-1.0, 1.0], one.shape).astype(one.dtype)
+                for one in map(keras.ops.convert_to_numpy, model.trainable_variables)
+            ]
+            inputs = keras.tree.map_structure(lambda one: _draw_batch(one, draw), model.input)
+            answer, _ = model.stateless_call(
+                weights, model.non_trainable_variables, inputs, training=False
+            )
+            outputs = np.asarray(keras.tree.flatten(answer)[index], np.float32)
+            if not ((outputs >= 0) & (outputs <= 1)).all() or not outputs.any():
+                return None
+            sums.append(outputs.sum(axis=-1))
+            if len(sums) == SUMS and np.allclose(sums, 1, atol=0.02):  # of bfloat16, too
+                return "softmax"
+    except Exception:  # noqa: BLE001 - a user's layers may raise anything for these inputs
+        return None
+    return "sigmoid"
+
+
+def _draw_batch(tensor: Any, draw: np.random.Generator) -> np.ndarray:
+    shape = (2, *(size or 64 for size in tensor.shape[1:]))
+    whole = keras.backend.is_int_dtype(tensor.dtype)
+    return (draw.integers(0, 2, shape) if whole else draw.normal(size=shape)).astype(tensor.dtype)
 
 
 def _find_activation(tensor: Any) -> str | None:
     operation, node, index = tensor._keras_history
-    if isinstance(operation, keras.Model) and (outputs := getattr(operation, "outputs", None)):
-        return _find_activation(outputs[index])
+    if isinstance(operation, keras.Model):
+        return _find_activation_of(operation, index)
     kind = type(operation)
     if not kind.__module__.startswith("keras."):
         return None

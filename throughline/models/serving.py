@@ -43,7 +43,7 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     name, several = spec.schema.input.name, spec.schema.table_input is not None
-    probabilities = gives_probabilities(model)
+    probabilities = spec.task != "regression" and gives_probabilities(model)
     context = spec.window.tokens if spec.task == "next_token" else None
 
     def serve(stored: Any) -> Outputs:
