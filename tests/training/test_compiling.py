@@ -199,6 +199,44 @@ def test_names_and_arguments_reach_keras(own):
     assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
 
 
+class OwnAdam(keras.optimizers.Adam):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+class OwnEntropy(keras.losses.SparseCategoricalCrossentropy):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+class OwnMean(keras.metrics.Mean):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+def make_adam(learning_rate=1e-3, beta=0.9):
+    return keras.optimizers.Adam(learning_rate, beta_1=beta)
+
+
+@pytest.mark.parametrize("optimizer", ["OwnAdam", {"make_adam": {"beta": 0.5}}, "make_adam"])
+def test_what_params_decide_reaches_own_classes_and_functions(optimizer):
+    def own(spec):
+        named = {spec: {}} if isinstance(spec, str) else spec
+        return {f"{__name__}:{name}": arguments for name, arguments in named.items()}
+
+    network = build().network
+    settings = TrainSettings(
+        optimizer=own(optimizer),
+        loss=own("OwnEntropy"),
+        metrics=[own("OwnMean")],
+        schedule="constant",
+        learning_rate=0.5,
+    )
+    compile_model(network, settings, target=CLASSES, steps=3)
+    assert float(network.optimizer.learning_rate) == 0.5
+    assert network.loss.get_config()["from_logits"] is True
+
+
 def test_early_stopping_asks_what_is_better_of_a_metric_that_keras_does_not_know():
     network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     network.compile(loss="mse", metrics=[lambda truth, guess: keras.ops.mean(guess)])

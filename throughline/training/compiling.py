@@ -214,8 +214,8 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
     """Make the object that a name, or {name: arguments}, stands for.
 
     The name is a class of Keras' `module`, or `package.module:name` for a user's class or function,
-    which is called with its arguments. A user's function without arguments is returned as it is. A
-    class also receives those of the `defaults` that it accepts.
+    which is called with its arguments. A user's function without arguments is returned as it is.
+    What is called also receives those of the `defaults` that it accepts.
 
     Raises:
       UnknownModel: If the object does not exist, or does not accept the arguments.
@@ -232,13 +232,24 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
                 f"{key}: Keras has no {name} among its {key.rpartition('.')[2]};"
                 " name your own as package.module:name"
             )
-    if inspect.isclass(kind):
-        taken = inspect.signature(kind).parameters
-        given = {name: value for name, value in defaults.items() if name in taken} | given
     try:
+        taken = {option: value for option, value in defaults.items() if _takes(kind, option)}
+        given = taken | given
         return kind(**given)
     except (TypeError, ValueError) as error:
         raise UnknownModel(f"{key}: {name} does not accept {given}: {error}") from error
+
+
+def _takes(kind: Any, option: str) -> bool:
+    """Return whether a class or function accepts an option; **options pass it to the base class."""
+    bases = kind.__mro__ if inspect.isclass(kind) else ()
+    for called in [one.__init__ for one in bases if "__init__" in vars(one)] or [kind]:
+        parameters = inspect.signature(called).parameters
+        if option in parameters:
+            return True
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+            return False
+    return not bases
 
 
 def _find_class(name: str, module: Any) -> type | None:
