@@ -366,6 +366,31 @@ def test_a_loss_that_compares_each_label_with_all_outputs_is_refused(loss, compi
         compile_model(model, settings, target=target, steps=5)
 
 
+class SubtractedMean(keras.metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(squared(y_true, y_pred))
+
+
+class ReshapedMean(SubtractedMean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
+
+
+@pytest.mark.parametrize("compiled_by_builder", [True, False])
+@pytest.mark.parametrize("metric", [SubtractedMean, squared, ReshapedMean, "r2_score"])
+def test_a_metric_that_compares_each_label_with_all_outputs_is_refused(metric, compiled_by_builder):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    name = metric if metric == "r2_score" else f"{__name__}:{metric.__name__}"
+    settings = TrainSettings(metrics=["auto", name])
+    if compiled_by_builder:
+        model.compile("sgd", "mse", metrics=[metric() if isinstance(metric, type) else metric])
+        settings = TrainSettings()
+    refused = pytest.raises(UnknownModel, match=r"metric .* compares each label with all outputs")
+    with refused if metric in (SubtractedMean, squared) else nullcontext():
+        compile_model(model, settings, target=Target(kind="regression", shape=()), steps=5)
+    assert not any(np.any(one) for each in model.metrics for one in each.variables)
+
+
 @pytest.mark.parametrize(
     ("computed", "setting"),
     [

@@ -158,25 +158,43 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
 
 
 def _check_shapes(model: keras.Model) -> None:
-    """Refuse a loss that broadcasts labels (batch,) and outputs (batch, 1) to (batch, batch).
+    """Refuse a loss or metric that broadcasts labels (batch,) and outputs (batch, 1).
 
-    It would train on nonsense without an error.
+    It would compare (batch, batch): train on nonsense, or measure it, without an error.
     """
-    loss = getattr(model, "loss", None)
-    if not isinstance(loss, keras.losses.Loss) or getattr(model, "output_shape", None) != (None, 1):
+    if getattr(model, "output_shape", None) != (None, 1):
         return
+    loss, metrics = getattr(model, "loss", None), getattr(model, "_compile_metrics", None)
+    named = [metrics._user_metrics, metrics._user_weighted_metrics] if metrics else []
+    own = [one for one in keras.tree.flatten(named) if callable(one) and not _is_of_keras(one)]
     labels = np.arange(1, 5, dtype=np.float32)
     outputs = labels[::-1, None] ** 2
-    try:
-        as_given, in_columns = (np.asarray(loss(one, outputs)) for one in (labels, labels[:, None]))
-    except Exception:  # noqa: BLE001 - it may raise anything for these values
-        return
-    if not np.isclose(as_given, in_columns, rtol=1e-3):
-        raise UnknownModel(
-            f"the loss {type(loss).__name__} compares each label with all outputs: labels have"
-            " shape (batch,), but outputs (batch, 1); begin its call with y_true ="
-            " keras.ops.reshape(y_true, keras.ops.shape(y_pred))"
-        )
+    for one in [*([loss] if isinstance(loss, keras.losses.Loss) else []), *own]:
+        try:
+            as_given, in_columns = (
+                np.mean(_compare(one, each, outputs)) for each in (labels, labels[:, None])
+            )
+        except Exception:  # noqa: BLE001 - it may raise anything for these values
+            continue
+        if not np.isclose(as_given, in_columns, rtol=1e-3, equal_nan=True):
+            kind = "loss" if one is loss else "metric"
+            raise UnknownModel(
+                f"the {kind} {getattr(one, '__name__', type(one).__name__)} compares each label"
+                " with all outputs: labels have shape (batch,), but outputs (batch, 1); begin it"
+                " with y_true = keras.ops.reshape(y_true, keras.ops.shape(y_pred))"
+            )
+
+
+def _is_of_keras(metric: Any) -> bool:
+    """Return whether a metric is one of Keras' own, which align labels and outputs."""
+    wraps = isinstance(metric, keras.metrics.MeanMetricWrapper)
+    return type(metric).__module__.startswith("keras.") and not wraps
+
+
+def _compare(one: Any, labels: np.ndarray, outputs: np.ndarray) -> Any:
+    if not isinstance(one, keras.metrics.Metric):
+        return one(labels, outputs)
+    return one.stateless_result(one.stateless_update_state(one.variables, labels, outputs))
 
 
 def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.Optimizer:
