@@ -25,6 +25,7 @@ from throughline.plan.augmentations import (
     ResizedCenterCrop,
 )
 from throughline.plan.ops import CenterCrop, Op, Rescale, Resize, Standardize
+from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
 
@@ -112,6 +113,28 @@ def test_an_op_of_a_user_may_say_if_and_for_about_tensors():
     found = [image.numpy().ravel().tolist() for image in in_graph]
     assert found == [[102, 2], [22, 2]]
     assert found == [darken({"image": tf.constant(one)}).numpy().ravel().tolist() for one in images]
+
+
+class Noise(Op):
+    """An op as a user may write it: with TensorFlow's random numbers."""
+
+    name = "noise"
+    within: bool
+
+    def compute(self, element, draw):
+        if self.within:
+            draws = tf.cond(element["key"] > 0, lambda: tf.random.uniform(()), lambda: 0.5)
+        else:
+            draws = tf.random.uniform(())
+        return {**element, "image": element["image"] * draws}
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_an_op_of_a_user_that_draws_from_a_state_of_the_process_is_refused(within):
+    element, noise = {"image": tf.constant([1.0]), "key": tf.constant(1)}, Noise(within=within)
+    run = tf.function(lambda: apply_ops((noise,), element, seed=0, epoch=EPOCH), autograph=False)
+    with pytest.raises(ImpossiblePlan, match=r"^noise draws .* \(RandomUniform\); draw them by"):
+        run()
 
 
 def test_what_builds_a_pipeline_is_not_rewritten(stored, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from throughline.plan.ops import CenterCrop, Op
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, ShardSettings
-from throughline.shared.errors import UnequalConfigurations
+from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
 from throughline.shared.limits import usable_cores
 
 pytestmark = pytest.mark.integration
@@ -240,6 +240,14 @@ def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
     found = batches(replace(cached, plan=plan), epochs=2)
     assert len(COUNTED) == cached.examples
     assert same(found, batches(pipeline(stored, **sampled), epochs=2))
+
+
+def test_an_op_that_calls_python_is_refused_with_a_service(stored):
+    served = pipeline(stored, **CONFIGS["service"], address="grpc://localhost:1")
+    spec = replace(served.plan.spec, preprocess=(*PREPROCESS["arrays"], Count()))
+    plan = make_plan(PipelineConfig(**CONFIGS["service"]), spec)
+    with pytest.raises(ImpossiblePlan, match=r"^service: count calls Python"):
+        replace(served, plan=plan).dataset()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from throughline.kernels.randomness import RandomStream
+from throughline.kernels.randomness import RandomStream, find_stateful_draws
 from throughline.plan.ops import (
     Categories,
     CenterCrop,
@@ -38,13 +38,26 @@ _BESIDES_INPUT = ("key", "label", COLUMNS, "weight", "segment_ids", "positions")
 
 @singledispatch
 def compute(op: Op, element: Element, draw: RandomStream) -> Element:
-    """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`."""
+    """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`.
+
+    Raises:
+      ImpossiblePlan: If a user's op draws random numbers from a state of the process.
+    """
     own = getattr(op, "compute", None)
     if own is None:
         raise NotImplementedError(
             f"{type(op).__name__} has no kernel; give it a method compute(element, draw)"
         )
-    return _rewrite_for_tensors(own)(element, draw)
+    graph = tf.compat.v1.get_default_graph()
+    before = graph.version
+    result = _rewrite_for_tensors(own)(element, draw)
+    if draws := find_stateful_draws(graph.as_graph_def(from_version=before)):
+        raise ImpossiblePlan(
+            f"{op.name} draws random numbers that depend on the process ({', '.join(draws)}); draw"
+            " them by draw.uniform(element['key']) or draw.uniform_vector, which follow from"
+            " seed, epoch and example"
+        )
+    return result
 
 
 def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:

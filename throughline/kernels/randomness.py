@@ -6,12 +6,20 @@ salts of its own, so that no two draw the same numbers and nothing depends on or
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
 GRAPH_SEED = 1  # of graphs that tf.data calls; there, only the seeds of ops matter
+# Ops that draw random numbers from their own state, or from a tf.random.Generator's.
+_DRAWING = re.compile(
+    r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)"
+    r"|(Parameterized)?TruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
+    r"|\w+CandidateSampler|Rng\w+|NonDeterministicInts"
+    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,12 @@ class RandomStream:
         """Return `length` independent draws per key (…): (…, length) float32 in [0, 1)."""
         numbers = tf.range(length, dtype=tf.int64)
         return _unit_interval(fold(self.seed, self.epoch, *self.salts, key[..., None], numbers))
+
+
+def find_stateful_draws(definition: tf.compat.v1.GraphDef) -> set[str]:
+    """Find the random ops in a graph and its functions that draw from a state."""
+    nodes = [definition.node, *(one.node_def for one in definition.library.function)]
+    return {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
 
 
 def _unit_interval(mixed: tf.Tensor) -> tf.Tensor:

@@ -36,6 +36,7 @@ from throughline.plan.steps import (
     shuffle_buffer_size,
 )
 from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
@@ -283,7 +284,18 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
     """Rebatch what the service's workers deliver, since each ends with a smaller batch.
 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
+
+    Raises:
+      ImpossiblePlan: If a user's op calls Python.
     """
+    functions = tf.compat.v1.get_default_graph().as_graph_def().library.function
+    called = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
+    if called:
+        raise ImpossiblePlan(
+            f"service: {called[0].rpartition('/')[0] or called[0]} calls Python (tf.numpy_function"
+            " or tf.py_function), which cannot be sent to the workers of a tf.data service; write"
+            " it in TensorFlow ops, or drop `service`"
+        )
     service = tf.data.experimental.service
     modes = {
         "off": service.ShardingPolicy.OFF,

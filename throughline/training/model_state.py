@@ -3,7 +3,6 @@
 This includes the optimizers of a train step that the model defines itself.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# Ops that draw random numbers from their own state, or from a tf.random.Generator's.
-_DRAWING = re.compile(
-    r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)"
-    r"|(Parameterized)?TruncatedNormal|Multinomial|SampleDistortedBoundingBox(V2)?"
-    r"|\w+CandidateSampler|Rng\w+|NonDeterministicInts"
-    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
-)
+from throughline.kernels.randomness import find_stateful_draws
 
 
 def build_optimizer(model: keras.Model) -> None:
@@ -60,9 +53,7 @@ def find_draws(graph: tf.Graph) -> set[str]:
 
     Keras' random layers are not among them, because their seeds are variables of the model.
     """
-    definition = graph.as_graph_def()
-    nodes = [definition.node, *(one.node_def for one in definition.library.function)]
-    draws = {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
+    draws = find_stateful_draws(graph.as_graph_def())
     shared = get_global_attribute(GLOBAL_SEED_GENERATOR)
     read = {id(one) for one in getattr(graph, "variables", ())}
     unseeded = shared is not None and id(shared.state.value) in read
