@@ -92,6 +92,8 @@ def test_all_problems_are_told_together():
          "preprocess[0].resize: `antialias` has no effect with `method: area`; drop it"),
         ({"train__warm_up_epochs": 2, "train__epochs": 2},
          "train.warm_up_epochs: 2 of 2 epochs would leave none at train.learning_rate"),
+        ({**naive("{service: {}}"), "train__deterministic": True},
+         "pipelines.naive.service: its workers race each other, so the order of batches is not"),
         ({"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
          "train.optimizer: the rate has a key of its own, train.learning_rate"),
         ({"train__optimizer": "adamww"}, "is not one of Keras' optimizers; did you mean AdamW?"),

@@ -23,6 +23,7 @@ def params_of(*overrides):
     presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
         "pipelines!"
     ]
+    del presets["service"]  # which `deterministic` refuses
     document = {
         **copy.deepcopy(SMALL),
         "batch_size": 25,

@@ -198,6 +198,11 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
             f"snapshot.fraction: reads {config.snapshot.fraction:g} of the rows, but the snapshot"
             f" stores {stored:g}; raise the top-level snapshot.fraction, or set it to auto"
         )
+    if config.service and params.train.deterministic:
+        yield (
+            "service: its workers race each other, so the order of batches is not repeatable; drop"
+            " `service`, or set train.deterministic to false"
+        )
     if config.snapshot_on == "device" and params.train.jit_compile:
         yield "snapshot_on: XLA cannot compile the index shuffle; set train.jit_compile to false"
 
