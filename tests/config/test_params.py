@@ -94,6 +94,8 @@ def test_all_problems_are_told_together():
          "train.warm_up_epochs: 2 of 2 epochs would leave none at train.learning_rate"),
         ({**naive("{service: {}}"), "train__deterministic": True},
          "pipelines.naive.service: its workers race each other, so the order of batches is not"),
+        ({"train__jit_compile": True, "train__deterministic": True},
+         "train.jit_compile: Keras turns XLA off with train.deterministic"),
         ({"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
          "train.optimizer: the rate has a key of its own, train.learning_rate"),
         ({"train__optimizer": "adamww"}, "is not one of Keras' optimizers; did you mean AdamW?"),

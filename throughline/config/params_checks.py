@@ -78,6 +78,11 @@ def find_problems(params: Params) -> list[str]:
             f"train.warm_up_epochs: {warm_up:g} of {epochs} epochs would leave none at"
             " train.learning_rate; use fewer"
         )
+    if params.train.jit_compile and params.train.deterministic:
+        found.append(
+            "train.jit_compile: Keras turns XLA off with train.deterministic; set one of them to"
+            " false"
+        )
     found += _find_path_problems(params) + _find_source_problems(params)
     found += _find_bucket_problems(params)
     found += _find_storing_problems(params)
