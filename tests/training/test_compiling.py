@@ -137,6 +137,7 @@ def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
         ({"optimizer": "adm"}, "train.optimizer: Keras has no adm"),
         ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not accept"),
         ({"metrics": ["auto", "nothing"]}, "train.metrics: Keras has no nothing"),
+        ({"metrics": ["mean_io_u"]}, "train.metrics: mean_io_u does not accept .* 'num_classes'"),
         ({"callbacks": ["own_code:still"]}, "missing 2 required"),
         ({"callbacks": ["own_code:OWN"]}, "cannot be imported"),
     ],
@@ -186,7 +187,11 @@ def test_names_and_arguments_reach_keras(own):
     settings = TrainSettings(
         optimizer={"adamw": {"weight_decay": 0.25}},
         loss={"sparse_categorical_crossentropy": {"ignore_class": 3}},
-        metrics=["auto", {"sparse_top_k_categorical_accuracy": {"k": 2}}],
+        metrics=[
+            "auto",
+            {"sparse_top_k_categorical_accuracy": {"k": 2}},
+            {"mean_io_u": {"num_classes": 4, "sparse_y_pred": False}},
+        ],
         schedule="constant",
         learning_rate=0.5,
     )
@@ -196,7 +201,22 @@ def test_names_and_arguments_reach_keras(own):
     assert models.network.loss.get_config()["ignore_class"] == 3
     assert models.network.loss.get_config()["from_logits"] is True
     seen = models.network.evaluate(np.zeros((4, 4)), np.zeros(4), verbose=0, return_dict=True)
-    assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy"}
+    assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy", "mean_io_u"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("train.metrics=[auto, precision]", "train.metrics: precision"),
+        ("train.loss=categorical_crossentropy", "train.loss: categorical_crossentropy"),
+    ],
+)
+def test_a_loss_or_metric_that_does_not_fit_is_named_with_the_shapes(
+    layout, tmp_path, setting, named
+):
+    said = rf"{named} does not fit labels of shape \(None,\) and outputs of shape \(None, 4\)"
+    with pytest.raises(UnknownModel, match=said):
+        run(params_of(setting), layout, tmp_path)
 
 
 class OwnAdam(keras.optimizers.Adam):

@@ -29,6 +29,7 @@ from throughline.training.callbacks import (
     may_replace_weights,
 )
 from throughline.training.checkpoints import CheckpointCallback
+from throughline.training.compiling import explain_misfit
 from throughline.training.fit import Position, Schedule, SplitEvaluation, fit
 from throughline.training.model_state import build_optimizer
 from throughline.training.replicas import Replicas, explain_losses
@@ -188,7 +189,10 @@ def prepare(
             agree=replicas.take_chiefs,  # otherwise rounding might end only some processes
         )
         # This makes the variables of metrics, whose values may be restored, and shows their names.
-        check_metrics(validation.run(steps=1), settings, models.target)
+        shapes = {"labels": held_out.element_spec[1].shape, "outputs": models.network.output_shape}
+        with explain_misfit(settings, **shapes):
+            first = validation.run(steps=1)
+        check_metrics(first, settings, models.target)
         check_direction(network, settings)
         check_averages(network, callbacks)
         check_rate(network, callbacks)

@@ -4,11 +4,13 @@ A model that its builder has compiled keeps its own optimizer, loss and metrics.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from throughline.models.builders import Target, import_object
 from throughline.models.inference import gives_probabilities
@@ -157,6 +159,37 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
     model.jit_compile = settings.jit_compile  # Keras' "auto" would turn it on if there is a GPU
 
 
+@contextmanager
+def explain_misfit(
+    settings: TrainSettings, *, labels: Sequence[int | None], outputs: Sequence[int | None]
+) -> Iterator[None]:
+    """Explain errors of a first batch by a loss or metrics of Keras that do not fit these shapes.
+
+    Other errors, and those of a user's own loss or metrics, keep their traceback.
+
+    Raises:
+      UnknownModel: In place of Keras' own error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        named = [
+            (key, spec if isinstance(spec, str) else next(iter(spec)))
+            for key, spec in [
+                ("train.loss", settings.loss),
+                *(("train.metrics", metric) for metric in settings.metrics),
+            ]
+            if spec != AUTO
+        ]
+        if not named or any(":" in name for _, name in named) or "IteratorGetNext" in str(error):
+            raise
+        reason = "" if isinstance(error, tf.errors.OpError) else f" ({str(error).splitlines()[0]})"
+        raise UnknownModel(
+            f"{' or '.join(f'{key}: {name}' for key, name in named)} does not fit labels of shape"
+            f" {tuple(labels)} and outputs of shape {tuple(outputs)}{reason}; use `auto`, or others"
+        ) from error
+
+
 def _check_shapes(model: keras.Model) -> None:
     """Refuse a loss or metric that broadcasts labels (batch,) and outputs (batch, 1).
 
@@ -272,10 +305,11 @@ def _takes(kind: Any, option: str) -> bool:
 
 def _find_class(name: str, module: Any) -> type | None:
     """Find a class in a Keras module by its name or its function's, in any spelling Keras takes."""
-    try:
-        found = module.get(name)
-    except ValueError:
-        return None
-    wanted = getattr(found, "__name__", type(found).__name__).replace("_", "").lower()
-    classes = (one for one in vars(module).values() if inspect.isclass(one))
-    return next((one for one in classes if one.__name__.lower() == wanted), None)
+    classes = {key.lower(): one for key, one in vars(module).items() if inspect.isclass(one)}
+    plain = name.replace("_", "").lower()
+    if plain not in classes:  # a short name, such as mse
+        try:
+            plain = getattr(module.get(name), "__name__", "").replace("_", "").lower()
+        except ValueError:
+            return None
+    return classes.get(plain)
