@@ -283,7 +283,7 @@ def main() -> None:
             )
             service.close()
             here = replace(training.result, machine=name_machine(describe_machine()))
-            result = complete_metrics(here, models, params, data)
+            result = complete_metrics(here, models, params, name, data)
             save_trained_model(
                 models.full_model,
                 new / MODEL_FILE,
@@ -293,7 +293,9 @@ def main() -> None:
             write_history(new, training.rows)
             result.write(new)
             log_results(recorder, out, new, result, len(training.rows))
-            evaluation = write_evaluation(models, params, data, Layout(), new / Evaluation.FOLDER)
+            evaluation = write_evaluation(
+                models, params, name, data, Layout(), new / Evaluation.FOLDER
+            )
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(new / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(new / MODEL_FILE, needs.objects if needs else {})

@@ -84,6 +84,24 @@ def test_the_confused_classes_and_the_worst_examples_are_those_of_evaluation(
     assert picture.size == (16, 16 * len(written.worst))
 
 
+def test_an_approximate_configuration_is_evaluated_on_the_pixels_it_trains_with(
+    photo_model, photo_folder, tmp_path
+):
+    _, layout, model = photo_model
+    decoded = {"read": "shards", "decode": {"ratio": 2}, "postprocess_on": "device"}
+    params = photo_params(photo_folder, pipelines={"p": decoded})
+    written = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
+    labels = np.array(list_files(layout.manifest, "test").labels)
+    logits, exact = evaluate(params, layout, model), evaluate(*photo_model)
+    losses, others = (
+        np.sort(keras.losses.sparse_categorical_crossentropy(labels, each, from_logits=True))[::-1]
+        for each in (logits, exact)
+    )
+    found = [item.loss for item in written.worst]
+    np.testing.assert_allclose(found, losses[: len(found)], rtol=1e-4)
+    assert not np.allclose(found, others[: len(found)], rtol=1e-4)
+
+
 def test_labels_that_are_vectors_are_judged_as_their_classes(
     photo_model, photo_folder, evaluation, tmp_path
 ):

@@ -54,7 +54,7 @@ def write_evaluation_of(params: Params, layout: Layout, model: Path, out: Path) 
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     models.full_model.load_weights(model)
-    return write_evaluation(models, params, data, layout, out)
+    return write_evaluation(models, params, "p", data, layout, out)
 
 
 def evaluate(params: Params, layout: Layout, model: Path) -> np.ndarray:

@@ -345,8 +345,9 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
     _, layout, stored = series
     params = check(series_document(layout.root / "series.npy", targets=["column_0", "column_2"]))
     models = build_models_for(params, stored)
-    evaluation = write_evaluation(models, params, stored, layout, tmp_path / "evaluation")
-    pipe = open_stored_pipeline(params, stored, split="test")
+    name = next(iter(params.pipelines))
+    evaluation = write_evaluation(models, params, name, stored, layout, tmp_path / "evaluation")
+    pipe = open_stored_pipeline(params, name, stored, split="test")
     errors = np.concatenate(
         [np.abs(models.full_model(each["features"]) - each["label"]) for each in pipe.dataset()]
     )

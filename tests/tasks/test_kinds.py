@@ -226,7 +226,7 @@ def test_columns_and_targets_are_those_of_their_row(prepared):
     sizes = pd.to_numeric(prepared.table["size"]).fillna(
         (schema.columns or schema.input.columns).medians["size"]
     )
-    pipeline = open_stored_pipeline(params, data, split="train")
+    pipeline = open_stored_pipeline(params, next(iter(params.pipelines)), data, split="train")
     for batch in pipeline.dataset().as_numpy_iterator():
         places = [place_of(names[key]) for key in batch["key"]]
         rows = prepared.table.iloc[places]
@@ -268,7 +268,8 @@ def test_files_are_predicted_and_served_as_the_model_is_evaluated(trained, tmp_p
     assert len(examples) > 10
     answers = {}
     with open_trained_model(model) as loaded:
-        for batch in open_stored_pipeline(params, data, split="test").dataset():
+        name = trained.kind.trained
+        for batch in open_stored_pipeline(params, name, data, split="test").dataset():
             seen = {name: batch[name] for name in batch if name not in ("key", "label")}
             outputs = loaded.model(seen if len(seen) > 1 else next(iter(seen.values())))
             if not data.shards.schema.predicts_number:

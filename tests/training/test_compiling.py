@@ -115,7 +115,7 @@ def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
     last = {name: value for name, value in rows[-1].items() if name != "epoch"}
     trained = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test={})
     _, accuracy = validate(models, params, layout)
-    result = complete_metrics(trained, models, params, data)
+    result = complete_metrics(trained, models, params, "optimized", data)
     assert result.last_epoch["val_accuracy"] == pytest.approx(accuracy)
 
 

@@ -15,13 +15,13 @@ from throughline.shared.layout import Layout
 
 
 def complete_metrics(
-    result: TrainResult, models: Models, params: Params, data: PreparedData
+    result: TrainResult, models: Models, params: Params, name: str, data: PreparedData
 ) -> TrainResult:
     """Add the metric that compares models, accuracy or mae, if training did not compute it."""
     metric, classes = result.metric, models.target.kind != "regression"
 
     def judge(split: str) -> float:
-        pipeline = open_stored_pipeline(params, data, split=split)
+        pipeline = open_stored_pipeline(params, name, data, split=split)
         return evaluate_examples(models.full_model, pipeline, classes=classes).metric
 
     last, test = dict(result.last_epoch), dict(result.test)
@@ -33,7 +33,7 @@ def complete_metrics(
 
 
 def write_evaluation(
-    models: Models, params: Params, data: PreparedData, layout: Layout, out: Path
+    models: Models, params: Params, name: str, data: PreparedData, layout: Layout, out: Path
 ) -> Evaluation:
     """Write the model's confused classes and worst held-out examples into `out`.
 
@@ -41,7 +41,7 @@ def write_evaluation(
     """
     classes = [] if models.target.kind == "regression" else data.shards.classes
     split = "test" if "test" in data.shards.splits else "validation"
-    pipeline = open_stored_pipeline(params, data, split=split)
+    pipeline = open_stored_pipeline(params, name, data, split=split)
     with atomic_folder(out) as folder:
         if models.target.kind == "next_token":
             result = Evaluation(

@@ -233,11 +233,18 @@ def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> In
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
-def open_stored_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
-    """Open a split of the snapshot in order, with keys, as input of the full model."""
+def open_stored_pipeline(
+    params: Params, name: str, data: PreparedData, *, split: str
+) -> InputPipeline:
+    """Open a split in order, with keys, as input of configuration `name`'s full model.
+
+    It reads the snapshot, or decodes as the configuration does if that is approximate.
+    """
     spec = make_input_spec(params, data, "evaluate")
     spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
-    plan = make_plan(_read_stored(data, split), spec)
+    decode = params.pipelines[name].decode
+    decoded = set_storage_order(PipelineConfig(read="shards", decode=decode))
+    plan = make_plan(decoded if decode.approximate else _read_stored(data, split), spec)
     return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
