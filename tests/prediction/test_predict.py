@@ -269,6 +269,9 @@ def test_images_that_the_model_never_saw_the_like_of_are_refused(arrays, tmp_pat
     shown = [float(row["probability"]) for row in rows[3:]]
     assert [float(row["probability"]) for row in several] == pytest.approx(shown, abs=1e-5)
     assert broken["error"].startswith("x cannot be read (")
+    np.save(array, np.moveaxis(values, -1, 1))  # channels first, as ingest takes them, too
+    turned = [float(row["probability"]) for row in predict_rows(model, array)[0]]
+    assert turned == pytest.approx(shown, abs=1e-5)
     assert export_file(model, tmp_path / "served") == "image: string"
     served = tf.saved_model.load(str(tmp_path / "served"))
     answer = served.serve(tf.constant([gray.read_bytes()]))["probabilities"].numpy()

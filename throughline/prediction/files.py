@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.data.encodings.array_files import read_array
+from throughline.data.encodings.arrays import as_images
 from throughline.data.encodings.base import FileEncoding, Inspect, RejectedValue, StoredFile
 from throughline.data.found import Files, Rejected
 from throughline.data.listed_paths import find_listed
@@ -166,7 +167,10 @@ def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     feature = trained.spec.schema.input
     values = read_array(path, trained.spec.data.features)
     shape, rows = feature.shape, feature.encoding.storage == "rows"
-    if values.ndim == len(shape) and shape[-1] == 1:
+    if feature.encoding.modality == "images":
+        with suppress(UnreadableSource):  # refused below, with what the model takes
+            values, _ = as_images(values, str(path))
+    elif values.ndim == len(shape) and shape[-1] == 1:
         values = values[..., None]
     if not rows or values.shape[1:] != shape or values.dtype != feature.dtype:
         takes = f"{feature.dtype} (examples, {', '.join(map(str, shape))})" if rows else "files"
