@@ -169,7 +169,7 @@ def _try_activation(model: Any, index: int) -> str | None:
         for _ in range(TRIES):
             weights = [
                 one * draw.choice([-1.0, 1.0], one.shape).astype(one.dtype)
-                for one in map(keras.ops.convert_to_numpy, model.trainable_variables)
+                for one in map(np.asarray, model.trainable_variables)
             ]
             inputs = keras.tree.map_structure(lambda one: _draw_batch(one, draw), model.input)
             answer, _ = model.stateless_call(
