@@ -14,7 +14,7 @@ import pytest
 from benchmarks.data import presets
 from tasks import build
 from tasks import identities as stage
-from tasks.identities import write_identities
+from tasks.identities import find_identities, write_identities
 from tasks.ingest import count_splits
 from tasks.own_code import find_needs, watch_own_code
 from tasks.train import describe_stop, summarize
@@ -29,11 +29,12 @@ from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
 from throughline.assembly.model import build_models_for
 from throughline.config import cli
-from throughline.config.params import check
+from throughline.config.params import OP_SECTIONS, check
 from throughline.config.params_file import read_yaml
 from throughline.data import examination
 from throughline.data.manifest import read_manifest
 from throughline.data.sources.table import scan as scan_table
+from throughline.plan.ops import REGISTRY
 from throughline.results.build import Difference
 from throughline.results.evaluation import Evaluation
 from throughline.results.train import StepTimes, TrainResult, TrainThroughput
@@ -105,6 +106,33 @@ def test_own_code_and_what_it_imports_concerns_the_stages_that_run_it(own):
         (own / name).write_text(text.replace(old, new, 1))
         assert differ(before, identities_of(own)) == expected, name
         (own / name).write_text(text)
+
+
+# Settings by the stages that compute from them, whatever the outputs of `build` are.
+AFTER_BUILD = ("train", "profile", "race")
+
+
+RUN_OPS = ("build", "train", "profile", "race")
+
+
+def test_what_decides_what_build_proves_decides_all_that_is_made_of_it():
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    proven, *others = (
+        {key.removesuffix(".${key}") for key in stages[name]["meta"]["settings"]}
+        for name in RUN_OPS
+    )
+    for keys in others:
+        assert not [key for key in proven if not keys & {key, key.partition(".")[0]}]
+
+
+def test_every_argument_of_an_op_counts_where_the_op_runs(own):
+    """Whatever the files of build show of it."""
+    ops = [{name: dict.fromkeys(kind.model_fields, 1)} for name, kind in REGISTRY.items()]
+    document = SMALL | dict.fromkeys(OP_SECTIONS, ops)
+    write_params(own, document)
+    for name, identity in find_identities(own, stages=RUN_OPS):
+        counted = [identity["settings"].get(section) for section in OP_SECTIONS]
+        assert counted == [ops] * len(OP_SECTIONS), name
 
 
 def write_text_project(folder: Path, **tokenize: str) -> None:

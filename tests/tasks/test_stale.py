@@ -108,12 +108,7 @@ def test_dvc_sees_every_change_and_runs_the_stages_whose_identities_are_others(
 
 
 SETTINGS = [
-    (
-        "data",
-        'duplicates: Literal["reject", "keep"] = "reject"',
-        'duplicates: Literal["reject", "keep"] = "keep"',
-        each("ingest"),
-    ),
+    ("data", '"reject", "keep"] = "reject"', '"reject", "keep"] = "keep"', each("ingest")),
     (
         "pipeline",
         ACCURATE.replace('= "accurate"', '= "fast"'),
@@ -124,7 +119,7 @@ SETTINGS = [
         "training",
         'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"',
         'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = 2',
-        each("build", "train", "race"),
+        each(*MEASURED, "race"),
     ),
     ("training", "passes over the training split", "how often the training split is read", set()),
     # What is computed from settings concerns every stage.
@@ -147,7 +142,7 @@ LEFT_OUT = [
     (("shard",), each("shard")),
     (("train", "seed"), set()),
     (("snapshot",), set()),
-    (("train",), each("train", "race")),
+    (("train",), each("train", "profile", "race")),
 ]
 
 
