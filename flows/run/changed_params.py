@@ -18,6 +18,7 @@ from flows.run.access_policy import as_mapping
 from throughline.config.params import OP_SECTIONS
 from throughline.config.params_file import PARAMS_FILE, apply_overrides
 from throughline.config.source_guess import name_source
+from throughline.shared.errors import InvalidParams
 
 # Words and paths: YAML reads them as plain text anywhere.
 _PLAIN = re.compile(r"\w[\w/. -]*(?<! )")
@@ -34,14 +35,14 @@ class NamedChanges:
     def apply(self, text: str) -> Any:
         """Apply the changes to the text of params.yaml, and return the parsed document."""
         document = YAML().load(text)
-        source = as_mapping(document.get("data")).get("source")
+        source = _find_source(document)
         for overlay in self.overlays.values():
             merge(document, overlay)
         apply_overrides(document, self.overrides)
         data = as_mapping(document.get("data"))
         if isinstance(data, dict) and data.get("source") == "auto":
             data["source"] = name_source(document)["data"]["source"]
-        if data.get("source") != source:
+        if source not in ("auto", data.get("source")):
             for section in OP_SECTIONS:  # ops in params.yaml suit its own data
                 if not self._name(section):
                     document.pop(section, None)
@@ -72,6 +73,13 @@ class NamedChanges:
             if path and _reaches(overlay, path):
                 return f"{name}{problem.removeprefix(PARAMS_FILE.name)}"
         return problem
+
+
+def _find_source(document: Mapping[str, Any]) -> Any:
+    """Return the kind of input; `auto` if the path does not determine it."""
+    with suppress(InvalidParams):
+        document = name_source(document)
+    return as_mapping(document.get("data")).get("source")
 
 
 def _split_key(override: str) -> list[str]:

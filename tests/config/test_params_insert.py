@@ -162,6 +162,24 @@ def test_ops_are_those_of_other_data_where_an_overlay_brings_some_and_names_none
 
 
 @pytest.mark.parametrize(
+    ("own", "change", "kept"),
+    [
+        ("{source: auto, path: a.npz}", "train.epochs=3", True),
+        ("{source: auto, path: a.npz}", "data.path=b.npz", True),
+        ("{source: auto, path: a.npz}", "data.source=arrays", True),
+        ("{source: arrays, path: a.npz}", "data.source=auto", True),
+        ("{source: auto, path: a.npz}", "data.path=b.csv", False),
+        ("{source: auto, path: a.npz}", "data={source: table, path: b}", False),
+        ("{source: auto, path: away}", "data.path=b.npz", True),  # nobody knows what it was
+    ],
+)
+def test_ops_stay_where_auto_means_the_kind_that_it_was(own, change, kept):
+    text = f"data: {own}\naugment: [flip]\npipelines: {{naive: {{read: shards}}}}\n"
+    named = NamedChanges(overlays={}, overrides=[change])
+    assert ("augment" in named.apply(text)) == kept
+
+
+@pytest.mark.parametrize(
     ("source", "missing", "said"),
     [
         ("time_series", "interpolate", ""),
