@@ -108,6 +108,15 @@ class AccessPolicy:
         if problems:
             raise InvalidParams(problems)
 
+    def check_data(self, asked: Mapping[str, Any]) -> None:
+        """Check only the data that a run asks for.
+
+        Raises:
+          InvalidParams: they are hidden, or outside the project and what is granted.
+        """
+        if problems := [*self._data(asked)]:
+            raise InvalidParams(problems)
+
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
         """Return whether links below `data.path` may leave it: only if params.yaml allows it."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
@@ -231,6 +240,13 @@ class AccessPolicy:
                     f"storage.{key}: another value is not granted to runs from the UI, which use"
                     " that of params.yaml"
                 )
+
+
+def find_policy(project: Path, own: Mapping[str, Any]) -> AccessPolicy | None:
+    """Return what limits the current run; None if it was not started from the UI."""
+    if not is_confined():
+        return None
+    return AccessPolicy(project=project, own=own, limits=load_limits(project))
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from flows.run.access_policy import as_mapping
+from flows.run.access_policy import AccessPolicy, as_mapping
 from throughline.config.params import OP_SECTIONS
 from throughline.config.params_file import PARAMS_FILE, apply_overrides
 from throughline.config.source_guess import name_source
@@ -32,8 +32,12 @@ class NamedChanges:
     overlays: Mapping[str, Mapping[str, Any]]
     overrides: Sequence[str]
 
-    def apply(self, text: str) -> Any:
-        """Apply the changes to the text of params.yaml, and return the parsed document."""
+    def apply(self, text: str, policy: AccessPolicy | None = None) -> Any:
+        """Apply the changes to the text of params.yaml, and return the parsed document.
+
+        Raises:
+          InvalidParams: `auto` may not look at the data, by `policy`, or does not know their kind.
+        """
         document = YAML().load(text)
         source = _find_source(document)
         for overlay in self.overlays.values():
@@ -41,6 +45,8 @@ class NamedChanges:
         apply_overrides(document, self.overrides)
         data = as_mapping(document.get("data"))
         if isinstance(data, dict) and data.get("source") == "auto":
+            if policy:
+                policy.check_data(document)
             data["source"] = name_source(document)["data"]["source"]
         if source not in ("auto", data.get("source")):
             for section in OP_SECTIONS:  # ops in params.yaml suit its own data

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
-from flows.run.access_policy import AccessPolicy, is_confined, load_limits
+from flows.run.access_policy import find_policy
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
 from flows.run.git_calls import list_files, list_submodules
 from flows.run.parameters import OVERRIDE, Changes, check_name
@@ -118,11 +118,11 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     own = parse_yaml(text, PARAMS_FILE.name)
     named = NamedChanges(overlays=changes.overlays(), overrides=changes.settings(own))
     changed = bool(named.overlays or named.overrides)
-    merged = named.apply(text) if changed else None
+    policy = find_policy(project, own)
+    merged = named.apply(text, policy) if changed else None
     document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
     follow_links = True
-    if is_confined():  # before `check`, which imports what the parameters name
-        policy = AccessPolicy(project=project, own=own, limits=load_limits(project))
+    if policy:  # before `check`, which imports what the parameters name
         policy.check(document)
         follow_links = policy.grants_links(document)
     try:

@@ -176,6 +176,18 @@ def test_what_a_run_names_is_imported_only_after_it_has_been_allowed(
     assert not (tmp_path / "imported").exists()
 
 
+def test_auto_looks_into_no_folder_that_a_run_may_not_read(project, monkeypatch, tmp_path):
+    (tmp_path / "secret.pem").touch()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(CONFINED, "1")
+    data = {"source": "image_folder", "path": "photos"}
+    write_params(project, {"data": data, "pipelines": {"naive": {}}})
+    asked = ["data.source=auto", f"data.path={tmp_path}"]
+    with pytest.raises(InvalidParams, match=OUTSIDE) as refused:
+        resolve(project, Changes(overrides=asked))
+    assert ".pem" not in str(refused.value)
+
+
 def test_links_lead_out_of_data_only_where_params_yaml_names_it(monkeypatch, tmp_path):
     monkeypatch.setenv(CONFINED, "1")
     git(tmp_path, "init", "-q")
