@@ -32,6 +32,7 @@ from throughline.prediction.table import Prediction, make_header, make_rows
 from throughline.prediction.tables import read_rows
 from throughline.results.train import HeldOut, TrainResult
 from throughline.settings import DataSettings
+from throughline.shared.code_identity import find_source
 from throughline.shared.errors import DataNotFound, MissingInput
 from throughline.shared.layout import STORE_HOME, Layout
 
@@ -42,11 +43,15 @@ def test_a_command_reads_the_run_that_is_named(tmp_path, monkeypatch):
     run = tmp_path / ".throughline" / "workspaces" / "wide"
     run.mkdir(parents=True)
     (run / "params.yaml").write_text("{}")
+    for folder in (tmp_path, run):
+        (folder / "code_of_mine.py").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(STORE_HOME, "")
     monkeypatch.delenv(STORE_HOME)
     enter_run(Namespace(name="wide"))
     assert Path.cwd() == run
+    assert find_source("code_of_mine") == run / "code_of_mine.py"
     assert os.environ[STORE_HOME] == str(tmp_path), "MLflow's store is the project's"
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingInput, match=r"--name wid: there is no such run.*did you mean wide"):

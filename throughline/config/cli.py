@@ -252,7 +252,7 @@ def find_run(name: str) -> Layout:
 
 
 def enter_run(options: argparse.Namespace) -> None:
-    """Change to the worktree of the run that `--name` names, if any.
+    """Change to the worktree of the run that `--name` names, if any, and import own code from it.
 
     Raises:
       MissingInput: There is no such run.
@@ -262,6 +262,7 @@ def enter_run(options: argparse.Namespace) -> None:
     root = find_run(options.name).root
     os.environ.setdefault(STORE_HOME, str(Path.cwd()))
     os.chdir(root)
+    sys.path.insert(0, str(Path.cwd()))
 
 
 def parse_command(command: Callable[[], None]) -> None:
