@@ -98,6 +98,9 @@ def test_all_problems_are_told_together():
          "train.jit_compile: Keras turns XLA off with train.deterministic"),
         ({"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
          "train.optimizer: the rate has a key of its own, train.learning_rate"),
+        ({"train__optimizer": "{sgd: {}, adamw: {}}"},
+         "train.optimizer: expected one name with its arguments, such as"),
+        ({"train__metrics": "[auto, {}]"}, "train.metrics[1]: expected one name with its argum"),
         ({"train__optimizer": "adamww"}, "is not one of Keras' optimizers; did you mean AdamW?"),
         ({"train__loss": "{sparse_crossentropy: {}}"}, "is not one of Keras' losses; did you mean"),
         ({"train__metrics": "[auto, 'no_module:score']"}, "module no_module cannot be found"),
@@ -219,6 +222,8 @@ def test_a_missing_or_broken_file_is_reported(tmp_path, text, said):
         (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(InvalidParams, match=said):
         load_params(tmp_path / "params.yaml")
+    with pytest.raises(InvalidParams, match="is a folder; expected a YAML file"):
+        load_params(tmp_path)
 
 
 @pytest.mark.parametrize(

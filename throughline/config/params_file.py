@@ -25,10 +25,12 @@ def read_yaml_text(path: Path) -> str:
     """Read the text of params.yaml.
 
     Raises:
-      InvalidParams: The file does not exist or is not UTF-8.
+      InvalidParams: The file does not exist, is a folder or is not UTF-8.
     """
     if not path.exists():
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
+    if path.is_dir():
+        raise InvalidParams([f"{path} is a folder; expected a YAML file"])
     try:
         return path.read_text(encoding="utf-8")
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from throughline.settings.base import MAPPING, WORD, WORD_OR_MAPPING, Settings, WeightByClass
 
@@ -10,9 +10,19 @@ _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 _OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 EMULATED_MODEL = "emulated"  # a model that waits as an accelerator would
 SCHEDULES = ("constant", "linear", "cosine")
+
+
+def _check_single(named: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if len(named) != 1:
+        raise ValueError("expected one name with its arguments, such as {adamw: {beta_1: 0.8}}")
+    return named
+
+
 # A name or an import path, perhaps with arguments: {focal: {gamma: 2}}.
 NamedObject = Annotated[
-    Annotated[str, WORD] | Annotated[dict[str, dict[str, Any]], MAPPING], WORD_OR_MAPPING
+    Annotated[str, WORD]
+    | Annotated[dict[str, dict[str, Any]], AfterValidator(_check_single), MAPPING],
+    WORD_OR_MAPPING,
 ]
 ClassWeights = Annotated[
     Annotated[Literal["none", "auto"], WORD] | Annotated[WeightByClass, MAPPING], WORD_OR_MAPPING
@@ -80,7 +90,7 @@ class TrainSettings(Settings):
     @field_validator("optimizer")
     @classmethod
     def _leaves_the_rate_to_its_key(cls, optimizer: NamedObject) -> NamedObject:
-        given = {} if isinstance(optimizer, str) else next(iter(optimizer.values()), {})
+        given = {} if isinstance(optimizer, str) else next(iter(optimizer.values()))
         if "learning_rate" in given:
             raise ValueError(
                 "the rate has a key of its own, train.learning_rate, which the schedule and the"
