@@ -106,7 +106,8 @@ def test_a_store_that_can_never_be_written_is_said_before_a_flow_and_by_each_sta
 
 @pytest.mark.integration
 def test_the_parameters_of_the_early_check_are_the_flows(project, monkeypatch):
-    write_params(project, {**SMALL, "data": {**NOWHERE["data"], "path": "."}})
+    (project / "nowhere").mkdir()
+    write_params(project, NOWHERE)
     monkeypatch.setattr(sys, "argv", ["-m", "--pipeline", "naive", "--set", "train.epochs=9"])
     check_started_command()
     changes, resolved = resolve_command(["train.epochs=9"], [], None, ["naive"])

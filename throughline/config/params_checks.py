@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from throughline.config.params import Params
 
 RAW = "data/raw"  # for datasets of `fetch` only
+PREPARED = ("data/identities", "data/manifest", "data/shards", "data/snapshot")
+WRITTEN = (*PREPARED, "runs", "race", "report")  # by the other stages
 
 
 def find_source_encoding(data: DataSettings) -> Encoding:
@@ -226,10 +228,17 @@ def _find_storing_problems(params: Params) -> list[str]:
 
 
 def _find_path_problems(params: Params) -> list[str]:
-    """Check that the user's own data are outside of `RAW`, or in a bucket that can be read."""
+    """Check that user data is outside the folders of stages, or in a readable bucket."""
     if is_address(params.data.path):
         return _find_address_problems(params)
     raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
+    for name in WRITTEN:
+        written = Path(name).resolve()
+        if path.is_relative_to(written) or written.is_relative_to(path):
+            return [
+                f"data.path: {params.data.path} is where stages write ({name}); put the data into a"
+                " folder of its own, such as my/data, and set data.path to it"
+            ]
     if not path.is_relative_to(raw) or (
         params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
     ):
