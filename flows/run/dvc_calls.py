@@ -16,8 +16,6 @@ from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from flows.run.git_calls import find_repository_problem
 from flows.run.processes import run_supervised
@@ -165,8 +163,7 @@ def set_damaged_lock_aside(root: Path) -> bool:
     """
     path = root / LOCK_FILE
     try:
-        content = path.read_bytes()
-        if CONFLICT in content or "schema" in _mapping(content):
+        if CONFLICT in path.read_bytes() or _is_whole(path):
             return False
     except FileNotFoundError:
         return False
@@ -176,13 +173,17 @@ def set_damaged_lock_aside(root: Path) -> bool:
     return True
 
 
-def _mapping(content: bytes) -> dict[str, Any]:
+def _is_whole(lock: Path) -> bool:
+    """Return whether DVC itself takes a dvc.lock as it is."""
+    from dvc.dvcfile import Lockfile  # here, because it takes 0.1 s
+    from dvc.exceptions import DvcException
+    from dvc.utils import strictyaml
+
     try:
-        document = YAML(typ="safe").load(content.decode())
-    except (YAMLError, UnicodeDecodeError):
-        return {}
-    # DVC writes no key without a value; a file that was cut after a key has one.
-    return document if isinstance(document, dict) and None not in document.values() else {}
+        strictyaml.load(str(lock), Lockfile.SCHEMA)
+    except DvcException:
+        return False
+    return True
 
 
 def dvc_processes(root: Path) -> list[psutil.Process]:
