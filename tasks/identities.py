@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tasks.own_code import (
     PIPELINE_FILE,
     find_needs,
+    find_own_code,
     find_own_modules,
     named_modules,
     watch_own_code,
@@ -30,7 +31,7 @@ from throughline.shared.code_identity import (
     code_digest,
     computation_digest,
 )
-from throughline.shared.errors import InvalidParams
+from throughline.shared.errors import InvalidParams, WorkspaceProblem
 from throughline.shared.failures import report_user_errors
 from throughline.shared.files import write_json
 from throughline.shared.layout import Layout
@@ -43,6 +44,7 @@ from throughline.shared.libraries import (
 from throughline.shared.program import digest_code
 from throughline.shared.progress import echo
 from throughline.shared.store_address import check_store_address
+from throughline.shared.wording import name_some
 
 
 def write_identities(root: Path, out: Path) -> None:
@@ -119,15 +121,27 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def read_edited(root: Path) -> dict[str, bytes]:
+    """Return the contents of params.yaml and of the user's own code."""
+    own = find_own_code(read_yaml(root / PARAMS_FILE), root)
+    return {name: (root / name).read_bytes() for name in (PARAMS_FILE.name, *own)}
+
+
 def main() -> None:
     """Write data/identities/: what decides each stage's results and is in no other watched file."""
     with report_user_errors():
         parse_command(main)
         check_store_address()  # before the first stage of a `dvc repro`
         sys.path.insert(0, str(Path.cwd()))
+        before = read_edited(Path())
         for change in watch_own_code(Path()):
             echo(f"identities: {change}")
         write_identities(Path(), Layout().identities)
+        # DVC takes what is there now for what was read.
+        if edited := sorted({name for name, _ in before.items() ^ read_edited(Path()).items()}):
+            raise WorkspaceProblem(
+                f"{name_some(edited)} changed while it was read; run the same command again"
+            )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tests.support.lanes import slow_but_first
 from tests.support.made_up import made_up
 from tests.support.own_code import EVERY_RUN, MEASURED, OWN, PARAMS, differ, each, read_identities
 from tests.support.prepared import prepare
-from tests.support.project import ROOT, SMALL, write_params
+from tests.support.project import ROOT, SMALL, run_stages, write_params
 from tests.support.small_data import write_files
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
@@ -133,6 +133,22 @@ def test_every_argument_of_an_op_counts_where_the_op_runs(own):
     for name, identity in find_identities(own, stages=RUN_OPS):
         counted = [identity["settings"].get(section) for section in OP_SECTIONS]
         assert counted == [ops] * len(OP_SECTIONS), name
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "my_ops.py"])
+def test_what_is_edited_while_identities_are_written_is_noticed(own, name, monkeypatch, capsys):
+    """DVC would take it for what they hold."""
+
+    def edit(stage: str) -> str:
+        with (own / name).open("a") as file:
+            file.write("# later\n")
+        return stage
+
+    monkeypatch.setattr(stage, "digest_code", edit)
+    monkeypatch.syspath_prepend(str(own))
+    with pytest.raises(SystemExit, match="2"):
+        run_stages(own, "identities")
+    assert f"{name} changed while it was read" in capsys.readouterr().err
 
 
 def write_text_project(folder: Path, **tokenize: str) -> None:
