@@ -42,7 +42,7 @@ from throughline.shared.libraries import (
     stage_libraries,
 )
 from throughline.shared.program import digest_code
-from throughline.shared.progress import echo
+from throughline.shared.progress import echo, echo_fact
 from throughline.shared.store_address import check_store_address
 from throughline.shared.wording import name_some
 
@@ -127,6 +127,15 @@ def read_edited(root: Path) -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in (PARAMS_FILE.name, *own)}
 
 
+def find_left_results(layout: Layout) -> list[str]:
+    """List the results of configurations that have left the project's params.yaml."""
+    if layout.project.resolve() != layout.root.resolve():  # a run of some configurations
+        return []
+    named = read_yaml(layout.root / PARAMS_FILE)["pipelines"]
+    folders = sorted(layout.results("").glob("*/"))
+    return [str(folder) for folder in folders if folder.name not in named]
+
+
 def main() -> None:
     """Write data/identities/: what decides each stage's results and is in no other watched file."""
     with report_user_errors():
@@ -141,6 +150,11 @@ def main() -> None:
         if edited := sorted({name for name, _ in before.items() ^ read_edited(Path()).items()}):
             raise WorkspaceProblem(
                 f"{name_some(edited)} changed while it was read; run the same command again"
+            )
+        if left := find_left_results(Layout()):
+            echo_fact(
+                f"these results belong to no configuration: {name_some(left)}; other clones race"
+                " again until you remove them"
             )
 
 

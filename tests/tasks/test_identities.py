@@ -151,6 +151,18 @@ def test_what_is_edited_while_identities_are_written_is_noticed(own, name, monke
     assert f"{name} changed while it was read" in capsys.readouterr().err
 
 
+def test_results_of_no_configuration_are_named(own, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(own))
+    for name in (*SMALL["pipelines"], "gone"):
+        (own / "runs" / name).mkdir(parents=True)
+    run_stages(own, "identities")
+    said = capsys.readouterr().out
+    assert "these results belong to no configuration: runs/gone; other clones race again" in said
+    (own / "runs" / "gone").rmdir()
+    run_stages(own, "identities")
+    assert "belong to" not in capsys.readouterr().out
+
+
 def write_text_project(folder: Path, **tokenize: str) -> None:
     """Write what the identities of a project of texts with this tokenizer follow from."""
     shutil.copy(ROOT / "dvc.yaml", folder)
