@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tasks.earlier import check_identity
 from throughline.assembly.inputs import (
     explain_read_errors,
     open_exact_pipeline,
@@ -139,6 +140,7 @@ def main() -> None:
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
+        check_identity()
         params, name = context.params, context.name
         worker = training_worker(params)
         check_processes(params, name, worker, gpus=count_training_gpus())

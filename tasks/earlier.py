@@ -1,4 +1,4 @@
-"""Finds in DVC's cache what the last run of a stage wrote.
+"""What DVC has recorded of a stage's last run, and will record of this one.
 
 DVC removes a stage's outputs before it runs the stage, but dvc.lock still names them.
 """
@@ -17,11 +17,27 @@ from ruamel.yaml import YAML, YAMLError
 
 from tasks.identities import find_identities
 from throughline.shared.errors import UserError, WorkspaceProblem
-from throughline.shared.files import write_json
+from throughline.shared.files import dump_json
 from throughline.shared.layout import Layout
 from throughline.shared.scratch import Scratch
 
 WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
+
+
+def check_identity(root: Path = Path()) -> None:
+    """Check that the identity that DVC will record is today's; a stage that has read its parameters
+    calls it.
+
+    Raises:
+      WorkspaceProblem: parameters, code or libraries have changed since it was written.
+    """
+    name = os.environ.get("DVC_STAGE", "").rpartition(":")[2].replace("@", "/")
+    written = Layout(root).identities / f"{name}.json"
+    if written.exists() and written.read_bytes() != _find_identity(name, root):
+        raise WorkspaceProblem(
+            f"what decides the results of {name} has changed since {written} was written; run the"
+            " same command again, after `dvc repro --force identities` if that does not help"
+        )
 
 
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
@@ -30,51 +46,27 @@ def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
     Returns links to DVC's cache, which last as long as `scratch`. Returns None if settings,
     program, own code, files or libraries differ from that run's, so that the same input could give
     another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is set.
-
-    Raises:
-      WorkspaceProblem: DVC runs the stage, and would record another identity than the current one.
     """
-    layout, lock = Layout(scratch.new_folder()), root / "dvc.lock"
-    identity = _check_identity(stage, root, layout.root) if "DVC_STAGE" in os.environ else ""
+    lock = root / "dvc.lock"
     if os.environ.get("THROUGHLINE_FRESH") or not lock.exists():
         return None
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError, UserError):
         last = YAML(typ="safe").load(lock)["stages"][stage]
         files = {one["path"]: one["md5"] for one in (*last["deps"], *last["outs"])}
-        identity = identity or _digest_identity(stage, root, layout.root)
+        identity = hashlib.md5(_find_identity(stage, root), usedforsecurity=False).hexdigest()
         if files[f"data/identities/{stage}.json"] != identity:
             return None
-        cache = find_cache(root)
+        cache, layout = find_cache(root), Layout(scratch.new_folder())
         for name in files.keys() & WANTED:
             _link(cache, files[name], layout.root / name)
         return layout
     return None
 
 
-def _check_identity(stage: str, root: Path, folder: Path) -> str:
-    """Digest a stage's current identity; raise WorkspaceProblem if DVC would record another one."""
-    identity = _digest_identity(stage, root, folder)
-    written = root / "data" / "identities" / f"{stage}.json"
-    if _md5(written) != identity:
-        raise WorkspaceProblem(
-            f"what decides the results of {stage} has changed since {written} was written; run `dvc"
-            " repro` again"
-        )
-    return identity
-
-
-def _digest_identity(stage: str, root: Path, folder: Path) -> str:
-    """Return the digest of a stage's current identity, as DVC computes it."""
-    ((name, identity),) = find_identities(root, stages=(stage,))
-    path = folder / f"{name}.json"
-    write_json(path, identity)
-    return _md5(path)
-
-
-def _md5(path: Path) -> str:
-    """Digest a file as DVC does; empty if there is no file."""
-    data = path.read_bytes() if path.exists() else None
-    return "" if data is None else hashlib.md5(data, usedforsecurity=False).hexdigest()
+def _find_identity(name: str, root: Path) -> bytes:
+    """Return what the file of an identity would hold if it were written now."""
+    identities = dict(find_identities(root, stages=(name.partition("/")[0],)))
+    return f"{dump_json(identities.get(name))}\n".encode()
 
 
 def _link(cache: Path, digest: str, path: Path) -> None:

@@ -7,6 +7,7 @@ replaces only files that it wrote: origin.json in the folder lists them with the
 
 from pathlib import Path
 
+from tasks.earlier import check_identity
 from throughline.config.cli import stage_cli
 from throughline.data.known_datasets import fetch_fashion_mnist, fetch_mails, make_photos
 from throughline.shared.errors import UnexpectedFiles, expect_current_schema
@@ -80,6 +81,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def main() -> None:
     """Put a known dataset (data.fetch) into data/raw/NAME."""
     with stage_cli(main) as params:
+        check_identity()
         echo_result(str(fetch(params.data.fetch, Layout().raw)))
 
 

@@ -7,6 +7,7 @@ The work itself is in throughline/data/ingest.py.
 import argparse
 from collections.abc import Sequence
 
+from tasks.earlier import check_identity
 from throughline.config.cli import options_stage_cli
 from throughline.data.found import ColumnReading
 from throughline.data.glance import tabulate, tabulate_columns, to_text
@@ -91,6 +92,7 @@ def main() -> None:
     data/manifest/. Files that have not changed since an earlier ingest are not read again.
     """
     with options_stage_cli(main, declare_options) as (params, options):
+        check_identity()
         layout = Layout()
         with (
             hold_outputs(layout.manifest.parent, "preparing data"),

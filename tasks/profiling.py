@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tasks.earlier import check_identity
 from throughline.assembly.inputs import (
     open_input_pipeline,
     open_input_service,
@@ -107,6 +108,7 @@ def main() -> None:
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,
     ):
+        check_identity()
         params, name = context.params, context.name
         if training_worker(params).index:  # the first of several hosts does it for all
             return

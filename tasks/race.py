@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tasks.earlier import check_identity
 from throughline.config.cli import add_run_option, options_stage_cli
 from throughline.config.params import Params, check_pipelines_exist
 from throughline.diagnosis.threshold import Threshold, parse_threshold
@@ -285,6 +286,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     """Race all configurations that have been trained, and say what holds each of them up."""
     with options_stage_cli(main, declare_options) as (params, options):
+        check_identity()
         condition = parse_threshold(options.fail_if, METRICS) if options.fail_if else None
         accelerator = find_accelerator(options.accelerator) if options.accelerator else None
         if options.pipeline:

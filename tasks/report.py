@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from tasks.earlier import check_identity
 from throughline import reporting
 from throughline.config.cli import stage_cli
 from throughline.data.glance import describe_sheet, tabulate, tabulate_columns, to_rows
@@ -131,6 +132,7 @@ def _picture(path: Path, kind: str = "svg+xml") -> str:
 def main() -> None:
     """Compare all configurations side by side, and write report/."""
     with stage_cli(main) as params:
+        check_identity()
         comparison = report(list(params.pipelines), Layout(), Layout().report)
         echo(to_text(comparison_table(comparison)))
         echo(comparison.headline)

@@ -4,7 +4,7 @@
 
 import time
 
-from tasks.earlier import open_earlier
+from tasks.earlier import check_identity, open_earlier
 from throughline.config.cli import stage_cli
 from throughline.data.known_files import open_known_files
 from throughline.data.manifest import read_manifest
@@ -20,6 +20,7 @@ from throughline.shared.scratch import Scratch
 def main() -> None:
     """Write the examples of data/manifest/ into TFRecord files, in data/shards/ or in the store."""
     with stage_cli(main) as params:
+        check_identity()
         layout = Layout()
         manifest = read_manifest(layout.manifest)
         scratch = Scratch()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.earlier import open_earlier
+from tasks.earlier import check_identity, open_earlier
 from tasks.own_code import find_needs
 from throughline.config.cli import stage_cli
 from throughline.data.columns.stored import Destination
@@ -50,6 +50,7 @@ def _read_cost(earlier: Layout) -> SnapshotCost | None:
 def main() -> None:
     """Preprocess all shards once, and write the results into data/snapshot/ or the object store."""
     with stage_cli(main) as params:
+        check_identity()
         layout = Layout()
         shards = read_shard_index(layout.shards)
         files = ShardFiles(folder=layout.shards, storage=Storage.of(params.storage, layout))

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from tasks.earlier import check_identity
 from tasks.own_code import find_needs
 from throughline.assembly.evaluation import complete_metrics, write_evaluation
 from throughline.assembly.fingerprint import NO_PART, layer_modules, training_fingerprint
@@ -237,6 +238,7 @@ def open_checkpoints(
 def main() -> None:
     """Train the model through one configuration's input pipeline."""
     with pipeline_stage_cli(main) as context, ExitStack() as service, ExitStack() as alone:
+        check_identity()
         params, name = context.params, context.name
         address = service.enter_context(open_input_service(params.pipelines[name]))
         replicas = meet_processes(params, name, ["tasks.train"])

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.data import presets
 from tasks import build
 from tasks import identities as stage
+from tasks.earlier import check_identity
 from tasks.identities import find_identities, write_identities
 from tasks.ingest import count_splits
 from tasks.own_code import find_needs, watch_own_code
@@ -47,6 +48,7 @@ from throughline.shared.errors import (
     WrongVersion,
 )
 from throughline.shared.layout import Layout
+from throughline.shared.libraries import LIBRARIES
 
 pytestmark = pytest.mark.integration
 
@@ -161,6 +163,20 @@ def test_results_of_no_configuration_are_named(own, monkeypatch, capsys):
     (own / "runs" / "gone").rmdir()
     run_stages(own, "identities")
     assert "belong to" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_no_stage_runs_with_another_identity_than_dvc_records(own, name, monkeypatch, capsys):
+    write_params(own, SMALL)
+    write_identities(own, own / "data" / "identities")
+    key = "@naive" if name in MEASURED else ""
+    monkeypatch.setenv("DVC_STAGE", f"../dvc.yaml:{name}{key}")
+    check_identity(own)
+    named = f"{name}{key.replace('@', '/')}"
+    (own / "data" / "identities" / f"{named}.json").write_text("{}")
+    with pytest.raises(SystemExit, match="2"):
+        run_stages(own, f"{'profiling' if name == 'profile' else name}{key}")
+    assert f"what decides the results of {named} has changed since" in capsys.readouterr().err
 
 
 def write_text_project(folder: Path, **tokenize: str) -> None:
