@@ -89,7 +89,7 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
     assert re.search(r"^✓ report ", said, re.MULTILINE)
     assert "is not finished: params.yaml, code or data changed during the run" in said
     stale = "profile@naive, profile@optimized, race, train@naive, train@optimized"
-    assert f", and {stale} out of date again" in said, "nothing else"
+    assert f"out of date again: {stale}. Its" in said, "nothing else"
     assert "champion:" not in said
 
 
