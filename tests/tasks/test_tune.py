@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import psutil
@@ -94,7 +95,7 @@ def test_the_same_question_is_answered_from_the_earlier_search(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, layout):
+def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, layout, start):
     pipelines = {"naive": SMALL["pipelines"]["naive"]}  # each one more is a process more
     write_params(project, {**SMALL, "batch_size": 4, "pipelines": pipelines})
     (project / "data").unlink()
@@ -103,22 +104,21 @@ def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(pro
         (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
     cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
     cost.write(project / "data")
-    first = start(project, signal.SIGSTOP)
+    first = start(signal.SIGSTOP)
     process = psutil.Process(first.pid)
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED, 480)  # others may measure first
     below = process.children(recursive=True)
     assert below, "contestants"
-    second = start(project, signal.SIGKILL)
+    second = start(signal.SIGKILL)
     assert f"waits: process {first.pid} of user" in second.stdout.readline()
     second.send_signal(signal.SIGINT)
     assert_stopped(second, signal.SIGINT)
     first.kill()
     first.wait()
-    first.stdout.close()
     assert not psutil.wait_procs(below, timeout=240)[1], "nothing stays, stopped ones neither"
     raced = list_rounds(project)
     assert raced
-    assert_stopped(start(project, signal.SIGTERM), signal.SIGTERM)
+    assert_stopped(start(signal.SIGTERM), signal.SIGTERM)
     again = list_rounds(project)
     assert again[: len(raced)] == raced and len(again) > len(raced), "it has gone on there"
     assert not list(project.glob(".throughline/scratch/*"))
@@ -136,12 +136,21 @@ def assert_stopped(process, number):
     assert rest.splitlines()[-1] == "stopped; the same command continues from here"
 
 
-def start(project, number):
-    """Start a search that sends itself a signal at the eighth write of its journal."""
-    command = signaled_at(8, "journal.json", number, "tasks.tune", "--time", "1min")
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+@pytest.fixture
+def start(project):
+    """Starts a search that sends itself a signal at the eighth write of its journal."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=project, env=variables, text=True, bufsize=1, **streams)
+
+    def start_one(number: signal.Signals) -> subprocess.Popen[str]:
+        command = signaled_at(8, "journal.json", number, "tasks.tune", "--time", "1min")
+        search = subprocess.Popen(command, cwd=project, env=variables, **streams)
+        started.enter_context(search)
+        started.callback(search.kill)  # a stopped one would hold the machine forever
+        return search
+
+    with ExitStack() as started:
+        yield start_one
 
 
 def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):
