@@ -25,8 +25,9 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 
 
 def check_identity(root: Path = Path()) -> None:
-    """Check that the identity that DVC will record is today's; a stage that has read its parameters
-    calls it.
+    """Check that the identity that DVC will record is today's.
+
+    A stage calls it when it has read its parameters.
 
     Raises:
       WorkspaceProblem: parameters, code or libraries have changed since it was written.

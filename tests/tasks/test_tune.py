@@ -95,7 +95,9 @@ def test_the_same_question_is_answered_from_the_earlier_search(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, layout, start):
+def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(
+    project, layout, start
+):
     pipelines = {"naive": SMALL["pipelines"]["naive"]}  # each one more is a process more
     write_params(project, {**SMALL, "batch_size": 4, "pipelines": pipelines})
     (project / "data").unlink()
