@@ -175,7 +175,7 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         page.goto(address)
         for name in ("naive", "service"):
             expect(page.get_by_role("link", name=f"compared/{name}", exact=True)).to_be_visible()
-        rates = ("throughput/train_examples_per_s", "throughput/speedup_vs_naive")
+        rates = ("throughput/steady_examples_per_s", "throughput/speedup_vs_naive")
         for column in (*rates, "input/stall_pct"):
             expect(page.get_by_text(column).first).to_be_attached()
         picture(page, "mlflow-comparison")

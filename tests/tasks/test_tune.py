@@ -140,12 +140,12 @@ def assert_stopped(process, number):
 
 @pytest.fixture
 def start(project):
-    """Starts a search that sends itself a signal at the eighth write of its journal."""
+    """Starts a search that sends itself a signal at the twelfth write of its journal."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start_one(number: signal.Signals) -> subprocess.Popen[str]:
-        command = signaled_at(8, "journal.json", number, "tasks.tune", "--time", "1min")
+        command = signaled_at(12, "journal.json", number, "tasks.tune", "--time", "1min")
         search = subprocess.Popen(command, cwd=project, env=variables, **streams)
         started.enter_context(search)
         started.callback(search.kill)  # a stopped one would hold the machine forever

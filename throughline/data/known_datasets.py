@@ -156,6 +156,8 @@ def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WA
     try:
         with unpacked_packages(WALLPAPER_PACKAGES) as files:
             pictures = list(_wallpapers([files.joinpath(*root.parts[1:]) for root in WALLPAPERS]))
+            if not pictures:
+                raise Unreachable("they hold no large pictures")
             return f"{_cut_all(pictures, folder, count)} of Debian's packages"
     except Unreachable as reason:
         raise DataNotFound(

@@ -280,8 +280,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
         kind = _find_class(name, module)
         if kind is None:
             raise UnknownModel(
-                f"{key}: Keras has no {name} among its {key.rpartition('.')[2]};"
-                " name your own as package.module:name"
+                f"{key}: Keras has no {name} for this key; name your own as package.module:name"
             )
     try:
         taken = {option: value for option, value in defaults.items() if _takes(kind, option)}

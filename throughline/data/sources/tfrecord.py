@@ -173,7 +173,7 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
         raise UnreadableSource(
             f"{shard.path}: its records are not tf.train.Example, which is needed: {problem}"
         )
-    return merge_summaries(parts, shard.name)
+    return merge_summaries(parts)
 
 
 def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
@@ -196,9 +196,7 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
     )
 
 
-def merge_summaries(
-    parts: Sequence[Mapping[str, FeatureSummary]], shard: str = ""
-) -> dict[str, FeatureSummary]:
+def merge_summaries(parts: Sequence[Mapping[str, FeatureSummary]]) -> dict[str, FeatureSummary]:
     """Merge summaries of records or shards by feature, leaving out other kinds than the first."""
     merged: dict[str, FeatureSummary] = {}
     for part in parts:
