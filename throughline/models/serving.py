@@ -17,6 +17,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from throughline.kernels.elements import apply_ops
 from throughline.kernels.kernels import Element, compute
+from throughline.kernels.randomness import find_python_call
 from throughline.kernels.resampling import compute_in_tensorflow
 from throughline.kernels.tokenizers import open_tokenizer
 from throughline.models.inference import InferenceSpec, TrainedModel, gives_probabilities
@@ -117,14 +118,13 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
 
 def _check_without_python(folder: Path) -> None:
     saved = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    functions = [one for graph in saved.meta_graphs for one in graph.graph_def.library.function]
-    calling = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
-    if calling:
-        raise UnsavableModel(
-            f"the model cannot be exported: {calling[0].rpartition('/')[0] or calling[0]} calls"
-            " Python (tf.numpy_function or tf.py_function), which a SavedModel cannot contain;"
-            " write it in TensorFlow ops. `python -m tasks.predict` uses the model as it is"
-        )
+    for graph in saved.meta_graphs:
+        if called := find_python_call(graph.graph_def.library):
+            raise UnsavableModel(
+                f"the model cannot be exported: {called} calls Python (tf.numpy_function or"
+                " tf.py_function), which a SavedModel cannot contain; write it in TensorFlow ops."
+                " `python -m tasks.predict` uses the model as it is"
+            )
 
 
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from throughline.data.shards.record_offsets import RecordTable
 from throughline.kernels.elements import apply_ops, select_outputs
 from throughline.kernels.kernels import Element
-from throughline.kernels.randomness import fold
+from throughline.kernels.randomness import find_python_call, fold
 from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.read import stream_readers
 from throughline.pipelines.read.prepared_data import PreparedData
@@ -288,13 +288,12 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
     Raises:
       ImpossiblePlan: If a user's op calls Python.
     """
-    functions = tf.compat.v1.get_default_graph().as_graph_def().library.function
-    called = [node.name for one in functions for node in one.node_def if "PyFunc" in node.op]
-    if called:
+    library = tf.compat.v1.get_default_graph().as_graph_def().library
+    if called := find_python_call(library):
         raise ImpossiblePlan(
-            f"service: {called[0].rpartition('/')[0] or called[0]} calls Python (tf.numpy_function"
-            " or tf.py_function), which cannot be sent to the workers of a tf.data service; write"
-            " it in TensorFlow ops, or drop `service`"
+            f"service: {called} calls Python (tf.numpy_function or tf.py_function), which cannot"
+            " be sent to the workers of a tf.data service; write it in TensorFlow ops, or drop"
+            " `service`"
         )
     service = tf.data.experimental.service
     modes = {
