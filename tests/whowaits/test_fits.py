@@ -25,7 +25,7 @@ from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.batches import BatchesTaken
-from whowaits.timing.feeds import MAX_AHEAD, JaxFeed
+from whowaits.timing.feeds import MAX_AHEAD, JaxFeed, TensorFlowFeed, TorchFeed
 from whowaits.timing.rounds import Step
 from whowaits.timing.waits import Waits
 from whowaits.within import register_magic
@@ -246,6 +246,28 @@ def test_of_the_steps_that_jax_is_asked_for_all_but_a_few_are_done():
     assert waited_for == list(range(6 - MAX_AHEAD))
     feed.settle()
     assert waited_for[-1] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        (TensorFlowFeed, next),
+        (JaxFeed, lambda state, batches: (next(batches), [*state, "trained"])),
+        (TorchFeed, lambda steps: steps[0]),
+    ],
+)
+def test_each_backend_trains_on_the_batches_of_a_changed_dataset(monkeypatch, kind, train):
+    jax = SimpleNamespace(tree_util=SimpleNamespace(tree_map=map), numpy=np)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(as_tensor=np.asarray))
+    step, batches = kind(train, Waits()).make_step(([],)), iter(tf.data.Dataset.range(5).batch(2))
+    done = [step(batches) for _ in range(3)]
+    if kind is JaxFeed:
+        assert [len(state) for _, state in done] == [1, 2, 3]
+        done = [batch for batch, _ in done]
+    assert [np.asarray(batch).tolist() for batch in done] == [[0, 1], [2, 3], [4]]
+    with pytest.raises(StopIteration):
+        step(batches)
 
 
 @pytest.mark.parametrize(

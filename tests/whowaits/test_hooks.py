@@ -59,7 +59,7 @@ def loops(monkeypatch):
             monkeypatch.setattr(owner, name, vars(owner)[name])
     hooks = make_hooks(tensorflow_hooks)
     hooks.patch_iterators(iterator_ops)
-    hooks.patch_distributed(input_lib)
+    hooks.patch_iterators(input_lib)
     return hooks._loops
 
 

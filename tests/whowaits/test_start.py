@@ -218,7 +218,7 @@ def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process()
         (["nowhere.py"], "there is no file nowhere.py"),
         (["-m", __file__], "-m needs the name of a module"),
         (["/opt/bin/accelerate", "launch", __file__], "name the script itself"),
-        (["-m", "torch.distributed.run", __file__], "torch.distributed.run starts a training in"),
+        (["-m", "torch.distributed.launch", __file__], "torch.distributed.launch starts a"),
         (["--fail-if", "stall == 3", __file__], "is not METRIC OPERATOR NUMBER"),
         (["--fail-if", "stal > 3", __file__], "is not METRIC OPERATOR NUMBER"),
         (["--fail-if", "stall > 3.3.3", __file__], "--fail-if: 3.3.3 is not a number"),

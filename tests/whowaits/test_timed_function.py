@@ -64,7 +64,7 @@ def try_changes(monkeypatch, *, first_epoch=False, **facts):
     training.dataset, training.timing.steps_per_epoch = object(), 30
     waits, works = Block(steps=20, wait_s=1.0, first_epoch=first_epoch), Block(steps=20, work_s=0.1)
     training.timing.rounds = [Round(waits, works, rested=True)] * 3
-    TimedFunction(print, session, training, Waits())._try_changes()
+    TimedFunction(print, session, training, Waits())._try_changes((None,))
     return [call.args[2] for call in made.call_args_list], training.notes
 
 

@@ -4,8 +4,6 @@
 times the trainings in its block, and `whowaits.Callback()` times one `fit` of Keras.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .version import __version__

@@ -1,7 +1,5 @@
 """Finds the line of the script from which a call comes, and what that line calls."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -15,13 +15,16 @@ from pathlib import Path
 from .changes.patch import print_patch
 from .compare import NotAReport, compare
 from .fail_if import Condition, InvalidCondition
+from .torchrun import is_torchrun
 from .version import __version__
 
 EXIT_USAGE = 2
 TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
 # Programs and modules that start a script in other processes.
-LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun", "torchrun")
-LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed")
+LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun")
+LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed.launch")
+# What the watched process is given, as its `session.Options`.
+ASKED = ("script", "as_module", "seconds", "training", "keep", "tries", "as_json", "fail_if")
 EXITS = """exit codes: 0 measured; the script's own if it failed; 2 nothing measured, or wrong
 usage; 3 a condition of --fail-if is met; 4 one is undecided; 5 no patch; 130 interrupted"""
 
@@ -40,19 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=40.0, help="how long to measure once compiled [s] (40)"
     )
     parser.add_argument(
-        "--training",
-        type=int,
-        default=1,
-        metavar="N",
-        help="measure the Nth training of the script",
+        "--training", type=int, default=1, metavar="N", help="measure the script's Nth training"
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="only watch, and let the script train to its end"
-    )
+    parser.add_argument("--keep", action="store_true", help="only watch the script, to its end")
     parser.add_argument(
         "--no-try", dest="tries", action="store_false", help="do not try changes of the input"
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON only")
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="print the report as JSON only"
+    )
     parser.add_argument(
         "--fail-if", action="append", default=[], metavar="'stall > 20'", help="exit with 3 if so"
     )
@@ -73,16 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     interpreter = find_interpreter(options.python)
     if interpreter is None:
         return _refuse(f"{options.python or 'python'} is not a Python that can be run")
-    asked = {
-        "script": options.script,
-        "as_module": options.as_module,
-        "seconds": options.seconds,
-        "training": options.training,
-        "keep": options.keep,
-        "tries": options.tries,
-        "as_json": options.json,
-        "fail_if": options.fail_if,
-    }
+    asked = {name: getattr(options, name) for name in ASKED}
     start = str(Path(__file__).with_name("start.py"))
     arguments = _own_arguments(given, options)
     if options.patch:
@@ -142,12 +132,14 @@ def _find_fault(options: argparse.Namespace) -> str:
         return f"--seconds must be a finite number above 0, and is {options.seconds:g}"
     if options.training < 1:
         return f"--training must be 1, the first training, or more, and is {options.training}"
-    if options.patch and (options.keep or options.json or options.fail_if or not options.tries):
+    if options.patch and (options.keep or options.as_json or options.fail_if or not options.tries):
         return "--patch cannot be combined with --keep, --json, --fail-if or --no-try"
     return ""
 
 
 def _find_fault_of_script(script: str, *, as_module: bool) -> str:
+    if is_torchrun(script, as_module=as_module):
+        return ""
     launches = (
         f"{script}.".startswith(tuple(f"{each}." for each in LAUNCHING_MODULES))
         if as_module

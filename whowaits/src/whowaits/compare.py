@@ -1,7 +1,5 @@
 """`whowaits compare BEFORE.json AFTER.json`: shows two reports side by side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

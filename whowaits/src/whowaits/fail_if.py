@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from .report import Report
 from .timing.verdict import MARGIN_PCT, UNDECIDED
 
-COMPARISONS = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 METRICS = {  # names on the command line, and fields of the report
     "stall": "stall_pct",
     "waited": "waited_pct",

@@ -1,7 +1,5 @@
 """The saves that are left out once a training has had other batches than its script meant."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Times a loop line by line, by looking at the main thread's stack now and then."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 import threading

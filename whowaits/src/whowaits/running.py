@@ -27,12 +27,9 @@ from .hooks.saves import SaveWatch
 from .imports import ImportWatch
 from .session import EXIT_UNMEASURED, Options, Session
 from .timing.waits import Waits
+from .torchrun import CannotStart, become_its_process, is_torchrun
 
 INTERRUPTED, TERMINATED = 130, 143
-
-
-class NotAModule(Exception):
-    """The module does not exist or cannot be run; the message is Python's."""
 
 
 def run(given: dict[str, Any], arguments: list[str]) -> None:
@@ -105,7 +102,7 @@ def run_script(session: Session, arguments: list[str]) -> int:
     code = 0
     try:
         _execute(session, arguments)
-    except NotAModule as error:
+    except CannotStart as error:
         hint = f"run with {sys.executable}; --python sets another Python"
         print(f"whowaits: {error} ({hint})", file=sys.stderr)  # noqa: T201
         return EXIT_UNMEASURED
@@ -138,6 +135,9 @@ def _report_in_spite_of(error: Exception, session: Session) -> int:
 
 def _execute(session: Session, arguments: list[str]) -> None:
     options, spec, code = session.options, None, None
+    if is_torchrun(options.script, as_module=options.as_module):
+        script, as_module, arguments = become_its_process(arguments)
+        options = session.options = replace(options, script=script, as_module=as_module)
     script = str(Path(options.script).absolute())  # as Python does
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(Path.cwd() if options.as_module else Path(script).resolve().parent)
@@ -171,10 +171,10 @@ def _find_module(name: str) -> tuple[ModuleSpec, types.CodeType]:
     """Find a module as `python -m` does, which imports its packages.
 
     Raises:
-      NotAModule: it does not exist, or is a package that cannot be run.
+      CannotStart: it does not exist, or is a package that cannot be run.
     """
     find: Any = runpy._get_module_details  # pyright: ignore[reportAttributeAccessIssue]
-    _, spec, code = find(name, NotAModule)
+    _, spec, code = find(name, CannotStart)
     return spec, code
 
 

@@ -223,14 +223,10 @@ class Session:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN
             lines = self.line_times.list_lines() if self.line_times else ()
             return undecided(script, reason, version=__version__, line_times=tuple(lines))
-        if self.trainings and not self.measured:
-            began = len(self.trainings)
-            return undecided(
-                script,
-                f"--training {self.options.training}: fewer trainings that can be seen have begun:"
-                f" {began}",
-                version=__version__,
-            )
+        if not self.measured:
+            fewer = f"--training {self.options.training}: fewer trainings that can be seen have"
+            reason = f"{fewer} begun: {len(self.trainings)}"
+            return undecided(script, reason, version=__version__)
         if self.options.training > 1:
             (best,) = self.measured
         else:

@@ -1,7 +1,5 @@
 """Digests of a dataset's elements, by which two passes can be compared."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 forked process, so that the training's dataset, samplers and random states stay as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,11 +1,6 @@
 """Lets a script with a PyTorch loop alternate with a changed copy, as `serve` does a `fit`."""
 
-from __future__ import annotations
-
 import ast
-import json
-import os
-from collections.abc import Generator
 from typing import Any
 
 from .loader_proof import UNCHANGED
@@ -13,21 +8,7 @@ from .loader_trials import LoaderTrials, Steps
 
 
 class ServedLoader(LoaderTrials):
-    """Answers requests: reads lines that name `ask_` methods, and writes their results."""
-
-    def serve(self, reads: int, writes: int) -> Steps:
-        """Answer requests until the other end closes; meanwhile yield batches to train on."""
-        with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
-            for line in asked:
-                name, *arguments = json.loads(line)
-                try:
-                    found = getattr(self, f"ask_{name}")(*arguments)
-                    if isinstance(found, Generator):
-                        found = yield from found
-                    answer = {"is": found}
-                except Exception as error:  # noqa: BLE001 - goes to the one who asked
-                    answer = {"failed": f"{type(error).__name__}: {error}"}
-                print(json.dumps(answer), file=answers, flush=True)
+    """What can be asked of a loop, by `ask_` methods."""
 
     def ask_batches(self) -> dict[str, Any]:
         """Digest the batches of an epoch in order, and their examples in any order."""

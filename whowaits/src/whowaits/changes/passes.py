@@ -1,7 +1,5 @@
 """Digests of the batches that a pass over an input delivers, and how two passes compare."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

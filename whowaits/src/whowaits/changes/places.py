@@ -2,8 +2,6 @@
 such as `image_dataset_from_directory`, is not a call of the script.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

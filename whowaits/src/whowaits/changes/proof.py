@@ -9,11 +9,12 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from whowaits.timing.machine import wait_until_idle
 from whowaits.timing.rounds import median_interval
 
 from .advice import DRAWS, LOADER, ORDER, THREADS, WORTH, Tried
@@ -22,6 +23,7 @@ from .passes import compare
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
 ANSWER_S = 120.0  # for one request, or until the second step
 END_S = 5.0  # for a copy to end
+REST_S = 2.0  # for its threads, before the other one's turn
 SEEDS = {"PYTHONHASHSEED": "0"}
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
@@ -192,3 +194,19 @@ class _Copy:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a message"
+
+
+def answer(served: Any, reads: int, writes: int) -> Generator[Any, Any, None]:
+    """Answer the one that made a `_Copy` by `ask_` methods of `served`; yield what these yield."""
+    with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
+        for line in asked:
+            name, *arguments = json.loads(line)
+            try:
+                found = getattr(served, f"ask_{name}")(*arguments)
+                if isinstance(found, Generator):
+                    found = yield from found
+                said = {"is": found}
+            except Exception as error:  # noqa: BLE001 - goes to the one who asked
+                said = {"failed": f"{type(error).__name__}: {error}"}
+            wait_until_idle(REST_S)
+            print(json.dumps(said), file=answers, flush=True)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from whowaits.timing.machine import wait_until_idle
-
 from .passes import digest_epoch
 from .places import find, is_changed
+from .proof import answer
 from .trials import Epochs
 
 EPOCHS_S = 40.0  # for two epochs' batches, or one epoch of training
-REST_S = 2.0
 
 
 class Served:
-    """A training on request: reads lines that name `ask_` methods, and writes their results."""
+    """A training on request: what can be asked of it, by `ask_` methods."""
 
     def __init__(self, function: Callable[[Any], Any], training: Any, session: Any) -> None:
         self._dataset, self._steps = training.dataset, training.steps
@@ -31,15 +27,7 @@ class Served:
     def serve(self, reads: int, writes: int) -> None:
         """Answer requests until the other end closes."""
         self._session.beat(expects=None)
-        with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
-            for line in asked:
-                name, *arguments = json.loads(line)
-                try:
-                    answer = {"is": getattr(self, f"ask_{name}")(*arguments)}
-                except Exception as error:  # noqa: BLE001 - goes to the one who asked
-                    answer = {"failed": f"{type(error).__name__}: {error}"}
-                wait_until_idle(REST_S)
-                print(json.dumps(answer), file=answers, flush=True)
+        list(answer(self, reads, writes))
         self._session.end()
 
     def ask_batches(self) -> dict[str, Any]:

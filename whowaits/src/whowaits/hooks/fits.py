@@ -345,7 +345,7 @@ class _Clock:
         self.close()
 
 
-class _ReportingClock(_Clock):
+class ReportingClock(_Clock):
     """Times a single `fit`, and prints a report at its end."""
 
     def begin(self) -> None:
@@ -365,7 +365,3 @@ class _ReportingClock(_Clock):
         self.close()
         if times:
             self.session.print_report()
-
-
-def make_reporting_callback(keras: Any, session: Session, watch: FitWatch) -> Any:
-    return _ReportingClock.of(keras, session, watch)

@@ -5,8 +5,6 @@ Libraries' functions are in a table; the script's own file operations are found 
 frame, and write to the null device.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import io

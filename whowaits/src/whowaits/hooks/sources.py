@@ -1,7 +1,5 @@
 """What a `fit` takes batches from: a tf.data dataset, which can be changed, or something else."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys

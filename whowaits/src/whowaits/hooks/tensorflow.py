@@ -1,7 +1,5 @@
 """Hooks into TensorFlow's iterators, for Keras' train functions and loops with a GradientTape."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable
@@ -22,14 +20,19 @@ LOOP = (
     "no change is tried in a loop of the script's own; what helps its dataset: maps with"
     " num_parallel_calls, a cache before random draws, .prefetch(tf.data.AUTOTUNE)"
 )
+# Modules by their class of iterators.
+ITERATORS = {
+    "tensorflow.python.data.ops.iterator_ops": "OwnedIterator",
+    "tensorflow.python.distribute.input_lib": "DistributedIteratorBase",
+}
 FUNCTIONS = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 
 
 def install(imports: ImportWatch, fits: FitWatch, loops: LoopWatch) -> None:
     hooks = _Hooks(fits, loops)
-    imports.on_import("tensorflow.python.data.ops.iterator_ops", hooks.patch_iterators)
+    for name in ITERATORS:
+        imports.on_import(name, hooks.patch_iterators)
     imports.on_import("tensorflow.python.data.ops.dataset_ops", hooks.patch_datasets)
-    imports.on_import("tensorflow.python.distribute.input_lib", hooks.patch_distributed)
     imports.on_import("tensorflow.python.eager.backprop", hooks.patch_gradients)
     imports.on_import(FUNCTIONS, hooks.patch_functions)
     for name in ("tpu_strategy", "parameter_server_strategy", "parameter_server_strategy_v2"):
@@ -42,7 +45,7 @@ class _Hooks:
 
     def patch_iterators(self, module: Any) -> None:
         for name in ("__next__", "get_next", "get_next_as_optional"):
-            self._patch(module.OwnedIterator, name)
+            self._patch(getattr(module, ITERATORS[module.__name__]), name)
 
     def patch_datasets(self, module: Any) -> None:
         """Note on every dataset which line of the script made it, by which call."""
@@ -55,10 +58,6 @@ class _Hooks:
                 remember(dataset, sys._getframe(1))
 
         module.DatasetV2.__init__ = initialize
-
-    def patch_distributed(self, module: Any) -> None:
-        for name in ("__next__", "get_next", "get_next_as_optional"):
-            self._patch(module.DistributedIteratorBase, name)
 
     def patch_refused(self, module: Any) -> None:
         """Refuse strategies whose workers take batches elsewhere, once one is made."""

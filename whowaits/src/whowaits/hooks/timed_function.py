@@ -87,7 +87,7 @@ class TimedFunction:
             return self._skip(arguments)
         entered = self._clock()
         if self._timing.seen and self._session.serves(self._training):
-            self._serve()
+            self._serve(arguments)
         arguments = self._feed.prepare(arguments)
         try:
             self._between_steps(arguments)
@@ -97,7 +97,7 @@ class TimedFunction:
             self._session.fail(error)
             self._training.only_watch("timing the model alone failed")
         if self._timing.task == "done":
-            self._try_changes()
+            self._try_changes(arguments)
         self._session.check(self._training)
         between = entered - self._returned if self._returned is not None else 0.0
         before = self._waits.take() if self._feed.waits_between_calls else 0.0
@@ -165,20 +165,21 @@ class TimedFunction:
                 timing.ran_alone(self._clock() - began, warm_up=warm_up > 0)
                 warm_up -= 1
 
-    def _serve(self) -> None:
+    def _serve(self, arguments: tuple[Any, ...]) -> None:
         from whowaits.changes.serve import Served  # imports TensorFlow, as the script has
 
         self._session.saves.leave_out()
         reads, writes = self._session.options.channel or (0, 1)
-        Served(self._function, self._training, self._session).serve(reads, writes)
+        step = self._feed.make_step(arguments)
+        Served(step, self._training, self._session).serve(reads, writes)
 
-    def _try_changes(self) -> None:
+    def _try_changes(self, arguments: tuple[Any, ...]) -> None:
         """Try changes of the dataset, if another input could make the training faster."""
         training = self._training
         if training.dataset is None or not self._session.begin_trials(training):
             return
         try:
-            self._run_trials()
+            self._run_trials(self._feed.make_step(arguments))
         except Exception as error:  # noqa: BLE001 - the verdict stands without it
             training.note_failed_trials(error)
 
@@ -187,12 +188,12 @@ class TimedFunction:
         steps = None if self._training.steps else self._timing.steps_per_epoch
         return steps and steps * self._training.steps_per_execution
 
-    def _run_trials(self) -> None:
+    def _run_trials(self, step: Callable[[Any], Any]) -> None:
         from whowaits.changes.trials import Pace, Trials  # imports TensorFlow, as the script has
 
         training, timing = self._training, self._timing
         trials = Trials(
-            self._function,
+            step,
             training.dataset,
             Pace(
                 step_ms=timing.step_ms,

@@ -1,7 +1,5 @@
 """Devices on which PyTorch still works after its calls have returned."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

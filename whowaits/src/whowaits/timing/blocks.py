@@ -136,7 +136,7 @@ class Timing:
             if self.active:
                 self._end_training(block)
         if self.over and self.task == "train":
-            self._finish()
+            self.task = "done"
 
     def _time_round(self, step: Step) -> None:
         if not self._counts:
@@ -180,7 +180,7 @@ class Timing:
         """Time the model alone on the collected batches; with none, wait for the next epoch."""
         if not batches:
             if self.over:
-                self._finish()
+                self.task = "done"
             return
         self._take_batches()
         self._rested = self.rest(min(REST_S, self.seconds / 10))
@@ -211,7 +211,7 @@ class Timing:
             self.rounds.append(Round(self._training, self._alone, self._rested, self.synchronous))
         self._training = None
         if self.over or self._enough():
-            self._finish()
+            self.task = "done"
         else:
             self._next("drain")
 
@@ -237,9 +237,6 @@ class Timing:
         self.task, self._block, self._block_began = task, Block(), self.now()
         self._switched = True
         self._counts = False  # the threads' work until then belongs to no block
-
-    def _finish(self) -> None:
-        self.task = "done"
 
     @property
     def steady(self) -> list[Round]:

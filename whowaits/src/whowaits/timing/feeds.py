@@ -61,6 +61,15 @@ class Feed:
     def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
         self.train((*arguments[:-1], memory))
 
+    def make_step(self, arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+        """Return a function that trains on the next batch of a tf.data iterator."""
+
+        def step(iterator: Any) -> Any:
+            self.train_alone(arguments, iterator)
+            return self._result
+
+        return step
+
     def _take(self, iterator: Iterator[Any]) -> Any:
         try:
             return (next(iterator),)
@@ -128,6 +137,15 @@ class JaxFeed(Feed):
             memory.state = jax.tree_util.tree_map(jax.numpy.copy, arguments[0])
         _, memory.state = self.train((memory.state, memory.batches))
 
+    def make_step(self, arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+        step, memory = super().make_step(arguments), self.memory(BatchesTaken())
+
+        def step_on_arrays(iterator: Any) -> Any:
+            memory.batches = map(_convert, iterator)
+            return step(memory)
+
+        return step_on_arrays
+
 
 class TorchFeed(Feed):
     """With PyTorch, Keras takes a batch from a DataLoader, then calls the function with it."""
@@ -158,7 +176,11 @@ class TorchFeed(Feed):
         return BatchesTaken(self._kept)
 
     def train_alone(self, arguments: tuple[Any, ...], memory: Any) -> None:
-        self._function(*arguments[:-1], next(memory))
+        self._result = self._function(*arguments[:-1], next(memory))
+
+    def make_step(self, arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+        step, to_tensor = super().make_step(arguments), sys.modules["torch"].as_tensor
+        return lambda iterator: step([_convert(each, to_tensor)] for each in iterator)
 
 
 @dataclass
@@ -180,6 +202,11 @@ class _TimedIterator:
         return self._waits.time(lambda: next(self._iterator))  # once, even if it is tf.data's
 
 
+def _convert(batch: Any, to: Callable[[Any], Any] = lambda array: array) -> Any:
+    """Convert the tensors of a tf.data batch to NumPy arrays, or to what `to` makes of these."""
+    return sys.modules["tensorflow"].nest.map_structure(lambda part: to(part.numpy()), batch)
+
+
 def wait_for(result: Any) -> None:
     """Wait for a step's values, nested in dictionaries, lists and tuples."""
     if isinstance(result, dict):
@@ -189,6 +216,8 @@ def wait_for(result: Any) -> None:
             wait_for(part)
     elif hasattr(result, "block_until_ready"):
         result.block_until_ready()
+    elif hasattr(result, "cpu"):
+        result.cpu()  # of PyTorch, perhaps on a GPU
     elif hasattr(result, "numpy"):
         result.numpy()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 IDLE_CORES = 0.2  # so many in use count as none
@@ -85,15 +85,10 @@ class _Process:
     ended_children_s: float = 0.0
 
 
-@dataclass
 class OtherPrograms:
     """Measures other programs' share of this process's cores from now on."""
 
-    _busy_s: float = field(init=False)
-    _times: dict[int, _Process] = field(init=False)
-    _started: float = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self._busy_s, self._times = _busy_s(), _processes()
         self._started = time.perf_counter()
 

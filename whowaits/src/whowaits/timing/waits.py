@@ -5,8 +5,6 @@ batch, and their difference is added to a variable on the host; the step stays t
 is timed by Python's clock.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from time import perf_counter
