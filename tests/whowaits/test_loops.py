@@ -1,6 +1,4 @@
-"""Loops of a script's own making, timed by a clock of the test's own, and whose time is measured
-when: `whowaits.hooks.loops` and `whowaits.timing.blocks`.
-"""
+"""Loops of a script's own making, timed by a clock of the test's own."""
 
 import itertools
 import math
@@ -17,26 +15,20 @@ from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
-class Batches:
-    """An iterator that can be left before its end, as those of DataLoader and tf.data can."""
-
-    def __init__(self, count):
-        self._numbers = iter(reversed(range(count)))
-
-    def __next__(self):
-        return [next(self._numbers)]
-
-
 class OutOfRangeError(Exception):
     """By which `get_next` of tf.data says that an epoch is over."""
 
 
-class Tensors(Batches):
+class Batches:
+    """An iterator that can be left before its end, as those of DataLoader and tf.data can."""
+
+    def __init__(self, count, end=StopIteration):
+        self._numbers, self._end = iter(reversed(range(count))), end
+
     def __next__(self):
-        try:
-            return super().__next__()
-        except StopIteration:
-            raise OutOfRangeError from None
+        for number in self._numbers:
+            return [number]
+        raise self._end
 
 
 class Script:
@@ -47,10 +39,8 @@ class Script:
     def __init__(self, *, input_s=0.004, ahead=0, **options):
         self.now, self.input_s, self.ahead = 100.0, input_s, ahead
         self.ready = 0.0  # seconds of the input's work that lie prepared
-        self.written = []
-        self.session = Session(
-            Options(script="train.py", **options), self.written.append, clock=lambda: self.now
-        )
+        given = Options(script="train.py", **options)
+        self.session = Session(given, print, clock=lambda: self.now)
         self.watch = LoopWatch(self.session)
 
     def wait(self, seconds):
@@ -80,7 +70,6 @@ class Script:
 
     @property
     def training(self):
-        """The only training that was seen."""
         (training,) = self.session.trainings
         return training
 
@@ -91,12 +80,13 @@ def _input_rests(monkeypatch) -> None:
     monkeypatch.setattr("whowaits.timing.machine.own_cpu_s", lambda: math.nan)
 
 
-def until_measured(script, epoch=10_000, *, kind=Batches, gap_s=0.0, **source):
+def until_measured(script, epoch=10_000, *, end=StopIteration, find_gap_s=lambda: None, **source):
     """Its batches, epoch after epoch, until the measurement ends the script."""
     with pytest.raises(Ended):
         while True:
-            script.now += gap_s
-            yield from script.loop(kind(epoch), opening_s=gap_s or None, **source)
+            gap_s = find_gap_s()
+            script.now += gap_s or 0.0
+            yield from script.loop(Batches(epoch, end), opening_s=gap_s, **source)
 
 
 def measure(model_s, epoch=1000, **given):
@@ -107,10 +97,10 @@ def measure(model_s, epoch=1000, **given):
     return script.training.timing
 
 
-@pytest.mark.parametrize("kind", [Batches, Tensors])
-def test_a_loop_that_trains_is_measured_and_ended(kind):
+@pytest.mark.parametrize("end", [StopIteration, OutOfRangeError])
+def test_a_loop_that_trains_is_measured_and_ended(capsys, end):
     script, given, sizes = Script(), 0, set()
-    for batch in until_measured(script, epoch=300, kind=kind, copy=list):
+    for batch in until_measured(script, epoch=300, end=end, copy=list):
         given += 1
         sizes.add(len(batch))
         batch.append("a script may change what it is given")
@@ -121,7 +111,7 @@ def test_a_loop_that_trains_is_measured_and_ended(kind):
     assert timing.steps_per_epoch == 300 and sizes == {1}
     assert timing.seen < given, "the model alone trains on some from memory"
     script.session.print_report()
-    assert script.written[0].startswith("train.py: ")
+    assert capsys.readouterr().out.startswith("train.py: ")
 
 
 @pytest.mark.parametrize(
@@ -149,26 +139,21 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
     assert ("trying changes failed: OSError: no process" in script.training.notes) is fails
 
 
-def test_an_epoch_of_an_iterator_that_is_begun_again_has_as_many_steps_as_the_script_counts():
+@pytest.mark.parametrize("again", [True, False])
+def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(again):
     script, repeats, lengths = Script(), set(), set()
-    batches = Batches(10**6)  # as of persistent workers
+    batches = itertools.repeat(Batches(10**6))  # as of persistent workers
+    batches = batches if again else map(Batches, itertools.repeat(1000))
     with pytest.raises(Ended):
         while True:
-            for _, _ in zip(range(20), script.loop(batches, opening_s=0.3), strict=False):
+            opened = script.loop(next(batches), opening_s=0.3 if again else None)
+            for _ in itertools.islice(opened, 20):
                 repeats.add(script.watch.repeats)
                 script.train()
                 lengths |= {each.timing.steps_per_epoch for each in script.session.trainings}
+    assert script.training.timing.rounds and not script.training.passive_because
     assert lengths == {None, 20}
     assert repeats == {True, False}, "some of them are on batches from memory"
-
-
-def test_a_loop_over_some_batches_of_each_epoch_is_measured():
-    script = Script()
-    with pytest.raises(Ended):
-        while True:
-            for _ in itertools.islice(script.loop(Batches(1000)), 20):
-                script.train()
-    assert script.training.timing.rounds and not script.training.passive_because
 
 
 def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():
@@ -333,22 +318,25 @@ def test_slow_steps_end_in_time_with_what_is_known(model_s):
     assert timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
 
 
+def report_on(timing, **conditions):
+    given = Conditions(**conditions)
+    return make_report(timing, given, judge(timing, given), script="", training="")
+
+
 def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
     """The report of a script whose epochs begin with a wait of `gaps_s` in turn, of `pause_s` if
     the one before was disturbed by the measuring.
     """
     script = Script(input_s=model_s / 4, ahead=2, seconds=2000 * model_s)
-    waits, disturbed = itertools.cycle(gaps_s), 0
-    with pytest.raises(Ended):
-        while True:
-            rounds = sum(len(each.timing.rounds) for each in script.session.trainings)
-            gap_s = next(waits) if rounds == disturbed else pause_s or next(waits)
-            disturbed = rounds
-            script.now += gap_s
-            for _ in script.loop(Batches(epoch), opening_s=gap_s, steps=lambda: epoch):
-                script.train(model_s)
-    timing = script.training.timing
-    return make_report(timing, Conditions(), judge(timing, Conditions()), script="", training="")
+    waits, rounds = itertools.cycle(gaps_s), [0]
+
+    def find_gap_s():
+        rounds.append(sum(len(each.timing.rounds) for each in script.session.trainings))
+        return next(waits) if rounds[-1] == rounds[-2] else pause_s or next(waits)
+
+    for _ in until_measured(script, epoch, find_gap_s=find_gap_s, steps=lambda: epoch):
+        script.train(model_s)
+    return report_on(script.training.timing)
 
 
 @pytest.mark.parametrize(("epoch", "gap_s", "model_s"), [(25, 0.2, 0.02), (25, 12, 1.2)])
@@ -377,18 +365,17 @@ def test_a_gap_that_was_seen_once_or_after_a_pause_alone_is_said_and_is_no_part_
 
 
 def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_cache():
-    fills = Conditions(fills_cache=True)
     timing = measure(0.01, 10_000, input_s=0.04)
-    found = judge(timing, Conditions())
-    report = make_report(timing, Conditions(), found, script="a.py", training="a loop")
-    assert found.name == INPUT_BOUND
+    report = report_on(timing)
+    assert report.verdict == INPUT_BOUND
     assert any("only the first epoch was seen" in line for line in report.lines)
-    assert judge(timing, fills).name == UNDECIDED
-    assert "too little was seen after the epoch that fills the cache" in judge(timing, fills).reason
-    computes = measure(0.01, 10_000, input_s=0.001)
-    assert judge(computes, fills).name == COMPUTE_BOUND, "a later epoch waits no longer"
+    report = report_on(timing, fills_cache=True)
+    assert report.verdict == UNDECIDED
+    assert "too little was seen after the epoch that fills the cache" in report.reason
+    computes = report_on(measure(0.01, 10_000, input_s=0.001), fills_cache=True)
+    assert computes.verdict == COMPUTE_BOUND, "a later epoch waits no longer"
     later = measure(0.01, 100, input_s=0.04)
-    assert judge(later, fills).name == INPUT_BOUND and later.epochs[1].gaps == 1
+    assert report_on(later, fills_cache=True).verdict == INPUT_BOUND and later.epochs[1].gaps == 1
     assert not any(each.training.first_epoch for each in later.steady)
 
 
@@ -401,7 +388,7 @@ def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
     passive = script.training.timing.passive
     assert passive.first_epoch == first
     assert passive.steps == (90 - WARM_UP_STEPS if first else steps)
-    assert "too few" not in judge(script.training.timing, Conditions()).reason
+    assert "too few" not in report_on(script.training.timing).reason
 
 
 def test_an_interval_leaves_the_extremes_out_where_there_are_enough():

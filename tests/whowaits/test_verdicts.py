@@ -1,6 +1,4 @@
-"""What is made of a measurement: a verdict only where it bears one, the report, `--fail-if`, the
-change that is named first, and two reports next to each other.
-"""
+"""What is made of a measurement: verdict, report, `--fail-if`, the first advice, comparisons."""
 
 import itertools
 import json
@@ -23,6 +21,7 @@ from whowaits.timing.verdict import SLIGHTLY_BOUND, UNDECIDED, Conditions, judge
 pytestmark = pytest.mark.integration
 
 ACCELERATED = {"on_accelerator": True, "synchronous": False}
+DISAGREEING = [(2, 38, 38), (12, 28, 28), (20, 20, 20)]
 DISTURBED, BARELY = {"others_pct": 60.0, "others": "stress (process 7)"}, {"others_pct": 22.0}
 
 
@@ -34,7 +33,7 @@ def block(wait_ms, work_ms, steps=20, **step):
 
 
 def timing_of(*rounds, rested=True, passive=None):
-    """(wait, work, model alone) of each round [ms]."""
+    """Its rounds are (wait, work, model alone) [ms]."""
     timing = Timing(40.0, passive=passive or block(1, 9))
     timing.seen = timing.passive.steps
     timing.rounds = [
@@ -48,38 +47,48 @@ def report_of(*rounds, passive=None, **conditions):
     return make_report(timing, given, judge(timing, given), script="train.py", training="a fit")
 
 
-def steady(wait):
-    return [(wait, 40 - wait, 40 - wait)] * 3
+def steady(wait, **given):
+    return timing_of(*[(wait, 40 - wait, 40 - wait)] * 3, **given)
+
+
+def waits_alone(pct):
+    return timing_of(passive=block(pct, 100 - pct))
+
+
+SAYS_LONGER = "the model alone took 65.00 ms a step, longer than the training"
+SAYS_WAITED = "stood in `next` for 50 % of its time, but the model alone took"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "conditions", "said"),
+    ("timing", "conditions", "said"),
     [
         (steady(30), {}, INPUT),
-        ([(0, 40, 10)] * 3, {}, INPUT),  # the input slows the model without a wait
+        (timing_of(*[(0, 40, 10)] * 3), {}, INPUT),  # the input slows the model without a wait
         (steady(7), {}, SLIGHTLY_BOUND),
-        ([(0, 40, 41), (1, 39, 40), (0, 40, 42)], {}, COMPUTE),
-        ([(0, 40, 65)] * 3, {}, "the model alone took 65.00 ms a step, longer than the training"),
-        ([(20, 20, 40)] * 3, {}, "stood in `next` for 50 % of its time, but the model alone took"),
-        ([(2, 38, 38), (12, 28, 28), (20, 20, 20)], {}, "on both sides of"),
-        ([(0, 100, 107), (4, 96, 96), (23, 77, 77)], ACCELERATED, "from 0 to 23 %, on both sides"),
+        (timing_of((0, 40, 41), (1, 39, 40), (0, 40, 42)), {}, COMPUTE),
+        (timing_of(*[(0, 40, 65)] * 3), {}, SAYS_LONGER),
+        (timing_of(*[(20, 20, 40)] * 3), {}, SAYS_WAITED),
+        (timing_of(*DISAGREEING), {}, "on both sides of"),
+        (timing_of((0, 100, 107), (4, 96, 96), (23, 77, 77)), ACCELERATED, "from 0 to 23 %, on"),
         (steady(30), DISTURBED, INPUT),
         (steady(10), DISTURBED, UNDECIDED),  # a disturbed machine needs more distance
         (steady(1), DISTURBED, UNDECIDED),
         (steady(10), BARELY, UNDECIDED),
         (steady(1), BARELY, COMPUTE),
-        (steady(20), {"rested": False}, INPUT),
-        (steady(1), {"rested": False}, UNDECIDED),  # an input that never rests slows the model
-        (steady(1), {"rested": False, **ACCELERATED}, COMPUTE),
+        (steady(20, rested=False), {}, INPUT),
+        (steady(1, rested=False), {}, UNDECIDED),  # an input that never rests slows the model
+        (steady(1, rested=False), ACCELERATED, COMPUTE),
+        (waits_alone(40), {}, INPUT),
+        (waits_alone(2), {}, UNDECIDED),  # on shared cores the input may slow the model without one
+        (waits_alone(2), ACCELERATED, COMPUTE),
+        (waits_alone(40), ACCELERATED, UNDECIDED),
+        (waits_alone(25), {"others_pct": 50.0}, UNDECIDED),
     ],
 )
-def test_a_verdict_needs_rounds_that_agree_and_a_quiet_machine_near_to_its_threshold(
-    rounds, conditions, said
-):
-    given = {"rested": True, **conditions}
-    timing = timing_of(*rounds, rested=given.pop("rested"))
-    found = judge(timing, Conditions(**given))
+def test_a_verdict_is_given_only_where_a_measurement_decides_it(timing, conditions, said):
+    found = judge(timing, Conditions(**conditions))
     assert said == found.name or (found.name == UNDECIDED and said in found.reason)
+    assert bool(found.reason) == (found.name == UNDECIDED)
 
 
 @pytest.mark.parametrize(
@@ -95,21 +104,6 @@ def test_a_stall_that_the_input_cannot_have_caused_has_no_verdict(wait_ms, cores
     assert found.name == name
     assert ("the machine changed its pace" in found.reason) == (name == UNDECIDED)
     assert judge(timing, Conditions(on_accelerator=True)).name == INPUT
-
-
-@pytest.mark.parametrize(
-    ("wait", "conditions", "name"),
-    [
-        (40, {}, INPUT),
-        (2, {}, UNDECIDED),  # on shared cores the input may slow the model without a wait
-        (2, ACCELERATED, COMPUTE),
-        (40, ACCELERATED, UNDECIDED),
-        (25, {"others_pct": 50.0}, UNDECIDED),
-    ],
-)
-def test_waits_alone_decide_what_they_can(wait, conditions, name):
-    found = judge(timing_of(passive=block(wait, 100 - wait)), Conditions(**conditions))
-    assert found.name == name and bool(found.reason) == (name == UNDECIDED)
 
 
 STALLED = report_of(*[(30, 10, 10)] * 3)
@@ -138,7 +132,7 @@ def test_a_report_reads_as_text_and_as_json():
         ("stall > 20", AT_LEAST_40, 3),
         ("stall > 50", AT_LEAST_40, 4),
         ("stall < 20", AT_LEAST_40, 0),
-        ("stall > 20", report_of((2, 38, 38), (12, 28, 28), (20, 20, 20)), 4),
+        ("stall > 20", report_of(*DISAGREEING), 4),
         ("stall > 20", report_of(passive=AT_LEAST_25), 3),
         ("stall > 20", report_of(passive=AT_LEAST_25, **DISTURBED), 4),
         ("stall > 20", report_of(passive=AT_LEAST_25, fills_cache=True), 4),
@@ -181,9 +175,8 @@ def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(change
 
 def interval(paces, gains):
     ratios = Ratios(paces[0])
-    for pace, gain in itertools.zip_longest(paces[1:], gains, fillvalue=paces[-1]):
-        before = ratios._paces[-1]
-        ratios.add(0, changed=gain * (before + pace) / 2, unchanged=pace)
+    for gain, (before, after) in zip(gains, itertools.pairwise(paces), strict=True):
+        ratios.add(0, changed=gain * (before + after) / 2, unchanged=after)
     return pytest.approx(ratios.interval(0)[1:])
 
 
