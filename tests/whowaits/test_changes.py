@@ -58,12 +58,6 @@ def caches(dataset, **options):
     return [each for each in propose_changes(dataset, batch=BATCH, **options) if each.keeps]
 
 
-def reading(dataset):
-    """The changes of how files are read."""
-    changes = propose_changes(dataset.prefetch(1), batch=BATCH)
-    return [each for each in changes if each.meaning == ORDER]
-
-
 def elements(dataset):
     return [batch.numpy().tolist() for batch in dataset]
 
@@ -180,15 +174,6 @@ def test_a_call_in_parallel_asks_for_the_order_that_the_options_leave_open():
         assert each.adds.endswith(f"{PARALLEL}, deterministic=True")
 
 
-@pytest.fixture
-def lines(tmp_path):
-    """Files of lines, each with a header of its own."""
-    files = [tmp_path / f"{number}.txt" for number in range(3)]
-    for file in files:
-        file.write_text("\n".join(["header", *(file.stem + row for row in "01234567")]))
-    return [*map(str, files)]
-
-
 def read(file):
     return tf.data.TextLineDataset(file).skip(1)
 
@@ -208,9 +193,15 @@ def read_each(lines):
         (lambda lines: read_each(lines).batch(3), []),
     ],
 )
-def test_files_may_be_read_at_once_unless_what_follows_goes_by_the_order(lines, dataset, changed):
-    before = dataset(lines).batch(BATCH)
-    changes = reading(before)
+def test_files_may_be_read_at_once_unless_what_follows_goes_by_the_order(
+    tmp_path, dataset, changed
+):
+    files = [tmp_path / f"{number}.txt" for number in range(3)]
+    for file in files:
+        file.write_text("\n".join(["header", *(file.stem + row for row in "01234567")]))
+    before = dataset([*map(str, files)]).batch(BATCH)
+    proposed = propose_changes(before.prefetch(1), batch=BATCH)
+    changes = [each for each in proposed if each.meaning == ORDER]
     assert [each.text for each in changes] == changed
     for each in changes:
         assert sorted_examples(each.dataset) == sorted_examples(before)

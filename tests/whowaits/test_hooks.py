@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 from collections import namedtuple
+from dataclasses import astuple, dataclass
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -180,25 +181,21 @@ def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
     assert schedule.steps == 1
 
 
-class TrainingArguments:
-    """Of transformers, whose Trainer refuses a stream without `max_steps`."""
+@pytest.mark.parametrize(("steps", "ends"), [(-1, (-1, 1e6)), (100, (10**9, 3.0))])
+def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(steps, ends):
+    @dataclass
+    class TrainingArguments:
+        """Of transformers, whose Trainer refuses a stream without `max_steps`."""
 
-    def __init__(self, max_steps=-1):
-        self.max_steps, self.num_train_epochs = max_steps, 3.0
-        self.__post_init__()
+        max_steps: int
+        num_train_epochs: float = 3.0
 
-    def __post_init__(self):
-        pass
+        def __post_init__(self):
+            pass
 
-
-@pytest.mark.parametrize("given", [{}, {"max_steps": 100}])
-def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(monkeypatch, given):
-    monkeypatch.setattr(TrainingArguments, "__post_init__", TrainingArguments.__post_init__)
     hooks = make_hooks(torch_hooks, keep=False)
     hooks.patch_arguments(SimpleNamespace(TrainingArguments=TrainingArguments))
-    arguments = TrainingArguments(**given)
-    ends = (arguments.max_steps, arguments.num_train_epochs)
-    assert ends == ((10**9, 3.0) if given else (-1, 1e6))
+    assert astuple(TrainingArguments(steps)) == ends
 
 
 def test_the_devices_of_the_parameters_are_waited_for(run_loop):
@@ -213,20 +210,14 @@ def test_the_devices_of_the_parameters_are_waited_for(run_loop):
     assert {call.args[0].index for call in cuda.synchronize.mock_calls} == {0, 1}
 
 
-class Rows:
-    pass
+Stream = type("Stream", (), {})
+FILE = open(__file__)  # noqa: PTH123, SIM115
 
 
-class Stream:
-    """An IterableDataset."""
-
-
-class Open:
-    def __init__(self):
-        self.file = open(__file__)  # noqa: PTH123, SIM115
-
-
-@pytest.mark.parametrize(("other", "alters"), [(Rows, False), (Stream, True), (Open, True)])
+@pytest.mark.parametrize(
+    ("other", "alters"),
+    [(SimpleNamespace(), False), (Stream(), True), (SimpleNamespace(file=FILE), True)],
+)
 def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patch(other, alters):
     class DataLoader:
         num_workers = 0
@@ -238,7 +229,7 @@ def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patc
 
     torch = SimpleNamespace(utils=SimpleNamespace(data=Mock(IterableDataset=Stream)))
     make_hooks(torch_hooks)._patch_init(DataLoader)
-    train, validation = (DataLoader(each()) for each in (Rows, other))
+    train, validation = map(DataLoader, (SimpleNamespace(), other))
     trials = LoaderTrials(torch, train, train.whowaits_place, Timing(1.0), deadline=0.0)
     tried = trials._describe(LoaderChange((("num_workers", 2),)), 0, 1.0, 1.0, 1.0)
     assert tried.alters_another is alters and (SHARED in tried.says) is alters

@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,26 +119,17 @@ class Trainer:
         Path(path).write_text("saved by a trainer")
 
 
-class Special(Trainer):
-    pass
-
-
 def save(value, file):
     """Save as torch.save does, to a path or a file."""
     file.write(value) if hasattr(file, "write") else Path(file).write_bytes(value)
 
 
-LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=Special)
+LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=type("Special", (Trainer,), {}))
 
 
 @pytest.fixture
-def loops():
-    return LoopWatch(Session(Options(script="train.py"), lambda _: None))
-
-
-@pytest.fixture
-def session(tmp_path, monkeypatch, loops):
-    """A session that leaves saves out from now on, in a folder with a checkpoint of before."""
+def loops(tmp_path, monkeypatch):
+    """Loops whose saves are left out from now on, in a folder with a checkpoint of before."""
     for module, names in saves.FILE_CALLS.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
@@ -148,19 +139,14 @@ def session(tmp_path, monkeypatch, loops):
     monkeypatch.setattr(LIBRARY, "save", save)
     monkeypatch.chdir(tmp_path)
     Path("best").write_text("of before")
-    session = loops.session
-    watch = saves.SaveWatch(session, lambda: loops.taking)
+    loops = LoopWatch(Session(Options(script="train.py"), lambda _: None))
+    watch = saves.SaveWatch(loops.session, lambda: loops.taking)
     watch._patch(LIBRARY, ("save", "Trainer.save", "Trainer.none", "Nobody.save"))
-    session.saves.on_first = watch.watch_files
+    loops.session.saves.on_first = watch.watch_files
     LIBRARY.Trainer().save("early")
     assert Path("early").read_text() == "saved by a trainer", "nothing has been repeated yet"
-    session.saves.leave_out()
-    return session
-
-
-def write(mode):
-    with open("best", mode) as file:  # noqa: PTH123 - as scripts do
-        pickle.dump([1], file)
+    loops.session.saves.leave_out()
+    return loops
 
 
 @pytest.mark.parametrize(
@@ -168,7 +154,7 @@ def write(mode):
     [
         lambda: LIBRARY.save(b"x", "best"),
         lambda: LIBRARY.Trainer().save("best"),
-        lambda: write("wb"),
+        lambda: pickle.dump([1], open("best", "wb")),  # noqa: PTH123, SIM115 - as scripts do
         lambda: Path("best").write_text("x"),
         lambda: shutil.copyfile("early", "best"),
         lambda: os.replace("early", "best"),
@@ -179,7 +165,7 @@ def write(mode):
         lambda: shutil.rmtree("."),
     ],
 )
-def test_what_was_saved_before_is_neither_replaced_nor_deleted(session, capsys, do):
+def test_what_was_saved_before_is_neither_replaced_nor_deleted(loops, capsys, do):
     do()
     assert Path("best").read_text() == "of before" and Path("early").exists()
     do()
@@ -187,7 +173,7 @@ def test_what_was_saved_before_is_neither_replaced_nor_deleted(session, capsys, 
     assert said.count("left out") == 1 and f"{Path(__file__).name}:" in said
 
 
-def test_what_is_no_save_is_done_as_it_is(session):
+def test_what_is_no_save_is_done_as_it_is(loops):
     buffer = io.BytesIO()
     LIBRARY.save(b"x", buffer)
     assert buffer.getvalue() == b"x"
@@ -202,19 +188,14 @@ def test_what_is_no_save_is_done_as_it_is(session):
     assert Path("compiled").exists()
 
 
-def in_a_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-
-def test_what_makes_a_batch_keeps_it_in_a_file_and_what_saves_a_model_does_not(session, loops):
+def test_what_makes_a_batch_keeps_it_in_a_file_and_what_saves_a_model_does_not(loops):
     def decode():
         Path("best").write_text(Path("best").read_text() + ", decoded")
         LIBRARY.save(b"x", "early")
 
-    for make in (loops.pass_by, in_a_thread):
-        make(decode)
+    loops.pass_by(decode)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(decode).result()
     assert Path("best").read_text() == "of before, decoded, decoded"
     assert Path("early").read_text() == "saved by a trainer"
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,7 +192,7 @@ def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
 
 
 def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process():
-    begun, go_on, codes, written = threading.Event(), threading.Event(), [], []
+    begun, go_on, written = threading.Event(), threading.Event(), []
 
     def write(text):
         begun.set()
@@ -199,17 +200,12 @@ def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process()
         written.append(text)
 
     session = Session(Options(), write)
-    first, second = (
-        threading.Thread(target=lambda: codes.append((session.print_report(), len(written))))
-        for _ in range(2)
-    )
-    first.start()
-    assert begun.wait(60)
-    second.start()
-    go_on.set()
-    first.join(60)
-    second.join(60)
-    assert codes == [(2, 1), (2, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(lambda: (session.print_report(), len(written)))]
+        assert begun.wait(60)
+        ends.append(threads.submit(lambda: (session.print_report(), len(written))))
+        go_on.set()
+    assert [each.result() for each in ends] == [(2, 1), (2, 1)]
 
 
 @pytest.mark.parametrize(
