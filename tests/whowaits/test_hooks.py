@@ -211,12 +211,11 @@ def test_the_devices_of_the_parameters_are_waited_for(run_loop):
 
 
 Stream = type("Stream", (), {})
-FILE = open(__file__)  # noqa: PTH123, SIM115
 
 
 @pytest.mark.parametrize(
     ("other", "alters"),
-    [(SimpleNamespace(), False), (Stream(), True), (SimpleNamespace(file=FILE), True)],
+    [(SimpleNamespace(), False), (Stream(), True), (SimpleNamespace(file=sys.__stdout__), True)],
 )
 def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patch(other, alters):
     class DataLoader:
