@@ -15,8 +15,7 @@ from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
 
-class OutOfRangeError(Exception):
-    """By which `get_next` of tf.data says that an epoch is over."""
+OutOfRangeError = type("OutOfRangeError", (Exception,), {})  # which ends `get_next` of tf.data
 
 
 class Batches:
@@ -176,23 +175,16 @@ def validated(script):
         script.wait(0.01)
 
 
-def followed_by_one_without_gradients(script):
-    for _ in script.loop(Batches(20)):
+def left_before_its_end_and_followed_by_one_without_gradients(script):
+    for _ in itertools.islice(script.loop(Batches(50)), 21):
         script.train()
+    script.wait(10)
     for _ in script.loop(Batches(20)):
         script.wait(0.1)
 
 
-def left_before_its_end(script):
-    for number, _ in enumerate(script.loop(Batches(50))):
-        script.train()
-        if number == 20:
-            break
-    script.wait(10)
-
-
 @pytest.mark.parametrize(
-    "epoch", [validated, followed_by_one_without_gradients, left_before_its_end]
+    "epoch", [validated, left_before_its_end_and_followed_by_one_without_gradients]
 )
 def test_what_is_no_step_of_a_training_is_not_its_time(epoch):
     script = Script(keep=True)
@@ -216,9 +208,8 @@ def test_a_step_of_two_datasets_waits_for_both_and_is_not_repeated_from_memory(l
 
 
 def test_what_is_taken_within_a_batch_is_a_part_of_it():
-    """As by an iterator that distributes the batches of another one."""
     script = Script(keep=True)
-    inner = script.loop(Batches(30), "train.py:9")
+    inner = script.loop(Batches(30), "train.py:9")  # whose batches the other one distributes
     for _ in script.loop(iter(lambda: next(inner), None)):
         script.train()
     assert script.training.name == "the loop at train.py:7" and not script.training.passive_because
@@ -238,7 +229,6 @@ def test_a_look_at_another_dataset_leaves_its_step_out_and_keeps_the_others():
 
 @pytest.mark.parametrize("in_a_row", [False, True])
 def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row):
-    """Some trainers take several batches, then train on all of them."""
     script = Script()
     for number, _ in enumerate(until_measured(script)):
         script.wait(0.0 if in_a_row else 0.001)
@@ -249,14 +239,6 @@ def test_batches_up_to_a_step_of_the_optimizer_are_timed_together(in_a_row):
     for each in training.timing.rounds:
         assert each.training.steps % 4 == each.alone.steps % 4 == 0
         assert each.alone.step_ms == pytest.approx(1.0)
-
-
-def test_a_model_whose_batches_are_not_seen_is_said():
-    script = Script()
-    for marks, said in ((1, "it ended without a training"), (19, "its batches come from")):
-        for _ in range(marks):
-            script.watch.mark()
-        assert said in script.session.make_report().lines[1]
 
 
 def test_batches_that_cannot_be_copied_leave_the_script_alone(capsys):
@@ -291,8 +273,7 @@ def test_a_block_is_charged_with_the_work_that_was_asked_for_in_it(input_s, stal
     def settle():
         script.wait(max(0.0, free_at - script.now))
 
-    facts = {"synchronous": False}
-    for _ in until_measured(script, epoch, settle=settle, facts=lambda: facts):
+    for _ in until_measured(script, epoch, settle=settle, facts=lambda: {"synchronous": False}):
         free_at = max(script.now, free_at) + model_s
         script.train(max(0.001, free_at - 30 * model_s - script.now))
     stalls = [each.stall_pct for each in script.training.timing.rounds]
@@ -409,6 +390,10 @@ def test_a_training_whose_batches_are_not_seen_is_timed_by_its_lines_and_ended()
             script.watch.mark()
             spend(1)
 
+    assert "it ended without a training" in script.session.make_report().reason
+    for _ in range(20):
+        script.watch.mark()
+    assert script.session.make_report().reason == UNSEEN
     with pytest.raises(Ended):
         train()
     assert {*said} == {"", UNSEEN}
