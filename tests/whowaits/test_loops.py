@@ -14,7 +14,6 @@ from whowaits.timing.blocks import WARM_UP_STEPS
 from whowaits.timing.rounds import Block, median_interval
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
-
 OutOfRangeError = type("OutOfRangeError", (Exception,), {})  # which ends `get_next` of tf.data
 
 
@@ -138,15 +137,14 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
     assert ("trying changes failed: OSError: no process" in script.training.notes) is fails
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(again):
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(persistent):
     script, repeats, lengths = Script(), set(), set()
-    batches = itertools.repeat(Batches(10**6))  # as of persistent workers
-    batches = batches if again else map(Batches, itertools.repeat(1000))
+    iterator = Batches(10**6)  # of persistent workers, which is begun again
     with pytest.raises(Ended):
         while True:
-            opened = script.loop(next(batches), opening_s=0.3 if again else None)
-            for _ in itertools.islice(opened, 20):
+            given = {"opening_s": 0.3} if persistent else {"batches": Batches(1000)}
+            for _ in itertools.islice(script.loop(**{"batches": iterator, **given}), 20):
                 repeats.add(script.watch.repeats)
                 script.train()
                 lengths |= {each.timing.steps_per_epoch for each in script.session.trainings}
@@ -175,7 +173,8 @@ def validated(script):
         script.wait(0.01)
 
 
-def left_before_its_end_and_followed_by_one_without_gradients(script):
+def left_early(script):
+    """And followed by one without gradients."""
     for _ in itertools.islice(script.loop(Batches(50)), 21):
         script.train()
     script.wait(10)
@@ -183,9 +182,7 @@ def left_before_its_end_and_followed_by_one_without_gradients(script):
         script.wait(0.1)
 
 
-@pytest.mark.parametrize(
-    "epoch", [validated, left_before_its_end_and_followed_by_one_without_gradients]
-)
+@pytest.mark.parametrize("epoch", [validated, left_early])
 def test_what_is_no_step_of_a_training_is_not_its_time(epoch):
     script = Script(keep=True)
     for _ in range(4):
@@ -330,8 +327,8 @@ def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch
 
 def test_an_interval_is_as_wide_as_gaps_between_epochs_differ():
     found = judge_gaps(25, 0.02, gaps_s=[0.0, 0.4])
-    low, high = found.stall_low_pct, found.stall_high_pct
-    assert low == pytest.approx(0, abs=2) and high == pytest.approx(100 * 8 / 18, abs=2)
+    interval = found.stall_low_pct, found.stall_high_pct
+    assert interval == pytest.approx((0, 100 * 8 / 18), abs=2)
     assert found.verdict == UNDECIDED
 
 
@@ -390,10 +387,10 @@ def test_a_training_whose_batches_are_not_seen_is_timed_by_its_lines_and_ended()
             script.watch.mark()
             spend(1)
 
-    assert "it ended without a training" in script.session.make_report().reason
-    for _ in range(20):
-        script.watch.mark()
-    assert script.session.make_report().reason == UNSEEN
+    for marks, reason in ((1, "it ended without a training"), (19, UNSEEN)):
+        for _ in range(marks):
+            script.watch.mark()
+        assert reason in script.session.make_report().reason
     with pytest.raises(Ended):
         train()
     assert {*said} == {"", UNSEEN}

@@ -42,7 +42,7 @@ def test_what_keras_makes_within_a_call_is_no_call_of_the_script_and_changed_aft
     (change,) = propose_changes(dataset, batch=2)
     written = "image_dataset_from_directory(batch_size=None): .cache().shuffle(16).batch(2)"
     assert change.text == f"{written}.prefetch(tf.data.AUTOTUNE) after it"
-    (tried,) = summarize(dataset, [change])
+    (tried,) = try_changes(dataset, [change])
     assert find_first([tried]) is tried and tried.meaning == ORDER
     with pytest.raises(CannotBeWritten, match="more than an edit of one call"):
         _write(tried, b"", "test_places.py")
@@ -68,16 +68,14 @@ def in_script(function):
         return thread.submit(function).result()
 
 
-def summarize(dataset, changes):
+def try_changes(dataset, changes=None):
+    """What is said of changes, of all that are proposed unless some are given."""
+    changes = changes or propose_changes(dataset, batch=3)
     trials = Trials(print, dataset, Pace(step_ms=1), deadline=0, beat=print)
     ratios = Ratios(1.0)
     for at in [*range(len(changes))] * 3:
         ratios.add(at, changed=3.0, unchanged=1.0)
     return list(trials._describe_all(changes, ratios).values())
-
-
-def try_changes(dataset):
-    return summarize(dataset, propose_changes(dataset, batch=3))
 
 
 def test_what_would_change_a_validation_too_is_said_and_is_no_patch():

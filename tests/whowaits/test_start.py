@@ -115,9 +115,8 @@ def run_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(callers, "HERE", str(tmp_path))
     monkeypatch.setattr(callers, "_own", [])
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    for name, value in (("argv", []), ("path", sys.path[:]), ("excepthook", sys.__excepthook__)):
+        monkeypatch.setattr(sys, name, value)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     modules = set(sys.modules)
 
@@ -237,8 +236,8 @@ def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
         return str(path)
 
     monkeypatch.chdir(tmp_path)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
     on_path = make_interpreter("system")
     monkeypatch.setenv("PATH", str(Path(on_path).parent))
     monkeypatch.setattr("whowaits.cli.TRAINING_LIBRARIES", ())
