@@ -120,11 +120,6 @@ def make_torch(**kinds):
     )
 
 
-class Optimizer:
-    def __init__(self, *devices):
-        self.param_groups = [{"params": [SimpleNamespace(device=each)]} for each in devices]
-
-
 class Iterator:
     """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
 
@@ -150,7 +145,8 @@ def run_loop(monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
         monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
-        hooks, optimizer = make_hooks(torch_hooks), Optimizer(*devices)
+        hooks = make_hooks(torch_hooks)
+        optimizer = Mock(param_groups=[{"params": [Mock(device=each)]} for each in devices])
         hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Iterator))
         batches = begin()
         for _ in range(steps):
@@ -174,7 +170,7 @@ def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
             self.steps += 1
 
     hooks, schedule = make_hooks(torch_hooks), Schedule()
-    hooks.patch_schedules(SimpleNamespace(__name__=__name__, Schedule=Schedule, Other=Optimizer))
+    hooks.patch_schedules(SimpleNamespace(__name__=__name__, Schedule=Schedule, Other=Iterator))
     schedule.step()
     monkeypatch.setattr(LoopWatch, "repeats", True)
     schedule.step()

@@ -20,9 +20,7 @@ from whowaits.timing import machine
 from whowaits.timing.batches import count_examples, keep_batches
 
 
-class Clocks:
-    """What the module asks of `time`: a clock, and the CPU time of this process."""
-
+class Clocks:  # in the place of `time`
     now = cpu = 0.0
 
     def perf_counter(self):
@@ -113,8 +111,6 @@ def test_memory_is_limited_by_every_control_group_but_for_cached_files(
 
 
 class Trainer:
-    """A trainer of a library, which saves by a method."""
-
     def save(self, path):
         Path(path).write_text("saved by a trainer")
 

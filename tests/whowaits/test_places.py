@@ -118,16 +118,15 @@ def test_what_would_change_a_dataset_that_is_made_later_is_no_patch():
 
 
 def test_a_call_that_makes_several_transformations_is_neither_advised_nor_a_patch():
-    numbers = tf.data.Dataset.range(9)
+    numbers = mapped = tf.data.Dataset.range(9)
     for step in (lambda n: n + 1, lambda n: n + tf.random.uniform((), 0, 9, tf.int64)):
-        numbers = numbers.map(step)
-    changes = [each for each in try_changes(numbers.batch(3)) if each.kind == "map"]
+        mapped = mapped.map(step)
+    changes = [each for each in try_changes(mapped.batch(3)) if each.kind == "map"]
     assert changes and find_first(changes) is None
     for each in changes:
         assert each.shared == SEVERAL
         with pytest.raises(CannotBeWritten, match=SEVERAL):
             _write(replace(each, meaning=SAME), b"", "a.py")
-    numbers = tf.data.Dataset.range(9)
     twice = in_script(lambda: numbers.map(lambda n: n + 1).map(lambda n: n + 2).batch(3))
     assert not any(each.shared for each in try_changes(twice)), "two calls in a line"
 

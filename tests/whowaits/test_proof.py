@@ -41,7 +41,6 @@ class Answers:
 
 
 def change_of(adds=PARALLEL, meaning=SAME, number=0, gain=2):
-    """A change of a map."""
     return Tried(
         text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train it.py:3",
         gain=gain, low=2, high=2, edits=(Edit("train it.py:3", "map", adds),), kind="map",
