@@ -1,6 +1,4 @@
-"""params.yaml is checked as a whole before anything runs: every problem at once, each with its
-path.
-"""
+"""params.yaml is checked as a whole before anything runs: every problem at once, with its path."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""NumPy files as people download them: which arrays are images and labels, of which split, and in
-which form, or a sentence that lists the arrays and the keys.
-"""
+"""NumPy files: which arrays are images and labels, of which split, or what is asked instead."""
 
 import struct
 import tracemalloc

@@ -1,6 +1,4 @@
-"""TFRecord shards that others wrote: what they hold is inferred or read from their metadata, and
-what cannot be read is refused or rejected in words.
-"""
+"""TFRecord shards that others wrote are read by what they hold, or refused in words."""
 
 import doctest
 import gzip

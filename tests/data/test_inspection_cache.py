@@ -1,7 +1,4 @@
-"""What was found in a file is used again only where the file is the same, as far as its size, times
-and inode can say it, and where the same program found it; the manifest is that of an ingest that
-reads everything.
-"""
+"""What was found in a file is used again where file and program are the same."""
 
 import dataclasses
 import os
@@ -34,9 +31,7 @@ FOUND = {"bytes": 4, "digest": digest_blake2b(b"1234"), "shape": (1, 2, 3)}
 
 
 class Opened:
-    """A cache of a folder with one file, `a/x.jpg`, and a clock so many seconds ahead of the
-    machine's.
-    """
+    """A cache of a folder with the file `a/x.jpg`, and a clock so many seconds ahead."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.kept, self.ahead = folder / "in", folder / "kept", 10

@@ -1,6 +1,4 @@
-"""Links below `data.path`: those to regular files are read wherever these are, as what the link's
-name says; others are refused in words.
-"""
+"""Links below `data.path` to regular files are read as what their names say; others are refused."""
 
 import os
 from pathlib import Path
@@ -17,9 +15,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def root(tmp_path):
-    """Two classes of twelve photos each, of which files elsewhere hold the bytes, as in DVC's cache
-    and in the snapshots of a model hub.
-    """
+    """Two classes of twelve photos that are links to blobs, as in DVC's cache and in model hubs."""
     for number in range(24):
         link = tmp_path / "in" / "ab"[number % 2] / f"{number:02d}.png"
         blob = tmp_path / "blobs" / f"{number:064x}"

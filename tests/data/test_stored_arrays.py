@@ -1,6 +1,4 @@
-"""Records as people write them: arrays within bytes, sequences, and labels of every notation are
-read, or refused by a sentence that names them and the key.
-"""
+"""Arrays within bytes, sequences and labels of every notation are read, or refused with the key."""
 
 import io
 

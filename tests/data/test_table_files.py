@@ -1,6 +1,4 @@
-"""Parquet and Arrow files as model hubs write them: images, texts and rows, of one file or a folder
-of them, are what they are as files; what would be read otherwise is refused in words.
-"""
+"""Images, texts and rows in Parquet and Arrow files are what they are as files, or are refused."""
 
 import io
 import json
@@ -153,10 +151,7 @@ FOUR = pictures(range(4))
 WORDS = pa.table({"image": FOUR["image"], "label": ["x"] * 4})
 ALONE = pa.table({"image": pa.array([{"path": "1.png"}] * 4, IMAGE), "label": [0] * 4})
 REFUSED = {
-    "paths alone": (
-        [ALONE],
-        "column image holds paths of images without their bytes",
-    ),
+    "paths alone": ([ALONE], "column image holds paths of images without their bytes"),
     "several columns of images": (
         [pictures(range(4), mask=[b"x"] * 4)],
         r"the columns image, mask may all hold the images.*set data\.path_column: image",

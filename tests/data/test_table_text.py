@@ -1,6 +1,4 @@
-"""A table is read as it is written, or refused: nothing is joined, shifted, or read two ways, and
-no title, comment or first row is taken for a header.
-"""
+"""A table is read as it is written, or refused: nothing is joined, shifted or read two ways."""
 
 from datetime import timedelta
 from decimal import Decimal

@@ -1,6 +1,4 @@
-"""Columns of a table are learned from as they are meant, or refused: none has two types, and
-nothing is taken for a number, a category or a class that cannot be meant so.
-"""
+"""Columns of a table are learned from as they are meant, or refused."""
 
 import numpy as np
 import pandas as pd

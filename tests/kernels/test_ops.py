@@ -1,6 +1,4 @@
-"""Each op computes the same for an example alone and within a batch, eagerly and inside tf.data,
-and draws as it says.
-"""
+"""Each op computes the same for an example and a batch, eagerly and in tf.data."""
 
 import keras
 import numpy as np

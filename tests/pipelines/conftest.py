@@ -15,9 +15,7 @@ from throughline.pipelines.write import snapshot_writer
 
 @pytest.fixture(scope="session")
 def snapshot_of(arrays, photos, tmp_path_factory) -> Callable[..., PreparedData]:
-    """A function that opens the snapshot of a kind that stores a fraction of the rows, in chunks of
-    a few; each is written once.
-    """
+    """A function that opens a kind's snapshot of a fraction of the rows, in small chunks."""
 
     @functools.cache
     def make(kind: str, fraction: float = 1.0) -> PreparedData:

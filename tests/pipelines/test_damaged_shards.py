@@ -51,9 +51,7 @@ def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_
 
 
 def damaged_copy(source, folder, *, records, cut=0):
-    """The shards of `source` with a bit flipped in so many records of one training shard, and `cut`
-    bytes missing at its end.
-    """
+    """Shards with a flipped bit in so many records of one, and `cut` bytes missing at its end."""
     shutil.copytree(source / "shards", folder)
     index = read_shard_index(folder)
     shard = index.for_split("train")[1]

@@ -1,6 +1,4 @@
-"""Every configuration delivers the same examples, augmented alike; test_samplers.py has the order
-of epochs and steps.
-"""
+"""Every configuration delivers the same examples, augmented alike."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Rows of shards that an earlier snapshot was made of are copied, and bytes are always those of a
-fresh snapshot.
-"""
+"""Rows of an earlier snapshot's shards are copied; bytes are always those of a fresh snapshot."""
 
 import shutil
 from dataclasses import replace
@@ -38,9 +36,7 @@ def read_objects(store: ObjectStore, key: str) -> Contents:
 
 
 class Data:
-    """Examples in files or in one array, their shards and snapshot, whose columns are in a store
-    where that has a `url`.
-    """
+    """Examples in files or one array, and their snapshot, whose columns are at `url`."""
 
     def __init__(self, folder: Path, kind: str, *, url: str = "") -> None:
         self.folder, self.kind, self.source, self.url = folder, kind, folder / "source", url
@@ -86,9 +82,7 @@ class Data:
         return ShardFiles(folder=self.shards)
 
     def snapshot(self, ops=None) -> set[str]:
-        """The names of the shards that are preprocessed; all rows are as in a fresh snapshot, and
-        this one is the earlier one from now on.
-        """
+        """The names of the shards that are preprocessed; from now on this is the earlier one."""
         computed, real = set(), snapshot_writer.write_shard
 
         def write_shard(context, shard, start):

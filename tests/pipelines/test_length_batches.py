@@ -1,6 +1,4 @@
-"""Batches by length, or packed, are pure functions of (seed, epoch, step): every example once, on
-any number of workers, from any step on, and no more padding than there must be.
-"""
+"""Batches by length, or packed, are pure functions of (seed, epoch, step)."""
 
 import numpy as np
 import pytest
@@ -55,9 +53,7 @@ def steps_of(batches, *epochs):
 
 
 def rows_of(batches, epoch):
-    """The rows of each step of an epoch, without what only fills up; of packed rows, the documents
-    of each.
-    """
+    """The rows of each step of an epoch, or the documents of packed rows, without what fills up."""
     steps = steps_of(batches, epoch)
     both = zip(batches.rows(steps).numpy(), batches.size(steps).numpy(), strict=True)
     found = [rows[:size].tolist() for rows, size in both]

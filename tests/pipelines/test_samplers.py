@@ -79,9 +79,7 @@ def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
 
 @pytest.mark.parametrize("count", [10, 54119])
 def test_the_shuffle_is_a_good_one(count):
-    """Uniform places and uncorrelated neighbors; with the cipher's default of 4 rounds 54119 fails
-    both.
-    """
+    """Places are uniform, neighbors uncorrelated; with the cipher's usual 4 rounds 54119 fails."""
     rounds = 2000 if count < 1000 else 40
     places, epoch = positions(count)[None], tf.range(rounds, dtype=tf.int64)[:, None]
     orders = samplers.permute(
@@ -194,7 +192,7 @@ def test_sources_and_caches_are_opened_once_and_prefetching_goes_on_across_epoch
     [
         *slow_but_first(
             ["cache_memory", "naive", "shards_global", "save_load", "unordered", "balanced_stream"]
-        ),
+        )
     ],
 )
 def test_every_epoch_of_a_stream_is_another_permutation_and_any_can_be_started_from(stored, name):

@@ -54,10 +54,7 @@ def open_pipeline(layout, config, purpose="train", split="train"):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    [
-        pytest.param(("naive", "pad_to", "pack"), id="some"),
-        pytest.param(tuple(CONFIGS), id="all"),
-    ],
+    [pytest.param(("naive", "pad_to", "pack"), id="some"), pytest.param(tuple(CONFIGS), id="all")],
 )
 def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, names):
     opened = {name: open_pipeline(layout, CONFIGS[name], "compare") for name in names}

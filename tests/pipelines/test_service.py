@@ -1,6 +1,4 @@
-"""The tf.data service as real processes: what each mode promises, what a dying worker costs, and
-that nothing is left behind.
-"""
+"""The tf.data service as real processes: what each mode promises, and what a death costs."""
 
 import json
 import os
@@ -86,9 +84,7 @@ def wait_for_tensorflow(process):
 
 
 def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
-    """It is started again at its place; what it had in hand is made up from a second pass, so the
-    epoch keeps its length.
-    """
+    """What it had in hand is made up from a second pass, so the epoch keeps its length."""
     batches, steps = numbers(address, Policy.DYNAMIC, files=400).rebatch(8).repeat().take(2600), 0
     for batch in batches.as_numpy_iterator():
         steps += 1

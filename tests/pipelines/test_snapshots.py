@@ -1,6 +1,4 @@
-"""A snapshot is of its shards and ops, survives interruptions, is on disk when it says so, and
-holds images in one size or each in its own.
-"""
+"""A snapshot is of its shards and ops, survives interruptions, and is on disk when it says so."""
 
 import os
 from dataclasses import replace
@@ -116,9 +114,7 @@ def interrupt_at_the_third(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
-    [
-        *slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)]),
-    ],
+    [*slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)])],
 )
 def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     request, tmp_path, monkeypatch, kind, before, after

@@ -1,6 +1,4 @@
-"""A snapshot whose columns are in an object store: the same bytes as in files, through every fault
-of the way there and back, and of a process with lanes the rows that it reads, and no others.
-"""
+"""A snapshot whose columns are in an object store has the bytes of files, through every fault."""
 
 import os
 import shutil

@@ -1,6 +1,4 @@
-"""Shards in an object store: the bytes, records and indexes of shards in files, through every fault
-of the way there and back.
-"""
+"""Shards in an object store have the bytes and records of files, through every fault."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -181,9 +181,7 @@ def test_records_of_compressed_shards_count_as_they_are_read(stored, arrays, tmp
 
 
 def measure_growth(arrays: Path, folder: Path, rewrites: bool) -> tuple[int, int, int]:
-    """Read five batches of a sparse column of 20 GB: the sum of their values, the steps of an
-    epoch, and by how many bytes this process has grown beyond what it shares.
-    """
+    """Sum and steps of an epoch of five batches of 20 GB, and this process's growth in bytes."""
     small = prepare_snapshot(arrays, folder / "small", "arrays")
     allocate(folder, "train", small.snapshot.columns, ROWS)  # sparse: zeros are not stored
     chunk = replace(small.snapshot.splits["train"].chunks[0], count=ROWS)

@@ -1,6 +1,4 @@
-"""A tokenizer is fitted on a sample of the texts, to the byte alike wherever that happens; one that
-others have fitted keeps its numbers.
-"""
+"""A tokenizer is fitted to the byte alike everywhere; one that others fitted keeps its numbers."""
 
 import io
 

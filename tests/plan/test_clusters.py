@@ -1,6 +1,4 @@
-"""Each process of a cluster knows which one it is and finds the others; all get equal slices of a
-batch, or the run is refused.
-"""
+"""Each process of a cluster knows which one it is; all get equal slices, or the run is refused."""
 
 import itertools
 import json

@@ -1,6 +1,4 @@
-"""Every reason against a configuration is listed, each with the field it is about; test_plan.py has
-the reasons against a configuration alone.
-"""
+"""Every reason against a configuration has its field; test_plan.py has those that need no data."""
 
 import pytest
 
