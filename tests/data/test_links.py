@@ -26,33 +26,31 @@ def root(tmp_path):
     return tmp_path / "in"
 
 
-def through_a_second_link(root):
-    (root.parent / "more").symlink_to(root.parent / "blobs" / f"{0:064x}")
-    relink(root / "a" / "00.png", root.parent / "more")
-
-
 def relink(path, target):
     path.unlink(missing_ok=True)
     path.symlink_to(target)
+    return path
 
 
-def to_other_user(root):
-    blob = root.parent / "blobs" / f"{0:064x}"
-    os.chown(blob, 12345, 12345)
-
-
+BLOB = f"blobs/{0:064x}"
 # What happens to one link, and why it is rejected; empty where it is read.
 LINKED = {
     "as they are": (lambda root: None, ""),
-    "absolute": (lambda root: relink(root / "a/00.png", root.parent / f"blobs/{0:064x}"), ""),
-    "through a second link": (through_a_second_link, ""),
+    "absolute": (lambda root: relink(root / "a/00.png", root.parent / BLOB), ""),
+    "through a second link": (
+        lambda root: relink(root / "a/00.png", relink(root.parent / "more", BLOB)),
+        "",
+    ),
     "within the root": (lambda root: relink(root / "a/00.png", "../b/01.png"), "duplicate of"),
     "to a device": (lambda root: relink(root / "a/00.png", "/dev/zero"), "is a link to something"),
     "to a folder": (lambda root: relink(root / "a/00.png", "../../blobs"), None),
     "to nothing": (lambda root: relink(root / "a/00.png", "../x"), "link to nothing: ../x is not"),
     "without a suffix": (lambda root: relink(root / "a/c", "nowhere"), "link to nothing"),
     "to itself": (lambda root: relink(root / "a/00.png", "00.png"), "cannot be read"),
-    "of another user": (to_other_user, "is a link to a file of another user"),
+    "of another user": (
+        lambda root: os.chown(root.parent / BLOB, 12345, 12345),
+        "is a link to a file of another user",
+    ),
     "to what holds it": (
         lambda root: relink(root / "a/again", ".."),
         "folder is a link to a folder that is listed itself: .",
@@ -95,7 +93,7 @@ def test_paths_of_a_list_lead_nowhere_that_no_link_to_a_file_leads_to(name, root
 def test_other_contents_of_a_links_target_are_other_data(root, tmp_path):
     folders = [tmp_path / "1", tmp_path / "2"]
     before = ingest(data_settings(root), folders[0], inspections=tmp_path / "kept")
-    blob = tmp_path / "blobs" / f"{0:064x}"
+    blob = tmp_path / BLOB
     status = blob.stat()
     picture(999).save(blob, "PNG")
     os.utime(blob, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -173,12 +173,9 @@ def shards(tmp_path) -> list[tuple[Path, Shard]]:
     return found
 
 
-def open_all(shards) -> record_offsets.RecordTable:
-    return open_records(ShardFiles(folder=shards[0][0].parent), [shard for _, shard in shards])
-
-
 def test_records_are_read_by_their_numbers_in_any_order(shards):
-    table = open_all(shards)
+    files, indexes = ShardFiles(folder=shards[0][0].parent), [shard for _, shard in shards]
+    table = open_records(files, indexes)
     everything = [record for path, _ in shards for record in read_records(path, compression="none")]
     assert len(table) == len(everything) == 6
     order = np.array([5, 0, 3, 3, 2, 1, 4])
@@ -186,7 +183,7 @@ def test_records_are_read_by_their_numbers_in_any_order(shards):
     assert table.read(np.array([], np.int64)).tolist() == []
     shards[0][0].write_bytes(b"".join(b"".join(frame(bytes(size))) for size in (500, 0, 3)))
     with pytest.raises(ValueError, match="no record of this length begins there"):
-        open_all(shards).read(np.array([0]))
+        open_records(files, indexes).read(np.array([0]))
 
 
 def test_an_index_that_is_not_its_shards_is_refused(shards):

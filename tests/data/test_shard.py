@@ -12,7 +12,7 @@ from tests.support.prepared_files import index_of, write_shard
 from tests.support.small_data import flip_bit, prepared, read_files
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.manifest import read_manifest
-from throughline.data.shards import file_parts
+from throughline.data.shards import file_parts, writing
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, read_shard_index
@@ -26,20 +26,16 @@ from throughline.shared.files import digest_blake3
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_any_number_of_writers_gives_the_same_files(arrays, tmp_path, compression):
+def test_shards_are_the_same_however_many_writers_and_records_made_together_there_are(
+    arrays, tmp_path, monkeypatch, compression
+):
     manifest = read_manifest(arrays / "manifest")
-    for writers in (1, 3):
+    for writers, block in ((1, writing.BLOCK_BYTES), (3, writing.BLOCK_BYTES), (1, 1000)):
+        monkeypatch.setattr(writing, "BLOCK_BYTES", block)  # 1000: a few records
         settings = ShardSettings(min_shards=4, writers=writers, compression=compression)
-        shard(manifest, tmp_path / str(writers), settings=settings)
-    assert read_files(tmp_path / "1") == read_files(tmp_path / "3")
-
-
-def test_shards_are_the_same_however_many_records_are_made_together(arrays, tmp_path, monkeypatch):
-    manifest = read_manifest(arrays / "manifest")
-    shard(manifest, tmp_path / "whole", settings=ShardSettings(min_shards=2, writers=1))
-    monkeypatch.setattr("throughline.data.shards.writing.BLOCK_BYTES", 1000)  # a few records
-    shard(manifest, tmp_path / "blocks", settings=ShardSettings(min_shards=2, writers=1))
-    assert read_files(tmp_path / "blocks") == read_files(tmp_path / "whole")
+        shard(manifest, tmp_path / f"{writers} {block}", settings=settings)
+    one, *others = (read_files(folder) for folder in tmp_path.iterdir())
+    assert others == [one, one]
 
 
 @pytest.fixture
@@ -53,8 +49,7 @@ def interrupted(arrays, tmp_path, monkeypatch):
 
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
         stopped.setattr(
-            "throughline.data.shards.writing.write_shard_index",
-            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
+            writing, "write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         write(manifest)
     assert not (tmp_path / "shards").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.small_data import write_files
 from throughline.data.found import ExampleFile, Rejected
 from throughline.data.sources import SCANNERS, fashion_mnist, image_table, open_source
 from throughline.data.sources.text_table import KeptCells
@@ -49,11 +50,10 @@ def test_an_idx_file_that_is_not_what_its_header_says_is_named(tmp_path):
 
 
 def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path):
-    path = tmp_path / "images.csv"
-    path.write_text("path,label,split\na.png,007,test\nb.png,,\n,cat,\nc.png,cat,tset\n")
-    for name in "abc":
-        (tmp_path / f"{name}.png").touch()
-    scanned = image_table.scan(DataSettings(source="image_table", path=str(path)))
+    rows = "path,label,split\na.png,007,test\nb.png,,\n,cat,\nc.png,cat,tset\n"
+    write_files(tmp_path, {"images.csv": rows, **dict.fromkeys(("a.png", "b.png", "c.png"), "")})
+    path = str(tmp_path / "images.csv")
+    scanned = image_table.scan(DataSettings(source="image_table", path=path))
     (found,) = scanned.files
     assert found == ExampleFile(id="a.png", path=tmp_path / "a.png", label="007", split="test")
     assert scanned.rejected == [
@@ -64,12 +64,10 @@ def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path
 
 
 def test_an_image_table_may_be_named_by_the_folder_that_holds_its_images(tmp_path):
-    table = tmp_path / "images.csv"
-    table.write_text("path,label\na.png,cat\n")
-    (tmp_path / "a.png").touch()
+    write_files(tmp_path, {"images.csv": "path,label\na.png,cat\n", "a.png": ""})
     by_table, by_folder = (
         image_table.scan(DataSettings(source="image_table", path=str(path)))
-        for path in (table, tmp_path)
+        for path in (tmp_path / "images.csv", tmp_path)
     )
     assert by_folder.files == by_table.files and not by_folder.warnings
     assert "does not watch" in by_table.warnings[0]
@@ -108,25 +106,19 @@ def test_names_are_given_once_and_are_not_those_of_the_examples():
 @pytest.mark.parametrize("source", ["table", "text_table", "image_table"])
 def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_path, source):
     """As published: one of them is another table, and one has no labels."""
-    lines = {
-        "train": "text,size,label\na.png,1.5,x\nb.png,2.5,y\n",
-        "valid": "label,text,size\ny,a.png,1.25\n",
-        "test": "text,size,label\nb.png,2,x\n",
+    tables = {
+        "train.csv": "text,size,label\na.png,1.5,x\nb.png,2.5,y\n",
+        "valid.csv": "label,text,size\ny,a.png,1.25\n",
+        "test.csv": "text,size,label\nb.png,2,x\n",
     }
-    for name, rows in lines.items():
-        (tmp_path / f"{name}.csv").write_text(rows)
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).touch()
+    others = ("more/part.csv", ".old.csv", "README.txt", "part.csv.gz", "part.txt")
+    write_files(tmp_path, {**tables, **dict.fromkeys(("a.png", "b.png", *others), "")})
     settings = DataSettings(source=source, path=str(tmp_path), path_column="text", ignore=["text"])
 
     def splits(found):
-        items = {"files": found.files} if source == "image_table" else vars(found)
-        listed = items.get("files") or items.get("documents")
-        return [one.split for one in listed] if listed else found.splits
+        listed = {"image_table": "files", "text_table": "documents"}.get(source)
+        return [one.split for one in getattr(found, listed)] if listed else found.splits
 
-    for name in ("more/part.csv", ".old.csv", "README.txt", "part.csv.gz", "part.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
     found = SCANNERS[source](settings)
     assert splits(found) == ["test", "train", "train", "validation"]
     said = "other files of data are left out: more/part.csv, part.csv.gz, part.txt"
@@ -137,10 +129,8 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
     chosen = settings.model_copy(update={"leave_out": ["sample_submission", "valid.csv"]})
     found = SCANNERS[source](chosen)
     assert splits(found) == ["test", None, None]
-    assert found.left_out == {
-        "data.leave_out: sample_submission": 2,
-        "data.leave_out: valid.csv": 2,
-    }
+    left_out = ("data.leave_out: sample_submission", "data.leave_out: valid.csv")
+    assert found.left_out == dict.fromkeys(left_out, 2)
     (tmp_path / "test.csv").rename(tmp_path.parent / f"{tmp_path.name}.csv")
     (tmp_path / "test.csv").symlink_to(tmp_path.parent / f"{tmp_path.name}.csv")
     assert splits(SCANNERS[source](chosen)) == ["test", None, None]
@@ -152,9 +142,7 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
 
 def test_files_that_git_lfs_has_not_fetched_are_named(tmp_path):
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
-    for name in ("a/1.txt", "a/2.txt", "b/3.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("A text." if name == "a/1.txt" else pointer)
+    write_files(tmp_path, {"a/1.txt": "A text.", "a/2.txt": pointer, "b/3.txt": pointer})
     settings = DataSettings(source="text_folder", path=str(tmp_path))
     words = r"a/2\.txt is a pointer of Git LFS, one of 2; get .*git lfs pull"
     with pytest.raises(UnreadableSource, match=words), open_source(settings, out=tmp_path / "out"):

@@ -1,6 +1,5 @@
 """Dates as people write them, in the order of time."""
 
-import re
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -13,12 +12,8 @@ from throughline.data.tables.moments import TimeProblem, find_time_problem, read
 from throughline.shared.errors import UnreadableSource
 
 FORMATS = [
-    "%Y-%m-%d %H:%M",
-    "%Y-%m-%dT%H:%M:%SZ",
-    "%d.%m.%Y %H:%M",
-    "%d/%m/%Y %H:%M:%S",
-    "%m/%d/%Y %I:%M %p",
-    "%d %b %Y %H:%M",
+    *("%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y %H:%M"),
+    *("%d/%m/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%d %b %Y %H:%M"),
 ]
 
 
@@ -299,18 +294,11 @@ def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, t
     assert len(scan(path, numeric=times).values) == 9
 
 
-@pytest.mark.parametrize(
-    ("late", "said"),
-    [
-        (False, "data.time_column: [Date, Time], or data.ignore: [Date, Time]"),
-        (True, "Date goes back in row 31, from 2024-03-02 to 2024-03-01"),
-    ],
-)
-def test_times_that_no_key_names_are_unchecked_or_refused_where_they_go_back(tmp_path, late, said):
+def test_times_that_no_key_names_are_unchecked_or_refused_where_they_go_back(tmp_path):
     rows = [(f"2024-03-{1 + row // 24:02}", f"{row % 24:02}:00", row / 8) for row in range(60)]
-    path = write(tmp_path, "Date,Time,load", [*rows[:30], *rows[20:]] if late else rows)
-    if late:
-        with pytest.raises(UnreadableSource, match=re.escape(said)):
-            scan(path)
-    else:
-        assert any(said in warning for warning in scan(path).warnings)
+    said = " · ".join(scan(write(tmp_path, "Date,Time,load", rows)).warnings)
+    assert "data.time_column: [Date, Time], or data.ignore: [Date, Time]" in said
+    path = write(tmp_path, "Date,Time,load", [*rows[:30], *rows[20:]])
+    said = "Date goes back in row 31, from 2024-03-02 to 2024-03-01"
+    with pytest.raises(UnreadableSource, match=said):
+        scan(path)

@@ -60,9 +60,8 @@ def test_other_shards_ops_or_versions_have_another_key(monkeypatch):
 
 
 def test_a_snapshot_of_other_preprocessing_is_never_read(stored, arrays):
-    folder = stored["arrays"].snapshot_folder
     with pytest.raises(StaleSnapshot):
-        open_snapshot(arrays, folder, "photos")
+        open_snapshot(arrays, stored["arrays"].snapshot_folder, "photos")
 
 
 class Halve(Op):
@@ -114,7 +113,7 @@ def interrupt_at_the_third(monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
-    [*slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)])],
+    slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)]),
 )
 def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     request, tmp_path, monkeypatch, kind, before, after

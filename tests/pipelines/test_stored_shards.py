@@ -2,14 +2,13 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.lanes import slow_but_first
 from tests.support.small_data import read_files
-from tests.support.small_pipelines import PREPROCESS, batches, pipeline, same
+from tests.support.small_pipelines import PREPROCESS, batches, open_snapshot, pipeline, same
 from tests.support.stored_snapshots import kill_at
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
@@ -20,7 +19,7 @@ from throughline.data.shards.index import ShardIndex, read_shard_index
 from throughline.data.shards.record_offsets import open_records
 from throughline.data.shards.repair import find_damaged_shards
 from throughline.data.storage import Storage
-from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
+from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.settings import ShardSettings
 from throughline.shared.errors import ObjectStoreFailed
@@ -32,8 +31,7 @@ RANGE_BYTES = 5_000  # so that a shard is fetched in several ranges
 
 def put_shards(arrays: Path, out: Path, storage: Storage, **more: object) -> ShardIndex:
     """The shards of the arrays, in the store."""
-    manifest = replace(read_manifest(arrays / "manifest"), folder=arrays / "manifest")
-    settings = ShardSettings(min_shards=3, writers=2)
+    manifest, settings = read_manifest(arrays / "manifest"), ShardSettings(min_shards=3, writers=2)
     return writing.shard(manifest, out, settings=settings, storage=storage, **more)
 
 
@@ -61,8 +59,8 @@ def test_index_offsets_and_bytes_are_those_of_files(arrays, put, tmp_path):
     found = read_all(index, files)
     assert len(found) == len(index.shards)
     assert read_files(files.folder) | found == expected
-    here, there = ShardFiles(folder=arrays / "shards"), files
-    assert len({len(open_records(one, index.for_split("train"))) for one in (here, there)}) == 1
+    both = ShardFiles(folder=arrays / "shards"), files
+    assert len({len(open_records(one, index.for_split("train"))) for one in both}) == 1
 
 
 def open_both(arrays: Path, put, tmp_path: Path) -> PreparedData:
@@ -70,13 +68,8 @@ def open_both(arrays: Path, put, tmp_path: Path) -> PreparedData:
     index, files = put
     out = Destination(folder=tmp_path / "snapshot", store=open_store(files.storage.url))
     write_snapshot(index, files, out, preprocess=PREPROCESS["arrays"])
-    return open_prepared_data(
-        manifest=arrays / "manifest",
-        shards=files.folder,
-        snapshot=tmp_path / "snapshot",
-        preprocess=PREPROCESS["arrays"],
-        storage=files.storage,
-    )
+    (tmp_path / "manifest").symlink_to(arrays / "manifest")
+    return open_snapshot(tmp_path, out.folder, "arrays", storage=files.storage)
 
 
 WAYS = [

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tests.support.lanes import slow_but_first
 from tests.support.prepared_files import encode_example, index_of, write_columns, write_shard
@@ -20,10 +21,10 @@ from throughline.data.shards.tfrecord import shard_name
 from throughline.data.shards.writing import shard
 from throughline.pipelines.read.prepared_data import FileList, PreparedData
 from throughline.pipelines.read.stream_readers import read, sample_stream_by_class, windows
-from throughline.pipelines.sizes import check_extent, estimate_record_bytes
+from throughline.pipelines.sizes import check_extent, estimate_cached_bytes, estimate_record_bytes
 from throughline.plan import steps
 from throughline.plan.ops import Decode
-from throughline.plan.steps import Read, Window
+from throughline.plan.steps import Cache, Read, Window
 from throughline.settings import InterleaveSettings, ShardSettings
 from throughline.shared.errors import ImpossiblePlan
 
@@ -169,6 +170,17 @@ def test_a_buffer_after_a_cache_on_disk_holds_what_is_cached(stored, monkeypatch
     pipeline(stored, "photos", cache={"where": "disk"}, **config)
     with pytest.raises(ImpossiblePlan, match=r"shuffle\.size: \d+ examples"):
         pipeline(stored, "photos", cache={"where": "disk", "after": "decode"}, **config)
+
+
+def test_a_cache_takes_what_examples_take_at_its_place(stored):
+    """Before images are made smaller that is more."""
+    pipe = pipeline(stored, "photos", cache={"where": "memory", "after": "decode"})
+    before = pipe.plan.steps[[*map(type, pipe.plan.steps)].index(Cache) - 1]
+    files = [Image.open(name) for name in pipe.data.files("train").paths]
+    pixels = 3 * sum(image.width * image.height for image in files)
+    estimated = estimate_cached_bytes(before, pipe.data, "train")
+    assert estimated == pytest.approx(pixels, rel=0.1)
+    assert estimated > 2 * pipe.data.snapshot.bytes("train")
 
 
 def test_records_of_compressed_shards_count_as_they_are_read(stored, arrays, tmp_path):

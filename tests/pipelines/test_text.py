@@ -79,12 +79,6 @@ def stored(request, prepared_with):
     return prepared_with(request.param)
 
 
-@pytest.fixture
-def plain(prepared_with):
-    """The same with bytes as tokens."""
-    return prepared_with("bytes")
-
-
 def test_the_snapshot_holds_the_tokens_without_padding(stored):
     params, data = stored
     tokens, extent = data.snapshot.columns[:2]
@@ -117,8 +111,8 @@ def training_shards(data):
 
 
 @pytest.mark.slow
-def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
-    _, data = plain
+def test_a_given_tokenizer_is_known_by_its_content(prepared_with, texts, tmp_path):
+    _, data = prepared_with("bytes")
     given, op = tmp_path / "given", Tokenize(**KINDS["wordpiece"])
     given.write_bytes(tokenizer_fitting.fit(op, training_shards(data)))
 
@@ -140,8 +134,8 @@ def test_a_given_tokenizer_is_known_by_its_content(plain, texts, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tokenizer_that_knows_little_of_the_texts_is_said(plain, tmp_path, capsys):
-    _, data = plain
+def test_a_tokenizer_that_knows_little_of_the_texts_is_said(prepared_with, tmp_path, capsys):
+    _, data = prepared_with("bytes")
     shutil.copytree(data.shards_folder, tmp_path / "shards")
     (tmp_path / "given").write_text("[PAD]\n[UNK]\nquux\n")
     ops = [Tokenize(kind="wordpiece", model=str(tmp_path / "given"))]
@@ -149,7 +143,7 @@ def test_a_tokenizer_that_knows_little_of_the_texts_is_said(plain, tmp_path, cap
     assert "100% of the tokens of the first training texts are unknown" in capsys.readouterr().out
 
 
-def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(plain):
-    _, data = plain
+def test_a_vocabulary_smaller_than_the_alphabet_says_what_to_change(prepared_with):
+    _, data = prepared_with("bytes")
     with pytest.raises(InvalidParams, match=r"SentencePiece cannot be fitted.*vocabulary"):
         tokenizer_fitting.fit(Tokenize(kind="sentencepiece", vocabulary=20), training_shards(data))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.small_data import write_files
 from throughline.shared import code_identity
 from throughline.shared.code_identity import code_digest, computation_digest, parse_source
 from throughline.shared.errors import InvalidCode
@@ -25,10 +26,7 @@ FILES = {
 
 @pytest.fixture
 def project(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    return write_files(tmp_path, FILES)
 
 
 @pytest.mark.parametrize(

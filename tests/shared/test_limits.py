@@ -10,13 +10,9 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from PIL import Image
 
-from tests.support.project import ROOT, SMALL, run_python, run_stages, write_params
+from tests.support.project import ROOT, run_python
 from tests.support.skips import make_memory_cgroup, need
-from throughline.assembly.project import Project
-from throughline.pipelines import sizes
-from throughline.plan.steps import Cache
 from throughline.shared.failures import describe_failure
 from throughline.shared.limits import available_memory, usable_cores
 
@@ -98,25 +94,6 @@ def test_the_least_quota_of_cpu_time_limits_the_cores_and_a_part_counts_as_one_m
     for name, unlimited in (("d", {}), ("e", {"e": 1000})):
         assert usable_cores(lay_out({name: None}, group=f"/{name}", cores=unlimited)) == 8
     assert usable_cores(Path("/nowhere")) == 8
-
-
-@pytest.mark.slow
-def test_a_cache_takes_what_examples_take_at_its_place(photo_folder, tmp_path):
-    """Before images are made smaller that is more, here by a factor of about 40."""
-    cached = {"read": "shards", "cache": {"where": "memory", "after": "decode"}}
-    resize = {"resize": {"height": 4, "width": 5}}
-    changes = {"preprocess": ["decode", resize], "pipelines": {"cached": cached}}
-    data = {**SMALL["data"], "source": "image_folder", "path": str(photo_folder)}
-    write_params(tmp_path, {**SMALL, **changes, "data": data})
-    run_stages(tmp_path, "ingest", "shard", "snapshot")
-    project = Project(tmp_path)
-    steps = project.open_input_pipeline("cached").plan.steps
-    place = next(number for number, step in enumerate(steps) if isinstance(step, Cache))
-    files = [Image.open(name) for name in project.data.files("train").paths]
-    pixels = 3 * sum(image.width * image.height for image in files)
-    estimated = sizes.estimate_cached_bytes(steps[place - 1], project.data, "train")
-    assert estimated == pytest.approx(pixels, rel=0.1)
-    assert estimated > 30 * project.data.snapshot.bytes("train")
 
 
 @pytest.fixture

@@ -25,6 +25,14 @@ def _tried_again_at_once(monkeypatch) -> None:
         monkeypatch.setitem(BACKOFF, wait, timedelta(milliseconds=1))
 
 
+@pytest.fixture
+def opened(bucket_url):
+    """A store with an object."""
+    store = open_store(bucket_url)
+    store.write("a", DATA)
+    return store
+
+
 def test_what_is_written_is_read_listed_and_removed(bucket_url, monkeypatch):
     """At the endpoint of S3 alone, which comes first, as for DVC."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", os.environ["AWS_ENDPOINT_URL"])
@@ -42,8 +50,7 @@ def test_what_is_written_is_read_listed_and_removed(bucket_url, monkeypatch):
     assert not list(opened.list())
 
 
-def test_an_object_that_is_missing_or_too_short_and_a_missing_bucket_are_named(bucket_url):
-    opened = open_store(bucket_url)
+def test_an_object_that_is_missing_or_too_short_and_a_missing_bucket_are_named(opened, bucket_url):
     opened.write("short", b"12345")
     with pytest.raises(ObjectStoreFailed, match=f"{bucket_url}/none: there is no such object"):
         opened.read("none")
@@ -99,9 +106,7 @@ def test_another_scheme_and_a_secret_are_refused_and_no_secret_is_repeated(url, 
     assert "hidden" not in str(refused.value)
 
 
-def test_another_process_gets_no_credentials(bucket_url, object_store, monkeypatch):
-    opened = open_store(bucket_url)
-    opened.write("a", DATA)
+def test_another_process_gets_no_credentials(opened, object_store, monkeypatch):
     sent = pickle.dumps(opened)
     assert object_store["AWS_SECRET_ACCESS_KEY"].encode() not in sent
     assert pickle.loads(sent).read("a") == DATA
@@ -110,13 +115,7 @@ def test_another_process_gets_no_credentials(bucket_url, object_store, monkeypat
         pickle.loads(sent).read("a")
 
 
-def test_a_servers_error_is_tried_again_and_then_names_the_object(bucket_url, proxy):
-    opened = open_store(bucket_url)
-    opened.write("a", DATA)
-    answers = iter(["503"] * RETRIES)
-    proxy.fault = lambda method, path: next(answers, None)
-    assert opened.read("a") == DATA
-    proxy.requests.clear()
+def test_a_servers_error_is_tried_again_and_then_names_the_object(proxy, opened):
     proxy.fault = lambda method, path: "503"
     with pytest.raises(ObjectStoreFailed, match=r"/a: the store answered HTTP 503 .* 3 times more"):
         opened.read("a")
@@ -140,10 +139,10 @@ def test_an_object_that_is_not_the_one_that_was_listed_is_named(bucket_url):
         opened.read_as_listed(one)
 
 
-def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_not_at_all(bucket_url, proxy):
-    opened, other = open_store(bucket_url), open_store(bucket_url)
-    opened.write("a", DATA)
-    (one,) = opened.list()
+def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_not_at_all(
+    proxy, opened, bucket_url
+):
+    other, (one,) = open_store(bucket_url), opened.list()
     numbers = itertools.count()
 
     def replace_before_the_rest(method, path):
@@ -157,11 +156,9 @@ def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_not_at_all(bucket
         opened.read_as_listed(one)
 
 
-def test_a_large_object_is_put_in_parts_as_one_and_a_file_as_its_bytes_are(
-    bucket_url, proxy, tmp_path
-):
+def test_a_large_object_is_put_in_parts_as_one_and_a_file_as_its_bytes_are(proxy, opened, tmp_path):
     data = DATA * (PART_BYTES // len(DATA) + 1)
-    opened = open_store(bucket_url)
+    proxy.requests.clear()
     opened.write("a", data)
     parts = [path for method, path, _ in proxy.requests if method == "PUT"]
     assert len(parts) == 2 and all("partNumber=" in path for path in parts)
@@ -174,10 +171,9 @@ def test_a_large_object_is_put_in_parts_as_one_and_a_file_as_its_bytes_are(
         opened.write_file("c", tmp_path / "none")
 
 
-def test_few_objects_are_on_their_way_at_a_time_whatever_the_number_of_threads(bucket_url, proxy):
+def test_few_objects_are_on_their_way_at_a_time_whatever_the_number_of_threads(proxy, opened):
     """For all share the uplink. Each waits until as many as there may be are on their way."""
-    opened, together = open_store(bucket_url), threading.Barrier(PUTS_AT_ONCE)
-    lock, counts = threading.Lock(), [0, 0]
+    together, lock, counts = threading.Barrier(PUTS_AT_ONCE), threading.Lock(), [0, 0]
 
     def count(method, path):
         with lock:
@@ -193,11 +189,9 @@ def test_few_objects_are_on_their_way_at_a_time_whatever_the_number_of_threads(b
     assert counts == [0, PUTS_AT_ONCE]
 
 
-@pytest.mark.parametrize("fault", ["late", "cut"])
-def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fault):
-    opened = open_store(bucket_url)
-    opened.write("a", DATA)
-    faults = iter([fault])
+@pytest.mark.parametrize("faults", [["late"], ["cut"], ["503"] * RETRIES], ids=str)
+def test_an_answer_that_is_late_or_cut_once_arrives_whole(proxy, opened, faults):
+    faults = iter(faults)
     proxy.fault = lambda method, path: next(faults, None)
     assert opened.read_range("a", start=0, length=len(DATA)) == DATA
     assert next(faults, None) is None
@@ -212,9 +206,8 @@ def test_an_answer_that_is_late_or_cut_once_arrives_whole(bucket_url, proxy, fau
     ],
 )
 def test_another_region_ended_credentials_and_a_wrong_clock_are_said(
-    bucket_url, proxy, refusal, words, of_head
+    proxy, opened, refusal, words, of_head
 ):
-    opened = open_store(bucket_url)
     proxy.fault = lambda method, path: refusal
     with pytest.raises(ObjectStoreFailed, match=words):
         opened.read("a")
