@@ -17,9 +17,7 @@ from throughline.shared.layout import STORE_HOME, WORKSPACES
         ("text_lines", "text_classifier", []),
     ],
 )
-def test_model_and_ops_fit_the_data_unless_they_are_named_also_in_what_dvc_compares(
-    source, model, postprocess
-):
+def test_model_and_ops_fit_the_data_also_in_what_dvc_compares(source, model, postprocess):
     """So that stages run again once `auto` means another model, or the default other ops."""
     pipelines = {"naive": {"shuffle": {"kind": "none"}}}
     changed = {"data": {"source": source, "path": "x"}, "pipelines": pipelines}
@@ -43,9 +41,7 @@ def test_a_model_that_scales_its_input_gets_it_unscaled():
 
 @pytest.mark.parametrize("key", ["from", "weights"])
 @pytest.mark.parametrize("outputs", ["runs", "../../../runs"], ids=["own", "of the main project"])
-def test_a_model_is_not_trained_on_from_an_output_that_dvc_removes(
-    tmp_path, monkeypatch, key, outputs
-):
+def test_a_model_is_not_trained_on_from_an_output_of_dvc(tmp_path, monkeypatch, key, outputs):
     worktree = tmp_path / WORKSPACES / "wide"
     (worktree / outputs / "p").mkdir(parents=True)
     monkeypatch.chdir(worktree)

@@ -85,9 +85,7 @@ def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
         assert resolve(ROOT, Changes(preset=str(overlay.relative_to(ROOT)))).params
 
 
-def test_a_mapping_that_ends_in_an_exclamation_mark_replaces_and_an_overlay_comes_after_a_preset(
-    monkeypatch,
-):
+def test_a_mapping_with_an_exclamation_mark_replaces_and_overlays_follow_presets(monkeypatch):
     monkeypatch.chdir(ROOT)
     changes = Changes(
         preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=7
@@ -127,9 +125,7 @@ pipelines: {naive: {read: shards}}
         (["sheet.xlsx"], {}, "sheet.xlsx is not a folder, and .* its suffix; set data.source"),
     ],
 )
-def test_the_kind_of_input_follows_from_names_and_keys_or_is_asked_for(
-    tmp_path, names, more, source
-):
+def test_the_kind_of_input_follows_from_names_and_keys_or_is_asked(tmp_path, names, more, source):
     write_files(tmp_path, dict.fromkeys(names, ""))
     path = tmp_path / names[0].partition("/")[0]
     path = path / "1.0.0" if source == "tfds" else path

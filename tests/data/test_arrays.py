@@ -120,9 +120,7 @@ TURNED = "one-hot label read as the number of its class"
         (CLASSES.astype(">u2"), {}, ["0", "1", "2"], ""),
     ],
 )
-def test_labels_are_read_from_columns_one_hot_rows_and_floats(
-    labels, more, classes, note, tmp_path
-):
+def test_labels_are_read_of_columns_one_hot_rows_and_floats(labels, more, classes, note, tmp_path):
     found = scan(tmp_path, {"x": IMAGES, "y": labels}, **more)
     assert (found.classes, dict(found.notes)) == (classes, {note: 12} if note else {})
     if not classes:

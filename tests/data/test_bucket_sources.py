@@ -167,7 +167,7 @@ def test_an_object_without_a_tag_is_read_each_time():
     assert stamp("x") != stamp("y")
 
 
-def test_an_object_that_has_gone_or_changed_since_ingest_or_cannot_be_read_is_named(
+def test_an_object_that_has_gone_or_changed_since_ingest_is_named(
     photos, bucket_url, proxy, tmp_path
 ):
     ingest(data_settings(bucket_url), tmp_path / "manifest")
@@ -186,7 +186,7 @@ def test_an_object_that_has_gone_or_changed_since_ingest_or_cannot_be_read_is_na
     assert not (tmp_path / "shards").exists()
 
 
-def test_an_object_that_changes_after_all_were_listed_is_named(
+def test_an_object_that_changes_after_the_listing_is_named(
     photos, bucket_url, monkeypatch, tmp_path
 ):
     """Neither what was there before nor what is there now is taken for the other."""

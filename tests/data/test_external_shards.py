@@ -133,7 +133,7 @@ def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path
         ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
     ],
 )
-def test_what_is_no_single_input_and_label_is_refused_with_what_could_be_meant(
+def test_what_is_no_single_input_and_label_is_refused_with_guesses(
     features, records, said, tmp_path
 ):
     with pytest.raises(UnreadableSource, match=said):
@@ -271,9 +271,7 @@ def contents(folder, split):
     return found
 
 
-def test_photos_in_shards_of_others_give_the_same_shards_as_in_folders(
-    photos, photo_folder, tmp_path
-):
+def test_photos_in_shards_of_others_give_the_shards_of_folders(photos, photo_folder, tmp_path):
     """Written as anybody would, with their class as text."""
     records = []
     for path in sorted(photo_folder.rglob("*.jpg")):

@@ -42,7 +42,7 @@ KINDS = {  # settings, heading and first row of the table of all, and rows of th
 
 
 @pytest.mark.parametrize(("settings", "heading", "first", "columns"), KINDS.values(), ids=KINDS)
-def test_each_kind_of_data_has_a_table_and_one_of_columns_with_kind_range_and_missing_cells(
+def test_each_kind_of_data_has_a_table_and_one_of_its_columns(
     settings, heading, first, columns, tmp_path
 ):
     rows = [

@@ -79,7 +79,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
         ("size,kind", ["1e99,a"], {"size exceeds the range of float32": 1}),
     ],
 )
-def test_rejects_are_counted_by_cause_and_too_many_leave_the_earlier_manifest(
+def test_rejects_are_counted_and_too_many_leave_the_earlier_manifest(
     header, cells, causes, tmp_path
 ):
     columns = header.split(",")
@@ -148,11 +148,6 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     return {path.name: (path, Path(uris[f"a/{path.name}"])) for path in folder.iterdir()}
 
 
-def decode(path: Path) -> np.ndarray:
-    """An image as training sees it."""
-    return tf.io.decode_image(path.read_bytes(), expand_animations=False).numpy().astype(int)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_every_format_and_mode_decodes_to_what_a_person_sees(converted, name):
     path, stored = converted[name]
@@ -167,7 +162,11 @@ def test_every_format_and_mode_decodes_to_what_a_person_sees(converted, name):
 
 def test_transparency_is_laid_over_white_and_exif_orientation_is_applied(converted):
     names = ("clear.png", "turned.jpg", "garbage.webp", "unused.bmp", *CLEAR_COLORS)
-    images = {name: decode(converted[name][1]) for name in names}
+    content = {name: converted[name][1].read_bytes() for name in names}
+    images = {
+        name: tf.io.decode_image(one, expand_animations=False).numpy()
+        for name, one in content.items()
+    }
     assert images["clear.png"].shape == (8, 8, 3) and images["clear.png"].min() == 255
     assert images["turned.jpg"].shape == (40, 20, 3)
     assert images["garbage.webp"].shape == (30, 40, 3)
@@ -213,9 +212,7 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     assert tested["id"].tolist() == ["b/test.jpg"], "nothing else is dealt to a split that is named"
 
 
-def test_copies_with_another_label_and_images_in_no_row_are_warnings_and_validation_is_made(
-    folder, tmp_path
-):
+def test_copies_with_another_label_and_images_in_no_row_are_warned_of(folder, tmp_path):
     (folder / "b" / "test.jpg").write_bytes((folder / "a" / "00.jpg").read_bytes())
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
     names.remove("b/03.jpg")

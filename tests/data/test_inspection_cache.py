@@ -303,9 +303,7 @@ def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
     assert len(list((photos.out / "converted").iterdir())) == 1
 
 
-def test_the_stage_keeps_what_it_finds_with_the_project_and_takes_verify(
-    photos, tmp_path, monkeypatch, capsys
-):
+def test_the_stage_keeps_what_it_finds_and_takes_verify(photos, tmp_path, monkeypatch, capsys):
     data = {"source": "image_folder", "path": "in", "max_reject_fraction": 0.9}
     write_params(tmp_path, {**SMALL, "data": {**SMALL["data"], **data}})
     monkeypatch.chdir(tmp_path)

@@ -110,9 +110,7 @@ def test_other_contents_of_a_links_target_are_other_data(root, tmp_path):
         ("/", r"c is a link to the folder /, which holds the link"),
     ],
 )
-def test_a_link_to_a_folder_that_dvc_does_not_watch_is_refused_by_name(
-    leads, words, root, tmp_path
-):
+def test_a_link_to_a_folder_that_dvc_cannot_watch_is_refused(leads, words, root, tmp_path):
     (root / "c").symlink_to(leads)
     with pytest.raises(UnreadableSource, match=words):
         ingest(data_settings(root), tmp_path / "manifest")

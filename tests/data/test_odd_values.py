@@ -72,9 +72,7 @@ def test_a_mark_of_three_rows_in_thousands_is_named_in_columns_and_labels(tmp_pa
         (lambda row: row % 7, {"missing_values": {"y": [0]}}, BY_COLUMN),
     ],
 )
-def test_marks_are_advised_by_column_where_others_have_these_numbers(
-    tmp_path, other, settings, marks
-):
+def test_marks_are_advised_by_column_where_others_have_them(tmp_path, other, settings, marks):
     codes = [(98, 99)[row % 2] if row % 9 < 4 else row % 10 for row in range(120)]
     rows = [[code, code, other(row), noise(row)] for row, code in enumerate(codes)]
     path = write(tmp_path, "x,x 2,y,label", rows)
@@ -140,7 +138,7 @@ def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_pat
         ({"x": ["-200", "?"], "label": ["c"]}, "-200", 8, ["?' is in no cell of x", "c' is"]),
     ],
 )
-def test_missing_numbers_are_compared_by_value_and_marks_without_use_are_said(
+def test_missing_numbers_are_compared_by_value_and_unused_marks_said(
     marks, cell, missing, unused, tmp_path
 ):
     rows = [[cell if row % 5 == 0 else row % 13 + 0.5, noise(row)] for row in range(40)]

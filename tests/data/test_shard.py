@@ -26,9 +26,7 @@ from throughline.shared.files import digest_blake3
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_shards_are_the_same_however_many_writers_and_records_made_together_there_are(
-    arrays, tmp_path, monkeypatch, compression
-):
+def test_shards_are_the_same_by_any_writers_and_blocks(arrays, tmp_path, monkeypatch, compression):
     manifest = read_manifest(arrays / "manifest")
     for writers, block in ((1, writing.BLOCK_BYTES), (3, writing.BLOCK_BYTES), (1, 1000)):
         monkeypatch.setattr(writing, "BLOCK_BYTES", block)  # 1000: a few records

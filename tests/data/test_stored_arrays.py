@@ -67,9 +67,7 @@ def scan(folder, examples, **more):
         ([bytes([n, 0, 1, 0]) for n in range(6)], {"dtype": "int16"}, [[n, 1] for n in range(6)]),
     ],
 )
-def test_arrays_within_bytes_are_read_with_their_shape_and_dtype(
-    stored, records, expected, tmp_path
-):
+def test_arrays_within_bytes_are_read_in_their_shape_and_dtype(stored, records, expected, tmp_path):
     found = scan(tmp_path, [example(x=[value], label=[0]) for value in stored], records=records)
     np.testing.assert_array_equal(found.values, expected)
     assert (found.schema.input.encoding.name == "pixels") == (expected is IMAGES)
@@ -239,9 +237,7 @@ def write_labels(folder, labels, source):
     ],
 )
 @pytest.mark.parametrize("source", ["table", "tfrecord"])
-def test_minus_one_is_a_class_or_says_that_there_is_none(
-    tmp_path, source, labels, more, classes, left_out
-):
+def test_minus_one_is_a_class_or_stands_for_none(tmp_path, source, labels, more, classes, left_out):
     settings = write_labels(tmp_path, (labels * 60)[:60], source)
     manifest = ingest(settings.model_copy(update=more), tmp_path / "manifest")
     assert manifest.classes == classes

@@ -94,9 +94,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("names", "how", "what"), FORMS.values(), ids=FORMS)
-def test_pictures_in_tables_are_the_examples_that_they_are_as_files(
-    names, how, what, as_files, tmp_path
-):
+def test_pictures_in_tables_are_the_examples_that_files_are(names, how, what, as_files, tmp_path):
     step = 24 // len(names)
     root = tmp_path / "tables"
     for place, name in enumerate(names):

@@ -49,9 +49,7 @@ def test_quoted_cells_may_hold_the_delimiter_and_line_breaks_if_told(tmp_path):
     assert scan(path, quoting="multi_line").schema.input.columns.names[0] == "size\nin m"
 
 
-def test_rows_with_other_fields_than_the_header_are_named_and_all_with_one_more_are_no_index(
-    tmp_path,
-):
+def test_rows_with_other_fields_than_the_header_are_named_also_where_all_have_one_more(tmp_path):
     rows = measured(30)
     rows[7], rows[9] = [*rows[7], "more"], rows[9][:-1]
     said = "the header has 3 fields, unlike 2 of 30 rows: line 9 has 4, line 11 has 2"
@@ -315,9 +313,7 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
         ("# by us\n# two\nsize,age\n1.5,2\n1.5,2,a\n1.5,2\n", "line 5 has 3"),
     ],
 )
-def test_titles_and_notes_that_are_no_rows_are_told_from_cells_with_delimiters(
-    tmp_path, content, words
-):
+def test_titles_and_notes_are_told_from_cells_with_delimiters(tmp_path, content, words):
     with pytest.raises(UnreadableSource, match=words):
         read_text(tmp_path, content.encode())
 

@@ -62,9 +62,7 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
         ),
     ],
 )
-def test_columns_that_can_only_be_meant_otherwise_are_refused_with_the_key(
-    tmp_path, name, cell, words
-):
+def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, name, cell, words):
     rows = [[row % 50 / 8, cell(row), "xy"[row % 2]] for row in range(300)]
     path = write(tmp_path, f"size,{name},label", rows)
     name = name or "Unnamed: 1"

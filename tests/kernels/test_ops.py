@@ -73,7 +73,6 @@ BOTH = (
     Rescale(scale=2 / 255, offset=-1.0),
     Standardize(mean=(100.0, 120.0, 90.0), deviation=(50.0, 60.0, 0.0)),
 )
-RANDOM = tuple(op for op in BOTH if op.random)
 FINISHING = [op for op in BOTH if isinstance(op, Rescale | Standardize)]
 ON_DEVICE = [op for op in BOTH if not op.host_only and op not in FINISHING]
 
@@ -124,7 +123,7 @@ def test_of_an_elongated_image_the_center_is_scaled_by_its_shorter_side(size):
     assert op.identity["longest_aspect"] == LONGEST_ASPECT, "it is part of what names a snapshot"
 
 
-@pytest.mark.parametrize("op", RANDOM, ids=repr)
+@pytest.mark.parametrize("op", [op for op in BOTH if op.random], ids=repr)
 def test_draws_depend_on_seed_epoch_op_and_key_alone(op):
     once = batched(op)["image"].numpy()
     np.testing.assert_array_equal(once, batched(op)["image"])

@@ -63,9 +63,7 @@ def damaged_copy(source, folder, *, records, cut=0):
 
 
 @pytest.mark.slow
-def test_damaged_records_are_left_out_of_every_configuration_where_that_is_wished(
-    photos, tmp_path, capsys
-):
+def test_damaged_records_are_left_out_of_every_configuration_if_wished(photos, tmp_path, capsys):
     index, path = damaged_copy(photos, tmp_path / "shards", records=1, cut=3)
     (tmp_path / "manifest").symlink_to(photos / "manifest")
     skip = SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.3, fraction=0.3)
@@ -144,7 +142,8 @@ CROP = (Brightness(), RandomCrop(height=20, width=24))  # which a fetch cannot d
 PART, NOTHING = {"fraction": 0.3}, {"fraction": 0.0}
 LANES = {"kind": "lanes", "lanes": 4}
 INDEXED = {"read": "indexed_shards", "vectorize": True}
-LATER = [
+READ = [
+    ("arrays", INDEXED | {"prefetch": 2}, {}),
     ("arrays", PART | {"map": {"parallel": 2}, "prefetch": 2}, {}),
     ("arrays", NOTHING | {"map": {"parallel": 2}, "prefetch": 2}, {}),
     ("arrays", PART | {"stored": 1.0}, {}),  # a part may be read of what is stored
@@ -162,13 +161,7 @@ LATER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "both"),
-    [
-        ("arrays", INDEXED | {"prefetch": 2}, {}),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER),
-    ],
-)
+@pytest.mark.parametrize(("kind", "config", "both"), slow_but_first(READ))
 def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, kind, config, both):
     """Of a part of the rows, and of uncompressed shards in any order."""
     whole, found = (reading(snapshot_of, kind, **more, **both) for more in ({}, config))

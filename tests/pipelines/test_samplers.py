@@ -178,9 +178,7 @@ SPEC = InputSpec(
     ],
     ids=["shards", "files", "cached shards", "cached files"],
 )  # fmt: skip
-def test_sources_and_caches_are_opened_once_and_prefetching_goes_on_across_epochs(
-    config, once, per_epoch, after
-):
+def test_sources_and_caches_are_opened_once_for_all_epochs(config, once, per_epoch, after):
     parts = split_by_epochs(make_plan(PipelineConfig.model_validate(config), SPEC))
     assert [" → ".join(map(str, part)) for part in parts] == [once, per_epoch, after]
 

@@ -10,7 +10,6 @@ from tests.support.texts import SPLIT, params_of, prepare_texts, write_texts
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.assembly.training import with_perplexity
-from throughline.config.params import check
 from throughline.measurement.baseline import describe_next_tokens
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.padding import lengths_in_batch, measure_sequences, padding_in_buckets
@@ -137,10 +136,9 @@ def stored(tmp_path_factory):
     (source / "beside.txt").write_text("The quick brown fox. " * 20)
     data = {"source": "text_folder", "path": str(source), "label_kind": "none", "split": SPLIT}
     preprocess = [{"tokenize": {"kind": "bytes"}}, "end_document"]
-    params = check({
-        "data": data, "preprocess": preprocess, "window": {"tokens": LENGTH}, "batch_size": 16,
-        "model": {"options": {"width": 16, "blocks": 1}}, "pipelines": WINDOWED,
-    })  # fmt: skip
+    model = {"options": {"width": 16, "blocks": 1}}
+    more = {"window": {"tokens": LENGTH}, "batch_size": 16, "model": model, "pipelines": WINDOWED}
+    params = params_of({}, data=data, preprocess=preprocess, **more)
     return params, open_inputs(params, prepare(params, Layout(root), min_shards=3))
 
 

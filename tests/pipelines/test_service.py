@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -57,11 +56,8 @@ def numbers(address, policy, *, files=6):
 
 
 @pytest.fixture
-def nobody():
-    """An address at which nobody listens, and nobody else can."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+def nobody(absent_server):
+    return absent_server.removeprefix("http://")
 
 
 def start(role, *options):
@@ -96,9 +92,7 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
 
 
 @pytest.mark.parametrize("policy", ["DYNAMIC", "FILE_OR_DATA"])
-def test_a_dispatcher_that_dies_in_mid_epoch_goes_on_from_its_journal(
-    policy, address, tmp_path, monkeypatch
-):
+def test_a_dispatcher_that_dies_goes_on_from_its_journal(policy, address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     batches = numbers(address, getattr(Policy, policy), files=40)
     seen = []

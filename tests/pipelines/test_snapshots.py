@@ -97,20 +97,6 @@ def test_what_an_op_returns_is_not_cut_to_whole_numbers(request, tmp_path, kind,
         snapshot(read_shard_index(shards), shards, tmp_path / "snapshot", preprocess=ops)
 
 
-def interrupt_at_the_third(monkeypatch):
-    """Interrupt the next snapshot at its third shard; returns the names of those that are begun."""
-    real, seen = snapshot_writer.write_shard, []
-
-    def write_shard(context, shard, start):
-        seen.append(shard.name)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return real(context, shard, start)
-
-    monkeypatch.setattr(snapshot_writer, "write_shard", write_shard)
-    return seen
-
-
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     slow_but_first([("arrays", 0.3, 0.5), ("arrays", 1.0, 1.0), ("unlike", 1.0, 1.0)]),
@@ -125,7 +111,15 @@ def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
         settings, out = SnapshotSettings(fraction=fraction), Destination(folder=tmp_path / name)
         return write_snapshot(index, files, out, preprocess=PREPROCESS[kind], settings=settings)
 
-    seen = interrupt_at_the_third(monkeypatch)
+    real, seen = snapshot_writer.write_shard, []
+
+    def write_shard(context, shard, start):
+        seen.append(shard.name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(context, shard, start)
+
+    monkeypatch.setattr(snapshot_writer, "write_shard", write_shard)
     monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 1000 if kind == "arrays" else 5000)
     with pytest.raises(KeyboardInterrupt):
         write("snapshot", before)
@@ -142,9 +136,7 @@ def test_an_interrupted_snapshot_goes_on_unless_it_was_of_another_fraction(
     assert read_files(tmp_path / "snapshot") == read_files(tmp_path / "fresh")
 
 
-def test_a_snapshot_is_the_same_however_many_rows_are_made_together(
-    arrays, stored, tmp_path, monkeypatch
-):
+def test_a_snapshot_is_the_same_in_blocks_of_any_size(arrays, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot_writer, "ROWS_BYTES", 1000)  # a few images
     index = prepare_snapshot(arrays, tmp_path / "snapshot", "arrays").snapshot
     whole = stored["arrays"]
@@ -154,9 +146,7 @@ def test_a_snapshot_is_the_same_however_many_rows_are_made_together(
         assert path.read_bytes() == again.read_bytes()
 
 
-def test_rows_have_reached_the_disk_before_a_note_says_that_they_are_done(
-    arrays, tmp_path, monkeypatch
-):
+def test_rows_have_reached_the_disk_before_a_note_says_they_are_done(arrays, tmp_path, monkeypatch):
     flushed, notes, late = [], [], []
     real_fsync, real_write = os.fsync, snapshot_writer.write_json
 

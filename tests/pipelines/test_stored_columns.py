@@ -31,9 +31,7 @@ LANES = {"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}}
 
 
 @pytest.mark.parametrize(("kind", "fraction"), slow_but_first([("arrays", 0.7), ("unlike", 0.4)]))
-def test_digests_index_and_columns_are_those_of_files(
-    arrays, photos, tmp_path, bucket_url, kind, fraction
-):
+def test_index_and_columns_are_those_of_files(arrays, photos, tmp_path, bucket_url, kind, fraction):
     folder = arrays if kind == "arrays" else photos
     for name, url in (("files", ""), ("put", bucket_url)):
         write(folder, tmp_path / name, url, kind=kind, fraction=fraction)
@@ -68,9 +66,7 @@ def test_what_is_read_is_fetched_once_and_nothing_else(put, proxy):
     assert not proxy.requests
 
 
-def test_no_row_is_zero_while_columns_are_fetched_and_what_was_corrupted_comes_again(
-    put, proxy, stored
-):
+def test_no_row_is_zero_while_it_is_fetched_and_what_was_corrupted_comes_again(put, proxy, stored):
     data, seen, faults = put(), [], iter([None, "corrupt", "503"])
     path = column_path(data.columns_folder, "train", "key")
 
@@ -149,7 +145,7 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["meanwhile", "before"])
-def test_on_a_full_disk_whole_columns_alone_are_left_and_the_next_run_fetches_the_rest(
+def test_on_a_full_disk_whole_columns_are_left_and_the_rest_comes_later(
     put, proxy, small_disk, full
 ):
     expected = fetch_all(put("other"))
@@ -192,9 +188,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     assert got == opened[0].snapshot.splits["train"].bytes(opened[0].input_column)
 
 
-def test_a_fault_of_an_upload_that_stays_is_named_with_object_and_rows(
-    arrays, tmp_path, bucket_url, proxy
-):
+def test_an_upload_that_fails_is_named_with_object_and_rows(arrays, tmp_path, bucket_url, proxy):
     proxy.fault = lambda used, path: "403" if used == "PUT" and "/train/image/" in path else None
     with pytest.raises(ObjectStoreFailed, match=r"HTTP 403") as failed:
         write(arrays, tmp_path / "put", bucket_url)
@@ -230,9 +224,7 @@ def test_a_kill_while_uploading_is_gone_on_from(arrays, tmp_path, bucket_url, pr
 
 
 @pytest.mark.slow
-def test_processes_fetch_the_rows_of_their_lanes_alone(
-    photos, snapshot_of, tmp_path, bucket_url, proxy
-):
+def test_processes_fetch_rows_of_their_lanes_only(photos, snapshot_of, tmp_path, bucket_url, proxy):
     write(photos, tmp_path / "put", bucket_url, kind="unlike")
 
     def reading(index, data=None):  # what one of two processes reads

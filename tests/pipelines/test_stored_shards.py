@@ -79,9 +79,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("config", slow_but_first(WAYS), ids=["indexed", "stream"])
-def test_each_way_of_reading_shards_gives_the_batches_of_files(
-    arrays, stored, put, tmp_path, config
-):
+def test_each_way_of_reading_gives_the_batches_of_files(arrays, stored, put, tmp_path, config):
     data = {"arrays": open_both(arrays, put, tmp_path)}
     assert same(batches(pipeline(data, **config)), batches(pipeline(stored, **config)))
 
@@ -148,7 +146,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     assert got == sum(shard.bytes for shard in index.shards)
 
 
-def test_what_an_earlier_run_has_put_is_neither_written_nor_put_again(
+def test_what_an_earlier_run_has_put_is_not_put_again(
     arrays, put, tmp_path, storage, proxy, monkeypatch
 ):
     index, files = put

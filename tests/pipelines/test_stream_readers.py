@@ -55,11 +55,6 @@ def data(tmp_path, monkeypatch, request) -> PreparedData:
     )
 
 
-def keys_of(records: tf.data.Dataset) -> list[int]:
-    features = {"key": tf.io.FixedLenFeature((), tf.int64)}
-    return [int(tf.io.parse_single_example(record, features)["key"]) for record in records]
-
-
 @pytest.mark.parametrize(
     ("interleave", "keys"),
     [
@@ -72,7 +67,9 @@ def keys_of(records: tf.data.Dataset) -> list[int]:
 def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, keys):
     monkeypatch.setattr(steps, "usable_cores", lambda: 16)  # more than there are shards
     chosen = InterleaveSettings(**interleave) if interleave else None
-    assert keys_of(read(Read(source="shards", interleave=chosen), data, "train", seed=0)) == keys
+    records = read(Read(source="shards", interleave=chosen), data, "train", seed=0)
+    key = {"key": tf.io.FixedLenFeature((), tf.int64)}
+    assert [int(tf.io.parse_single_example(one, key)["key"]) for one in records] == keys
 
 
 def test_files_are_named_absolutely_for_workers_in_other_folders(data, tmp_path):

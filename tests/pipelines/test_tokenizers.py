@@ -7,9 +7,8 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from tests.support.prepared_files import encode_example
+from tests.support.prepared_files import encode_example, write_shard
 from tests.support.project import run_python
-from throughline.data.shards.tfrecord import frame
 from throughline.kernels.kernels import compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.tokenizers import open_tokenizer, tokenize
@@ -38,13 +37,12 @@ for kind in ("sentencepiece", "wordpiece"):
 """
 
 
-def write_shard(path, texts):
+def write_texts(path, texts):
     """An uncompressed shard of texts; returns what `fit` takes."""
-    records = (
-        frame(encode_example(key=key, label=0, value=text.encode(), feature="text"))
-        for key, text in enumerate(texts)
+    content = [text.encode() for text in texts]
+    write_shard(
+        path, [encode_example(key=0, label=0, value=one, feature="text") for one in content]
     )
-    path.write_bytes(b"".join(part for parts in records for part in parts))
     return [(path, "none")]
 
 
@@ -62,7 +60,7 @@ def words_of(shards, vocabulary: int = 60) -> set[str]:
 @pytest.mark.slow
 def test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores(tmp_path):
     """Eight threads on one core there, on all of them here; and another order of Python's sets."""
-    shards = write_shard(tmp_path / "shard", stories())
+    shards = write_texts(tmp_path / "shard", stories())
     run_python(FIT, str(tmp_path / "shard"), str(tmp_path), PYTHONHASHSEED="7")
     for kind, op in OPS.items():
         assert fit(op, shards) == (tmp_path / kind).read_bytes(), kind
@@ -70,7 +68,7 @@ def test_a_tokenizer_has_the_same_bytes_in_another_process_with_other_cores(tmp_
 
 @pytest.mark.slow
 def test_texts_beyond_the_size_of_the_sample_teach_nothing(tmp_path, monkeypatch):
-    shards = write_shard(tmp_path / "shard", ["aab " * 20, "ccd " * 20 + "q" * 20, "eef"])
+    shards = write_texts(tmp_path / "shard", ["aab " * 20, "ccd " * 20 + "q" * 20, "eef"])
     monkeypatch.setattr(tokenizer_fitting, "SAMPLE_BYTES", 160)
     words = words_of(shards)
     assert {"a", "c"} <= words
@@ -78,7 +76,7 @@ def test_texts_beyond_the_size_of_the_sample_teach_nothing(tmp_path, monkeypatch
 
 
 def test_a_tokenizer_for_lower_case_is_fitted_on_it(tmp_path):
-    shards = write_shard(tmp_path / "shard", ["WOLF Lamb wolf"] * 20)
+    shards = write_texts(tmp_path / "shard", ["WOLF Lamb wolf"] * 20)
     op = Tokenize(kind="wordpiece", vocabulary=60, lower="always")
     words = fit(op, shards).decode().splitlines()[2:]
     assert "wolf" in words and words == [word.lower() for word in words]
@@ -95,7 +93,7 @@ def test_long_lines_are_fitted_to_their_ends_and_on_frequent_words(
     tmp_path, monkeypatch, limit, value, text, known, unknown
 ):
     monkeypatch.setattr(tokenizer_fitting, limit, value)
-    words = words_of(write_shard(tmp_path / "shard", [text] * 4))
+    words = words_of(write_texts(tmp_path / "shard", [text] * 4))
     assert known <= words and not unknown & words
 
 
@@ -108,7 +106,7 @@ def test_the_type_of_stored_tokens_holds_all_their_numbers():
 @pytest.mark.slow
 def test_a_tokenizer_that_is_open_outlives_a_new_seed(tmp_path):
     """Setting one clears the kernels that TensorFlow keeps, and what belongs to them alone."""
-    shards = write_shard(tmp_path / "shard", stories())
+    shards = write_texts(tmp_path / "shard", stories())
     for op in (*OPS.values(), Tokenize(kind="bytes")):
         if op.file:
             (tmp_path / op.file).write_bytes(fit(op, shards))

@@ -172,9 +172,7 @@ ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
          TrainingWorker(index=1, count=3, batch_multiple=6)),
     ],
 )  # fmt: skip
-def test_tf_config_says_who_a_process_is_else_the_parameters_how_many_there_are(
-    environment, asked, worker
-):
+def test_tf_config_says_who_a_process_is_else_parameters_how_many(environment, asked, worker):
     assert find_training_worker(environment, **{**ASKED, **asked}) == worker
 
 
@@ -186,9 +184,7 @@ def test_processes_of_one_host_share_what_it_has():
     assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
 
 
-def test_a_stage_refuses_another_number_of_workers_than_the_parameters_say(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_stage_refuses_another_number_of_workers_than_asked_for(tmp_path, monkeypatch, capsys):
     YAML().dump(SMALL, tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])

@@ -133,9 +133,7 @@ def test_images_decoded_at_a_smaller_size_are_resized_before_pixels_count(augmen
     ("encoding", "windows", "refused"),
     [(TEXT, False, True), (SERIES, True, True), (ROWS, False, False)],
 )
-def test_single_examples_come_from_a_snapshot_of_neither_texts_nor_windows(
-    encoding, windows, refused
-):
+def test_single_examples_come_from_no_snapshot_of_texts_or_windows(encoding, windows, refused):
     problems = data_problems(MAPPED, encoding, OneByOne(), windows=windows)
     said = (
         f"augment: one_by_one takes one example at a time, and a snapshot of {encoding.noun} gives"

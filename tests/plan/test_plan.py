@@ -106,9 +106,7 @@ def test_plans_print_what_they_do_in_order(config, expected):
     ],
     ids=["large", "small", "unlike"],
 )  # fmt: skip
-def test_a_fetch_crops_and_flips_and_a_stream_crops_one_by_one_where_that_is_needed_or_cheaper(
-    preprocess, size, streamed
-):
+def test_a_fetch_crops_and_a_stream_crops_one_by_one_where_cheaper(preprocess, size, streamed):
     augment = RandomCrop(height=size, width=size), Flip()
     ops = {"preprocess": preprocess, "augment": augment}
     fetched = "random_crop fetched+flip fetched+rescale"

@@ -43,9 +43,7 @@ def project(tmp_path):
         ("blocks/of/widths.py", "WIDTH = 8", "WIDTH = (\n    8\n)", False),
     ],
 )
-def test_a_change_of_what_is_computed_by_anything_that_is_imported_changes_the_digest(
-    project, name, old, new, counts
-):
+def test_the_digest_changes_with_what_anything_imported_computes(project, name, old, new, counts):
     before, text = code_digest("my_models", roots=[project]), (project / name).read_text()
     assert old in text
     (project / name).write_text(text.replace(old, new) if old else text + new)

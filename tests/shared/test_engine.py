@@ -4,7 +4,6 @@ import importlib
 import os
 import pickle
 import secrets
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -20,7 +19,6 @@ from throughline.shared.engine import in_parallel, use_engine
 from throughline.shared.errors import EngineFailed, InvalidParams, ObjectStoreFailed
 from throughline.shared.failures import report_user_errors
 
-HERE = "127.0.0.1"
 GIVES_UP_S = 120
 
 
@@ -209,22 +207,20 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.integration
-def test_an_address_of_which_nobody_answers_is_an_error(tmp_path, monkeypatch, capsys):
+def test_an_address_of_which_nobody_answers_is_an_error(
+    tmp_path, monkeypatch, capsys, absent_server
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dask_engine, "ANSWER_S", 1.0)
-    with socket.socket() as taken:  # of which nobody answers
-        taken.bind((HERE, 0))
-        address = f"tcp://{HERE}:{taken.getsockname()[1]}"
-        with pytest.raises(SystemExit), report_user_errors(), use_engine(address=address):
-            raise AssertionError
+    address = absent_server.replace("http", "tcp")
+    with pytest.raises(SystemExit), report_user_errors(), use_engine(address=address):
+        raise AssertionError
     said = capsys.readouterr().err
     assert f"no Dask scheduler answers at {address} within 1 s" in said
     assert "Traceback" not in said
 
 
-def test_a_library_that_was_updated_after_a_worker_has_started_is_named(
-    in_a_worker, tmp_path, monkeypatch
-):
+def test_a_library_that_was_updated_after_a_start_is_named(in_a_worker, tmp_path, monkeypatch):
     known = stage(tmp_path, modules=MODULES, program=describe_program(MODULES))
     check_worker(known)
     check_worker.cache_clear()  # it is of another stage, whose environment is the same

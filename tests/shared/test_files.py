@@ -44,9 +44,7 @@ def on_disk(path, flushed):
     )
 
 
-def test_a_file_or_folder_has_reached_the_disk_before_it_takes_its_place(
-    tmp_path, flushed, monkeypatch
-):
+def test_a_file_or_folder_is_on_disk_before_it_takes_its_place(tmp_path, flushed, monkeypatch):
     late = []
 
     def replace(old, new, *, real=os.replace):
@@ -110,9 +108,7 @@ def test_what_is_cut_while_it_is_thrown_away_is_never_gone_on_with(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_an_old_folder_that_is_cut_while_it_is_removed_never_passes_for_new_work(
-    tmp_path, monkeypatch
-):
+def test_an_old_folder_that_is_cut_in_its_removal_never_passes_for_new_work(tmp_path, monkeypatch):
     def write(key: str) -> None:
         with resumable_folder(tmp_path / "x", key=key) as folder:
             assert not [*folder.iterdir()]

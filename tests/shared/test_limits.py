@@ -72,9 +72,7 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
         ({".": 100}, "/docker/1f", "/docker/1f", 70),  # a container sees its own as the root
     ],
 )
-def test_a_cgroup_leaves_the_least_of_its_limits_less_what_is_taken(
-    lay_out, limits, group, root, left
-):
+def test_a_cgroup_leaves_its_least_limit_less_what_is_taken(lay_out, limits, group, root, left):
     assert available_memory(lay_out(limits, group=group, root=root)) == left * MIB
 
 
@@ -85,9 +83,7 @@ def test_without_a_limit_the_machine_decides(lay_out, tmp_path, monkeypatch):
     assert available_memory(tmp_path / "no-proc") == 123 * MIB
 
 
-def test_the_least_quota_of_cpu_time_limits_the_cores_and_a_part_counts_as_one_more(
-    lay_out, monkeypatch
-):
+def test_the_least_quota_of_cpu_time_limits_the_cores_and_is_rounded_up(lay_out, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     limits, cores = {"a": None, "a/b": None, "a/b/c": None}, {"a": 6, "a/b": 2.5}
     assert usable_cores(lay_out(limits, group="/a/b/c", cores=cores)) == 3
@@ -193,9 +189,7 @@ def raise_within_numpy(_):
     ],
 )
 @pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
-def test_what_own_code_raises_within_tensorflow_is_said_last_with_its_line(
-    call, function, kind, words
-):
+def test_what_own_code_raises_in_tensorflow_is_said_with_its_line(call, function, kind, words):
     batches = tf.data.Dataset.range(3).map(lambda x: call(function, [x], tf.int64))
     with pytest.raises(tf.errors.OpError) as raised:
         list(batches)

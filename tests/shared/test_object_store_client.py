@@ -139,9 +139,7 @@ def test_an_object_that_is_not_the_one_that_was_listed_is_named(bucket_url):
         opened.read_as_listed(one)
 
 
-def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_not_at_all(
-    proxy, opened, bucket_url
-):
+def test_an_answer_that_is_cut_goes_on_with_the_same_object_or_never(proxy, opened, bucket_url):
     other, (one,) = open_store(bucket_url), opened.list()
     numbers = itertools.count()
 
@@ -205,9 +203,7 @@ def test_an_answer_that_is_late_or_cut_once_arrives_whole(proxy, opened, faults)
         ("403 RequestTimeTooSkewed", "clock differs too much", "check this machine's clock"),
     ],
 )
-def test_another_region_ended_credentials_and_a_wrong_clock_are_said(
-    proxy, opened, refusal, words, of_head
-):
+def test_another_region_old_credentials_and_clocks_are_said(proxy, opened, refusal, words, of_head):
     proxy.fault = lambda method, path: refusal
     with pytest.raises(ObjectStoreFailed, match=words):
         opened.read("a")

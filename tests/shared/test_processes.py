@@ -50,9 +50,7 @@ def test_a_process_is_killed_with_its_parent():
     ("command", "library"),
     slow_but_first([("tasks.ingest", "pandas"), ("flows.prepare_data", "prefect")]),
 )
-def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
-    command, library, tmp_path
-):
+def test_a_command_that_is_stopped_in_its_imports_says_one_line(command, library, tmp_path):
     """By Ctrl-C in the midst of a library, which a module in its place presses."""
     pressed = "import signal\n\nsignal.raise_signal(signal.SIGINT)\n"
     (tmp_path / f"{library}.py").write_text(pressed)
@@ -71,9 +69,7 @@ def test_a_command_that_is_stopped_while_it_imports_its_libraries_says_one_line(
         pytest.param(["flows.comparison"], 1_000_000, marks=pytest.mark.slow),
     ],
 )
-def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_its_libraries(
-    command, threshold
-):
+def test_no_garbage_is_searched_for_while_a_stage_or_a_flow_imports_libraries(command, threshold):
     code = (
         "import gc, sys; usual = gc.get_threshold(); import tasks;"
         " print(gc.get_threshold() == usual);"
