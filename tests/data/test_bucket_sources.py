@@ -167,9 +167,7 @@ def test_an_object_without_a_tag_is_read_each_time():
     assert stamp("x") != stamp("y")
 
 
-def test_an_object_that_has_gone_or_changed_since_ingest_is_named(
-    photos, bucket_url, proxy, tmp_path
-):
+def test_an_object_that_went_or_changed_since_ingest_is_named(photos, bucket_url, proxy, tmp_path):
     ingest(data_settings(bucket_url), tmp_path / "manifest")
     store, manifest = open_store(bucket_url), read_manifest(tmp_path / "manifest")
     proxy.fault = lambda verb, path: "403" if path.endswith("05.jpg") else None
@@ -186,9 +184,7 @@ def test_an_object_that_has_gone_or_changed_since_ingest_is_named(
     assert not (tmp_path / "shards").exists()
 
 
-def test_an_object_that_changes_after_the_listing_is_named(
-    photos, bucket_url, monkeypatch, tmp_path
-):
+def test_an_object_that_changes_after_listing_is_named(photos, bucket_url, monkeypatch, tmp_path):
     """Neither what was there before nor what is there now is taken for the other."""
 
     def change_afterwards(store):

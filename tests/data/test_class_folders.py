@@ -107,9 +107,8 @@ def test_names_that_people_take_for_one_are_named_or_joined(how, names):
     said = find_alike("classes", classes, "join them")
     assert len(said) == (how != "ignore_marks")
     if how == "exact":
-        assert said[0].startswith(
-            "classes that differ only by case, blanks or marks: 'Cat' and 'cat'"
-        )
+        start = "classes that differ only by case, blanks or marks: 'Cat' and 'cat'"
+        assert said[0].startswith(start)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ KINDS = {  # settings, heading and first row of the table of all, and rows of th
 
 
 @pytest.mark.parametrize(("settings", "heading", "first", "columns"), KINDS.values(), ids=KINDS)
-def test_each_kind_of_data_has_a_table_and_one_of_its_columns(
-    settings, heading, first, columns, tmp_path
-):
+def test_each_kind_of_data_is_tabled_with_its_columns(settings, heading, first, columns, tmp_path):
     rows = [
         [n / 8 if n % 8 else "", "abc"[n % 3], ("odd", "even")[n % 5 > 0], f"word {n}", n]
         for n in range(80)

@@ -79,9 +79,7 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
         ("size,kind", ["1e99,a"], {"size exceeds the range of float32": 1}),
     ],
 )
-def test_rejects_are_counted_and_too_many_leave_the_earlier_manifest(
-    header, cells, causes, tmp_path
-):
+def test_rejects_are_counted_and_too_many_leave_the_old_manifest(header, cells, causes, tmp_path):
     columns = header.split(",")
     rows = [
         [{"kind": "ab"[row % 2], "split": ""}.get(name, f"{row + 3}") for name in columns]
@@ -205,9 +203,8 @@ def test_baseline_copies_win_over_training_copies(folder, tmp_path):
     rows = [[name, name[0], "test" if "test" in name else ""] for name in names]
     write(folder, "path,label,split", rows)
     manifest = ingest(data_settings(folder / "table.csv", "image_table"), tmp_path / "manifest")
-    assert read_reasons(manifest) == {
-        "b/01.jpg": "duplicate of b/test.jpg, there in the test split"
-    }
+    said = "duplicate of b/test.jpg, there in the test split"
+    assert read_reasons(manifest) == {"b/01.jpg": said}
     tested = manifest.examples[manifest.examples["split"] == "test"]
     assert tested["id"].tolist() == ["b/test.jpg"], "nothing else is dealt to a split that is named"
 

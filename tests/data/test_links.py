@@ -75,15 +75,13 @@ def test_a_link_is_read_or_rejected_with_its_reason(case, root, tmp_path):
     assert all(one.startswith(reason) for one in reasons)
 
 
-@pytest.mark.parametrize(
-    "name", ["../blobs/{0:064x}", "{root}/../blobs/{0:064x}", "a folder/{0:064x}"]
-)
-def test_paths_of_a_list_lead_nowhere_that_no_link_to_a_file_leads_to(name, root, tmp_path):
+@pytest.mark.parametrize("folder", ["../blobs", "{root}/../blobs", "a folder"])
+def test_paths_of_a_list_lead_nowhere_that_no_link_to_a_file_leads_to(folder, root, tmp_path):
     (root / "a folder").symlink_to("../blobs")
     (root / "list.csv").write_text(
         "path,label\n"
         + "".join(f"{'ab'[n % 2]}/{n:02d}.png,{'ab'[n % 2]}\n" for n in range(24))
-        + f"{name.format(0, root=root)},a\n"
+        + f"{folder.format(root=root)}/{0:064x},a\n"
     )
     manifest = ingest(data_settings(root, "image_table"), tmp_path / "manifest")
     assert [*read_reasons(manifest).values()] == ["leads outside the data root"]

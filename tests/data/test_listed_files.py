@@ -50,11 +50,7 @@ READ = {
     "a single part left": (["/m/a/1.png", "/m/a/2.png"], ["1.png", "2.png"], "m/a is from another"),
     "below the root first": (["1", "2"], ["1.png", "2.png", "old/1.png"], ".png was added"),
     "of another suffix": (["1.dcm", "2.dcm"], ["1.png", "2.png"], "files differ in suffix or case"),
-    "of another case": (
-        ["A/1.JPG", "a/2"],
-        ["a/1.jpg", "a/2.png"],
-        "files differ in suffix or case",
-    ),
+    "another case": (["A/1.JPG", "a/2"], ["a/1.jpg", "a/2.png"], "files differ in suffix or case"),
     "letters of other scripts": (["猫", "собака"], ["x/猫.png", "x/собака.png"], "x was added"),
 }
 

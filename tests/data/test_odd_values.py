@@ -138,9 +138,7 @@ def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_pat
         ({"x": ["-200", "?"], "label": ["c"]}, "-200", 8, ["?' is in no cell of x", "c' is"]),
     ],
 )
-def test_missing_numbers_are_compared_by_value_and_unused_marks_said(
-    marks, cell, missing, unused, tmp_path
-):
+def test_marks_are_compared_by_value_and_said_if_unused(marks, cell, missing, unused, tmp_path):
     rows = [[cell if row % 5 == 0 else row % 13 + 0.5, noise(row)] for row in range(40)]
     path = write(tmp_path, "x,label", rows)
     table = read_table(path, DataSettings(source="table", path=str(path), missing_values=marks))

@@ -21,7 +21,7 @@ from throughline.data.shards.example_features import NotAnExample, parse_feature
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard
 from throughline.data.shards.record_offsets import open_records, read_offsets
-from throughline.data.shards.records import encode_examples, example_key
+from throughline.data.shards.records import encode_examples
 from throughline.data.shards.tfrecord import frame, read_records, write_frames
 from throughline.data.sources import tfds
 from throughline.settings import DataSettings
@@ -30,9 +30,7 @@ from throughline.shared.files import digest_file
 
 pytestmark = pytest.mark.integration
 
-RECORDS = [
-    encode_example(key=example_key(str(n)), label=n, value=bytes([n]) * (n * 50)) for n in range(6)
-]
+RECORDS = [encode_example(key=n, label=n, value=bytes([n]) * (n * 50)) for n in range(6)]
 FRAMES = [b"".join(frame(record)) for record in RECORDS]
 
 

@@ -28,9 +28,7 @@ def digest(content: bytes) -> str:
 
 @given(contents, contents, st.integers(0, 5))
 def test_adding_data_never_moves_an_example(old, new, seed):
-    before = {
-        content: splits.assign_split(digest(content), shares=SHARES, seed=seed) for content in old
-    }
+    before = {one: splits.assign_split(digest(one), shares=SHARES, seed=seed) for one in old}
     after = {one: splits.assign_split(digest(one), shares=SHARES, seed=seed) for one in old + new}
     assert all(after[content] == split for content, split in before.items())
 

@@ -154,10 +154,7 @@ REFUSED = {
         [pictures(range(4), mask=[b"x"] * 4)],
         r"the columns image, mask may all hold the images.*set data\.path_column: image",
     ),
-    "another type": (
-        [FOUR, WORDS],
-        r"b\.parquet: column label numbers other classes than in .*a\.parquet",
-    ),
+    "type": ([FOUR, WORDS], r"b\.parquet: column label numbers other classes than in .*a\.parquet"),
     "other classes": (
         [FOUR, pictures(range(4), names=["dog", "cat"])],
         r"b\.parquet: column label numbers other classes",
@@ -174,10 +171,7 @@ REFUSED = {
         [pictures(range(4), label=2)],
         r"a\.parquet: column label holds 2, but its metadata name 2 classes",
     ),
-    "another label": (
-        [FOUR.rename_columns(["image", "labels"])],
-        "no column label; did you mean labels",
-    ),
+    "label": ([FOUR.rename_columns(["image", "labels"])], "no column label; did you mean labels"),
 }
 
 

@@ -302,7 +302,7 @@ def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
             r"line 33 has 2 \('Source: us, 2024'\)\. .* line 33; .* if it is a note",
         ),
         (
-            f"{TABLE}note\nsecond, note\n",
+            f"{TABLE}note\nmore, so\n",
             r"line 33 has 2 \('note'\)\. Get the file .* line 32; .* note",
         ),
         (

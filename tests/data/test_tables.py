@@ -45,11 +45,7 @@ def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_colum
     ("name", "cell", "words"),
     [
         ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
-        (
-            "paid",
-            lambda row: f"${row % 9 + 1}200.50",
-            "notation that cannot be read; write them as 12",
-        ),
+        ("paid", lambda row: f"${row % 9}200.50", "notation that cannot be read; write them as 12"),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
         ("nr", lambda row: row + 1, r"column nr \(1, …\) numbers the rows"),

@@ -293,9 +293,8 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
     assert [item[1] for item in found(classes)] == ["train", "valid"], "others are about them"
     source = scan("text_lines", tmp_path, label_kind="none")
     assert [item.split for item in documents_of(source)] == ["train", "validation"]
-    source = scan(
-        "text_lines", write_files(tmp_path, {"a.txt": b"3"}), leave_out=["train.txt", "v*"]
-    )
+    write_files(tmp_path, {"a.txt": b"3"})
+    source = scan("text_lines", tmp_path, leave_out=["train.txt", "v*"])
     assert [item[1] for item in found(source)] == ["a"]
 
 

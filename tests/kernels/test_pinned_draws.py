@@ -45,9 +45,8 @@ def test_global_permutations_of_a_small_and_of_a_large_split_and_draws_by_class(
     assert large.numpy().tolist() == [6413, 9525, 3699, 11532, 14769, 12335, 3862, 7457]
 
     index = samplers.index_by_class(np.asarray([0, 0, 0, 0, 0, 0, 0, 1, 1, 2]), np.ones(3))
-    rows = samplers.sample_by_class(
-        positions(10)[None], index=index, seed=5, epoch=epoch(3)[None, None]
-    )
+    places, third = positions(10)[None], epoch(3)[None, None]
+    rows = samplers.sample_by_class(places, index=index, seed=5, epoch=third)
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
 
 
@@ -207,9 +206,8 @@ def test_levels_change_as_they_should():
     assert set(np.unique(change("posterize"))) <= set(range(0, 256, 16))
     stretched = change("autocontrast")
     assert stretched.min() == 0 and stretched.max() == 255
-    np.testing.assert_allclose(
-        change("brightness", magnitude=10), np.minimum(IMAGE * 1.3, 255), atol=0.51
-    )
+    brighter = np.minimum(IMAGE * 1.3, 255)
+    np.testing.assert_allclose(change("brightness", magnitude=10), brighter, atol=0.51)
     gray = change("color", reverse=1, magnitude=30).astype(int)
     assert np.ptp(gray, axis=-1).max() <= 0.11 * np.ptp(IMAGE.astype(int), axis=-1).max() + 1
     assert change("contrast").std() > 1.5 * IMAGE.std() > 2.5 * change("contrast", reverse=1).std()

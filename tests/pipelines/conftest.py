@@ -22,9 +22,8 @@ def snapshot_of(arrays, photos, tmp_path_factory) -> Callable[..., PreparedData]
         folder = tmp_path_factory.mktemp(f"{kind}-{fraction}") / "snapshot"
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(snapshot_writer, "ROWS_BYTES", 5000)
-            return prepare_snapshot(
-                arrays if kind == "arrays" else photos, folder, kind, fraction=fraction
-            )
+            prepared = arrays if kind == "arrays" else photos
+            return prepare_snapshot(prepared, folder, kind, fraction=fraction)
 
     return make
 

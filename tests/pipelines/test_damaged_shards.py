@@ -111,10 +111,8 @@ def test_a_damaged_record_met_while_reading_is_named(arrays, stored, tmp_path, n
     _, path = damaged_copy(arrays, tmp_path / "shards", records=1)
     data = replace(stored["arrays"], shards_folder=tmp_path / "shards")
     pipe = pipeline({"arrays": data}, **CONFIGS[name])
-    with (
-        pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0"),
-        explain_read_errors(data),
-    ):
+    named = pytest.raises(CorruptShard, match=f"{path}: record 0 at byte 0")
+    with named, explain_read_errors(data):
         batches(pipe)
 
 

@@ -249,15 +249,13 @@ def test_an_op_that_calls_python_is_refused_with_a_service(stored):
 
 @pytest.mark.slow
 def test_augmentation_is_the_same_whatever_the_configuration(stored):
-    names = (
+    ways = (
         *("naive", "map_parallel", "vectorized", "cache_memory", "snapshot"),
         *("unordered", "in_memory", "save_load", "device_resident"),
     )
     augment = (Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip())
     usual = {"augment": augment, "postprocess": (), "with_keys": True}
-    first, *others = (
-        by_key(pipeline(stored, **usual, **CONFIGS[name]), epochs=2) for name in names
-    )
+    first, *others = (by_key(pipeline(stored, **usual, **CONFIGS[way]), epochs=2) for way in ways)
     for other in others:
         np.testing.assert_equal(other, first)
 

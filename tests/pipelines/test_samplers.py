@@ -80,11 +80,9 @@ def test_classes_are_drawn_by_quota_and_their_examples_evenly(labels, seed):
 @pytest.mark.parametrize("count", [10, 54119])
 def test_the_shuffle_is_a_good_one(count):
     """Places are uniform, neighbors uncorrelated; with the cipher's usual 4 rounds 54119 fails."""
-    rounds = 2000 if count < 1000 else 40
-    places, epoch = positions(count)[None], tf.range(rounds, dtype=tf.int64)[:, None]
-    orders = samplers.permute(
-        tf.tile(places, [rounds, 1]), count=count, seed=0, epoch=epoch
-    ).numpy()
+    times = 2000 if count < 1000 else 40
+    places, epoch = positions(count)[None], tf.range(times, dtype=tf.int64)[:, None]
+    orders = samplers.permute(tf.tile(places, [times, 1]), count=count, seed=0, epoch=epoch).numpy()
     assert (np.sort(orders, axis=1) == np.arange(count)).all()
     bins = min(10, count)
     table = np.zeros((bins, bins))
@@ -94,7 +92,7 @@ def test_the_shuffle_is_a_good_one(count):
     chi_square = ((table - table.mean()) ** 2 / table.mean()).sum()
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
     correlation = np.mean([np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders])
-    assert abs(correlation + 1 / (count - 1)) < 5 / np.sqrt(rounds * count)
+    assert abs(correlation + 1 / (count - 1)) < 5 / np.sqrt(times * count)
 
 
 @settings(max_examples=10)

@@ -62,9 +62,8 @@ def nobody(absent_server):
 
 def start(role, *options):
     """A dispatcher of one worker that keeps no journal, or that worker; and its address."""
-    process = subprocess.Popen(
-        [*COMMAND, role, *options], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT
-    )
+    command = [*COMMAND, role, *options]
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT)
     return process, process.stdout.readline().strip()
 
 
@@ -141,10 +140,8 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
         end(dispatcher)
         port = address.rpartition(":")[2]
         dispatcher, _ = start("dispatcher", "--workers", "1", "--port", port)
-        with (
-            pytest.raises(ServiceFailed, match="has no journal"),
-            explain_read_errors(stored["arrays"]),
-        ):
+        refused = pytest.raises(ServiceFailed, match="has no journal")
+        with refused, explain_read_errors(stored["arrays"]):
             for _ in batches:
                 pass
     finally:
@@ -164,10 +161,9 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
         "    next(iter(numbers))\n"
     )
     failure = tmp_path / "failure.json"
-    command, own = [sys.executable, "-c", code, address], {FAILURE_FILE: str(failure)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **own}, stdout=PIPE, text=True
-    ) as consumer:
+    command = [sys.executable, "-c", code, address]
+    env = {**os.environ, FAILURE_FILE: str(failure)}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=PIPE, text=True) as consumer:
         assert consumer.stdout.readline() == "waits\n"
         end(dispatcher)
         assert consumer.wait(LONG_S) == 2

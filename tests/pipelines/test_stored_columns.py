@@ -145,9 +145,7 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["meanwhile", "before"])
-def test_on_a_full_disk_whole_columns_are_left_and_the_rest_comes_later(
-    put, proxy, small_disk, full
-):
+def test_on_a_full_disk_whole_columns_stay_and_the_rest_comes_later(put, proxy, small_disk, full):
     expected = fetch_all(put("other"))
     if full == "before":
         fill(small_disk)

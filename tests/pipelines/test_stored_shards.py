@@ -146,9 +146,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
     assert got == sum(shard.bytes for shard in index.shards)
 
 
-def test_what_an_earlier_run_has_put_is_not_put_again(
-    arrays, put, tmp_path, storage, proxy, monkeypatch
-):
+def test_what_an_earlier_run_put_stays_as_it_is(arrays, put, tmp_path, storage, proxy, monkeypatch):
     index, files = put
     written = files.folder.rename(tmp_path / "earlier")
     monkeypatch.setattr(writing, "write_frames", None)

@@ -39,10 +39,8 @@ for kind in ("sentencepiece", "wordpiece"):
 
 def write_texts(path, texts):
     """An uncompressed shard of texts; returns what `fit` takes."""
-    content = [text.encode() for text in texts]
-    write_shard(
-        path, [encode_example(key=0, label=0, value=one, feature="text") for one in content]
-    )
+    usual = {"key": 0, "label": 0, "feature": "text"}
+    write_shard(path, [encode_example(value=text.encode(), **usual) for text in texts])
     return [(path, "none")]
 
 
@@ -122,9 +120,8 @@ def test_a_sentencepiece_model_without_padding_is_counted_from_one(tmp_path):
     """As its trainer makes them where nothing else is said: number 0 is what is unknown."""
     model = io.BytesIO()
     limits = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(stories()), model_writer=model, **limits
-    )
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=iter(stories()), model_writer=model, **limits)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     assert processor.pad_id() == -1
     (tmp_path / "given").write_bytes(model.getvalue())

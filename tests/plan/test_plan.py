@@ -201,9 +201,8 @@ def test_where_the_snapshot_lives_and_which_part_is_read_changes_the_plan():
     assert plan_of(**MAPPED, snapshot={"fraction": 1}) == whole
     assert (whole.reads_whole_snapshot, part.reads_whole_snapshot) == (True, False)
     assert part.reads_snapshot and part.seekable and not plan_of().reads_whole_snapshot
-    assert str(part) == (
-        "gather:0.3 of snapshot (else parse+decode+resize)[global shuffle,32]+flip+rescale"
-    )
+    said = "gather:0.3 of snapshot (else parse+decode+resize)[global shuffle,32]+flip+rescale"
+    assert str(part) == said
 
 
 @pytest.mark.parametrize(

@@ -207,9 +207,7 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.integration
-def test_an_address_of_which_nobody_answers_is_an_error(
-    tmp_path, monkeypatch, capsys, absent_server
-):
+def test_an_address_where_nobody_answers_is_an_error(tmp_path, monkeypatch, capsys, absent_server):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dask_engine, "ANSWER_S", 1.0)
     address = absent_server.replace("http", "tcp")
