@@ -137,17 +137,18 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
     assert ("trying changes failed: OSError: no process" in script.training.notes) is fails
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(persistent):
+@pytest.mark.parametrize("count", [None, 1000, 40], ids=["persistent", "long", "used up"])
+def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(count):
     script, repeats, lengths = Script(), set(), set()
     iterator = Batches(10**6)  # of persistent workers, which is begun again
     with pytest.raises(Ended):
-        while True:
-            given = {"opening_s": 0.3} if persistent else {"batches": Batches(1000)}
+        for _ in range(10_000):
+            given = {"batches": Batches(count)} if count else {"opening_s": 0.3}
             for _ in itertools.islice(script.loop(**{"batches": iterator, **given}), 20):
                 repeats.add(script.watch.repeats)
                 script.train()
                 lengths |= {each.timing.steps_per_epoch for each in script.session.trainings}
+            given.clear()
     assert script.training.timing.rounds and not script.training.passive_because
     assert lengths == {None, 20}
     assert repeats == {True, False}, "some of them are on batches from memory"

@@ -302,5 +302,5 @@ class LoopWatch:
         except Exception as error:
             if type(error).__name__ not in ENDS:
                 raise _ScriptError(error) from error
-            loop.exhausted = error
+            loop.exhausted = error.with_traceback(None)  # whose frames keep the iterator alive
             return None
