@@ -44,7 +44,9 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise NotAccepted(str(error)) from error
     if name == TRACKING_SERVER:
-        return _parse_mlflow(arguments)
+        from mlflow.cli import cli
+
+        return _make_context(cli.commands["server"], arguments)
     if isinstance(getattr(module, "app", None), typer.Typer):
         return _parse_one_of_several(get_command(module.app), arguments)
     if isinstance(getattr(module, "main", None), click.Command):
@@ -76,12 +78,6 @@ def _parse_by_argparse(name: str, main: Callable[[], None], arguments: list[str]
     except SystemExit:
         raise NotAccepted(said.getvalue().strip().rpartition("error: ")[2]) from None
     raise NotAccepted(f"{name} reads no command line")
-
-
-def _parse_mlflow(arguments: list[str]) -> dict[str, Any]:
-    from mlflow.cli import cli
-
-    return _make_context(cli.commands["server"], arguments)
 
 
 def _parse_one_of_several(group: Any, arguments: list[str]) -> dict[str, Any]:

@@ -19,13 +19,8 @@ def slow_but_first(cases: Sequence[Any]) -> list:
     values is a tuple.
     """
     first, *others = cases
-    return [
-        first,
-        *(
-            pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow)
-            for each in others
-        ),
-    ]
+    values = [each if isinstance(each, tuple) else (each,) for each in others]
+    return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in values)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,13 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(_group_of(item), []).append(item)
-    items[:] = [
-        item
-        for group in sorted(
-            groups.values(), key=lambda group: (min(map(_rank, group)), -len(group))
-        )
-        for item in group
-    ]
+    order = sorted(groups.values(), key=lambda group: (min(map(_rank, group)), -len(group)))
+    items[:] = [item for group in order for item in group]
 
 
 def _group_of(item: pytest.Item) -> str:

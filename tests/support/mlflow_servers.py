@@ -38,18 +38,13 @@ def mlflow_server(folder: Path, port: int = 0) -> Iterator[str]:
     """MLflow's server behind what a proxy does: it answers for paths with a part of those in the
     folder's refused.json with the status there, in HTML. Yields its address.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder), str(port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    command = [sys.executable, "-c", SERVER, str(folder), str(port)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **streams) as process:
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
 
 
 def points(run_id: str, name: str = "train/loss") -> list[tuple[int, float]]:

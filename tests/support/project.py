@@ -20,23 +20,9 @@ from tests.support.shared_servers import ROOT, prefect_template, shared_librarie
 
 Started = subprocess.Popen[str]
 CODE = (
-    "throughline",
-    "tasks",
-    "flows",
-    "whowaits",
-    "dvc.yaml",
-    "prefect.yaml",
-    "worker.yaml",
-    "params.yaml",
-    "uv.lock",
-    ".gitignore",
-    ".dvc/config",
-    ".dvc/.gitignore",
-    ".dvcignore",
-    "infra/demo",
-    "infra/local",
-    "infra/store.py",
-    "infra/mlflow-auth.ini",
+    *("throughline", "tasks", "flows", "whowaits", "infra/demo", "infra/local", "infra/store.py"),
+    *("dvc.yaml", "prefect.yaml", "worker.yaml", "params.yaml", "uv.lock", "infra/mlflow-auth.ini"),
+    *(".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"),
 )
 SMALL = {
     "data": {
@@ -124,24 +110,17 @@ def find_changes(folder: Path) -> Iterator[None]:
     """
 
     def files() -> dict[str, tuple[int, int]]:
-        paths = [
-            path
-            for path in folder.rglob("*")
-            if path.is_file() and not path.is_relative_to(folder / ".dvc" / "tmp")
-        ]
+        temporary = folder / ".dvc" / "tmp"
         return {
             str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
-            for path in paths
-            if path.suffix != ".pyc"
+            for path in folder.rglob("*")
+            if path.is_file() and path.suffix != ".pyc" and temporary not in path.parents
         }
 
     before = files()
     yield
-    after = files()
-    assert after == before, (
-        f"tests have changed {sorted(dict(before.items() ^ after.items()))} of a project that they"
-        " share"
-    )
+    changed = sorted(dict(before.items() ^ files().items()))
+    assert not changed, f"tests have changed {changed} of a project that they share"
 
 
 def write_params(folder: Path, params: dict) -> None:
@@ -152,13 +131,8 @@ def write_params(folder: Path, params: dict) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """An environment of one's own: this interpreter first, no settings of the user's."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(
-            ("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_", "PYTHONDONTWRITE")
-        )
-    }
+    theirs = ("MLFLOW_", "PREFECT_", "THROUGHLINE_", "GIT_", "DVC_", "PYTHONDONTWRITE")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     home = folder.parent / "home"
     if not home.exists():
         home.mkdir()
@@ -250,11 +224,8 @@ def run_stages(folder: Path, *stages: str) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.chdir(folder)
             patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-            patched.setattr(
-                sys,
-                "argv",
-                [f"python -m tasks.{name}", *(["--pipeline", pipeline] if pipeline else [])],
-            )
+            options = ["--pipeline", pipeline] if pipeline else []
+            patched.setattr(sys, "argv", [f"python -m tasks.{name}", *options])
             module.main()
 
 

@@ -26,9 +26,7 @@ def _recording(function: Callable, name: str) -> Callable:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--quick`, for the lane of quick tests alone."""
-    parser.addoption(
-        "--quick", action="store_true", help="do not import files without any quick test"
-    )
+    parser.addoption("--quick", action="store_true", help="import no file without quick tests")
 
 
 class _NoTensorFlow:
@@ -41,11 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Record what starts a process from now on, and keep TensorFlow out of the quick lane."""
     if config.getoption("quick"):
         sys.meta_path.insert(0, _NoTensorFlow())
-    for owner, name in (
-        (subprocess.Popen, "__init__"),
-        (os, "fork"),
-        (multiprocessing.util, "spawnv_passfds"),
-    ):
+    starts = {subprocess.Popen: "__init__", os: "fork", multiprocessing.util: "spawnv_passfds"}
+    for owner, name in starts.items():
         setattr(owner, name, _recording(getattr(owner, name), f"{owner.__name__}.{name}"))
 
 

@@ -64,13 +64,8 @@ class SharedLibraries(_Shared):
     """
 
     MODULES = (
-        "keras",
-        "matplotlib.figure",
-        "mlflow.store.tracking.sqlalchemy_store",
-        "mlflow.tensorflow",
-        "pandas",
-        "pyarrow.parquet",
-        "tensorflow",
+        *("keras", "matplotlib.figure", "mlflow.store.tracking.sqlalchemy_store"),
+        *("mlflow.tensorflow", "pandas", "pyarrow.parquet", "tensorflow"),
     )
 
     def environment(self) -> dict[str, str]:

@@ -158,27 +158,18 @@ def refusal(reason: str) -> str | None:
     return None
 
 
-def _fail_if_refused(report: pytest.TestReport | pytest.CollectReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Fail what is skipped without leave: a test, or a module that skips itself."""
+    report = yield
     if report.skipped and isinstance(report.longrepr, tuple):
         path, line, reason = report.longrepr
         if why := refusal(reason):
             report.outcome, report.longrepr = "failed", f"{path}:{line}: {why}"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
-    """Fail what is skipped without leave."""
-    report = yield
-    _fail_if_refused(report)
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """Fail modules that skip themselves without leave."""
-    report = yield
-    _fail_if_refused(report)
-    return report
+pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,10 +2,10 @@
 
 import numpy as np
 import tensorflow as tf
-from ruamel.yaml import YAML
 
 from tests.support.prepared import snapshot
 from tests.support.project import ROOT
+from throughline.config.params_file import read_yaml
 from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import ExamplesDigest, digest_examples
 from throughline.pipelines.input_pipeline import InputPipeline
@@ -16,9 +16,7 @@ from throughline.plan.training_workers import TrainingWorker
 from throughline.settings import PipelineConfig, SnapshotSettings
 
 GLOBAL = {"kind": "global"}
-PRESETS = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
-    "pipelines!"
-]
+PRESETS = read_yaml(ROOT / "infra" / "presets" / "images.yaml")["pipelines!"]
 del PRESETS["fast_decode"]  # which delivers other pixels
 OTHERS = {
     "snapshot_part": {  # of images alone, so it is no preset

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import pytest
 import requests
 
 from flows.servers.services import reserved_port
-from tests.support.project import environment
+from tests.support.project import start
 from tests.support.shared_servers import shared_libraries
 
 RETRIES = 10
@@ -70,9 +69,8 @@ class Stack:
         return self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})[0]
 
     def start(self, flow: str, **parameters: Any) -> str:
-        return self.ask(
-            f"deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters
-        )["id"]
+        deployment = self.deployment(flow)["id"]
+        return self.ask(f"deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
 
     def state(self, flow_run: str) -> dict[str, Any]:
         url = f"{self.server}/api/flow_runs/{flow_run}"
@@ -97,12 +95,8 @@ class Stack:
         return found
 
     def log(self, flow_run: str) -> str:
-        lines = self.ask(
-            "logs/filter",
-            logs={"flow_run_id": {"any_": [flow_run]}},
-            sort="TIMESTAMP_ASC",
-            limit=200,
-        )
+        of_run = {"flow_run_id": {"any_": [flow_run]}}
+        lines = self.ask("logs/filter", logs=of_run, sort="TIMESTAMP_ASC", limit=200)
         return "\n".join(line["message"] for line in lines)
 
     def edges(self, flow_run: str) -> set[tuple[str, str]]:
@@ -143,11 +137,8 @@ def processes_of(folder: Path, word: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             inside = Path(process.cwd()).is_relative_to(folder)
-            if (
-                inside
-                and process.status() != psutil.STATUS_ZOMBIE
-                and word in " ".join(process.cmdline())
-            ):
+            lives = inside and process.status() != psutil.STATUS_ZOMBIE
+            if lives and word in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
@@ -176,14 +167,7 @@ def started(project: Path, *command: str) -> Iterator[str]:
     """Start servers in a project by one of its commands, whose stages take their libraries from a
     server that has them; yields what it said. Ctrl-C at the end, which must leave no process.
     """
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=project,
-        env=environment(project) | shared_libraries.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = start(project, sys.executable, *command, shared=shared_libraries.environment())
     said = []
     for line in process.stdout or ():
         said.append(line)
@@ -202,20 +186,10 @@ def started(project: Path, *command: str) -> Iterator[str]:
 @contextmanager
 def running_stack(project: Path) -> Iterator[Stack]:
     """`make ui` in a project, on ports that are kept for it."""
-    with (
-        reserved_port() as prefect,
-        reserved_port() as mlflow_port,
-        started(
-            project,
-            *("-m", "flows.ui", "--prefect-port", str(prefect)),
-            *("--mlflow-port", str(mlflow_port)),
-        ) as said,
-    ):
-        found = re.search(r"MLflow asks for user (\S+), password (\S+)", said)
-        assert found, said
-        yield Stack(
-            project,
-            f"http://127.0.0.1:{prefect}",
-            f"http://127.0.0.1:{mlflow_port}",
-            (found[1], found[2]),
-        )
+    with reserved_port() as prefect, reserved_port() as mlflow:
+        ports = ("--prefect-port", str(prefect), "--mlflow-port", str(mlflow))
+        with started(project, "-m", "flows.ui", *ports) as said:
+            found = re.search(r"MLflow asks for user (\S+), password (\S+)", said)
+            assert found, said
+            servers = (f"http://127.0.0.1:{port}" for port in (prefect, mlflow))
+            yield Stack(project, *servers, (found[1], found[2]))

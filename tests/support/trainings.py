@@ -5,7 +5,6 @@ import copy
 import keras
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 
 from tests.support.project import ROOT, SMALL
 from throughline.assembly.fingerprint import training_fingerprint
@@ -13,22 +12,16 @@ from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for, configure_process
 from throughline.assembly.training import open_split_pipelines, train
 from throughline.config.params import check
-from throughline.config.params_file import apply_overrides
+from throughline.config.params_file import apply_overrides, read_yaml
 from throughline.tracking.recorder import Recorder, RunKey
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CheckpointCallback
 
 
 def params_of(*overrides):
-    presets = YAML(typ="safe").load((ROOT / "infra" / "presets" / "images.yaml").read_text())[
-        "pipelines!"
-    ]
+    presets = read_yaml(ROOT / "infra" / "presets" / "images.yaml")["pipelines!"]
     del presets["service"]  # which `deterministic` refuses
-    document = {
-        **copy.deepcopy(SMALL),
-        "batch_size": 25,
-        "pipelines": presets,
-    }
+    document = {**copy.deepcopy(SMALL), "batch_size": 25, "pipelines": presets}
     document["train"] = {**SMALL["train"], "epochs": 3, "checkpoint_every": "1 step"}
     document["augment"] = ["flip", {"brightness": {"delta": 0.1}}]
     apply_overrides(document, overrides)
@@ -63,10 +56,8 @@ def train_once(params, layout, folder, *, stop_after=10**9, pipeline="optimized"
     keras.utils.clear_session()
     configure_process(params.train)
     data = open_inputs(params, layout)
-    pipelines, models = (
-        open_split_pipelines(params, pipeline, data, address=""),
-        build_models_for(params, data),
-    )
+    pipelines = open_split_pipelines(params, pipeline, data, address="")
+    models = build_models_for(params, data)
     recorder = Recorder(RunKey(dataset="arrays", pipeline=pipeline, data_digest="d"))
     recorder.sent = False  # no store is needed here
     store = CheckpointStore(folder, training_fingerprint(params, pipeline, data))
