@@ -72,7 +72,6 @@ class Disk:
         self.moments.append((folders, files, {"contents": dict(self.contents), "entries": entries}))
 
     def flushed(self, descriptor):
-        """Note that a file or folder has been flushed."""
         path = Path(f"/proc/self/fd/{descriptor}").resolve()
         inode = os.fstat(descriptor).st_ino
         if path.is_dir():

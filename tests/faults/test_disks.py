@@ -47,7 +47,6 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
 def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
     small_disk, tmp_path, capsys, compression
 ):
-    """Of shards that are larger than what is written at once."""
     draw = np.random.default_rng(0)
     for number in range(16):
         path = tmp_path / "in" / "ab"[number % 2] / f"{number}.png"

@@ -14,14 +14,7 @@ import pytest
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import UNNAMED, find_experiment, is_saved, open_workspace
-from tests.support.project import (
-    copy_project,
-    experiment_of,
-    run,
-    run_quietly,
-    share_servers,
-    start,
-)
+from tests.support.project import copy_project, run, run_quietly, runs_of, share_servers, start
 from tests.support.worktrees import leave
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
@@ -40,16 +33,9 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
     """As one that was cut before, or of which `dvc repro` by hand has made the report."""
     folder, _ = first
     left = leave(folder, "left")
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-
-    where = {"experiment_names": [experiment_of(folder)], "output_format": "list"}
-
-    def find_parents():
-        return mlflow.search_runs(filter_string="tags.pipeline = 'comparison'", **where)
-
-    said = []
+    parents, said = {"filter_string": "tags.pipeline = 'comparison'"}, []
     for options in ([], [], ["--promote"]):
-        for parent in find_parents() if options else ():
+        for parent in runs_of(folder, **parents) if options else ():
             mlflow.MlflowClient().delete_run(parent.info.run_id)
         said.append(run(folder, "python", "-m", "flows.comparison", *options))
     assert [len(re.findall(r"^champion: ", one, re.MULTILINE)) for one in said] == [1, 0, 1]
@@ -61,7 +47,7 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
     assert compared.headline in said[0] and len(said[0].splitlines()) <= 45
     assert f"removed the worktree that run {left.name} left more than a day ago" in said[0]
     assert not left.exists()
-    for parent in find_parents():
+    for parent in runs_of(folder, **parents):
         assert parent.data.tags["headline"] and parent.data.tags["prefect.flow_run_id"]
         assert "dvc.experiment" not in parent.data.tags, "it had no changes"
     printed = run_quietly(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--json")
@@ -131,9 +117,7 @@ def test_a_run_with_overrides_is_isolated_and_takes_from_the_cache_what_is_there
 
 @pytest.mark.core
 def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
-    folder = tuned[0]
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
+    runs = runs_of(tuned[0])
     parent = next(found for found in runs if found.info.run_name == "tuned")
     assert parent.data.tags["headline"]
     below = ("mlflow.parentRunId", parent.info.run_id)

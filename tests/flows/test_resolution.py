@@ -50,7 +50,6 @@ def test_what_was_changed_in_a_form_is_the_only_change_and_comments_stay(project
 
 
 def test_a_run_of_some_configurations_stores_as_much_of_the_snapshot_as_all_read(project):
-    """Not all of it, since none of those that are left reads a part."""
     part = {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}}
     write_params(project, SMALL | {"pipelines": {"naive": {"read": "shards"}, "part": part}})
     resolved = resolve(project, Changes(overrides=["train.epochs=3"]), ["naive"])

@@ -128,7 +128,6 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
 
 @pytest.mark.parametrize("empty", store.KEY)
 def test_a_store_without_a_key_does_not_start(tmp_path, monkeypatch, empty):
-    """For it would serve everybody."""
     for name in store.KEY:
         monkeypatch.setenv(name, " " if name == empty else "secret")
     with pytest.raises(typer.BadParameter, match=f"^{empty} is empty or not set"):

@@ -12,9 +12,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block: its page as a path in the project, its first line there, its language or an
-    empty text.
-    """
+    """A fenced block: its page as a path in the project, its first line there, its language."""
 
     page: str
     line: int

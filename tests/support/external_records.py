@@ -32,7 +32,6 @@ def png(number: int) -> bytes:
 
 
 def write(path: Path, records: Iterable[bytes]) -> None:
-    """Write records as TensorFlow does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:

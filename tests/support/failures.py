@@ -8,8 +8,6 @@ DIED = "died in "  # before the id of a test whose process was gone; later ones 
 
 
 class FailureFile:
-    """Writes the ids of failed tests to a file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         path.write_text("")
@@ -21,7 +19,6 @@ class FailureFile:
             self._add(DIED + report.nodeid if report.when == "???" else report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file of tests cannot be collected."""
         if report.failed:
             self._add(report.nodeid if ".py" in report.nodeid else DIED + report.nodeid)
 
@@ -36,7 +33,6 @@ def read_failures(path: Path) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option."""
     parser.addoption("--failed-to", type=Path, metavar="FILE", help="write ids of failed tests")
 
 

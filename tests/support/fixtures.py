@@ -80,9 +80,7 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(shared, array_file) -> Iterator[tuple[Path, str]]:
-    """A project of two configurations after its first `dvc repro`, and what that printed; to look
-    at, not to change.
-    """
+    """A project of two configurations after its first `dvc repro`, which printed so; to look at."""
     folder, output = shared / "finished" / "project", shared / "finished" / "output.txt"
     with FileLock(shared / "finished.lock"):
         if not output.exists():
@@ -111,9 +109,7 @@ def _shared_by_tests(shared, tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory, finished) -> Iterator[Stack]:
-    """A project whose results are up to date and committed, with its own Prefect server, worker and
-    MLflow.
-    """
+    """A running `make ui` of a project whose results are up to date and committed."""
     project = copy_project(finished[0], tmp_path_factory.mktemp("ui") / "project")
     run(project, "git", "add", "-A")
     run(project, "git", "commit", "-qm", "results")
@@ -167,9 +163,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def mlflow_store(shared, tmp_path, monkeypatch) -> Iterator[Path]:
-    """The folder of a test with a store of MLflow that runs are sent to; migrations, which take
-    seconds, are those of one store for all.
-    """
+    """The folder of a test with a store of MLflow, which is a copy: migrations take seconds."""
     import mlflow
 
     template = shared / "mlflow.db"
@@ -195,9 +189,7 @@ def absent_server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _op_determinism_ends_with_its_test() -> Iterator[None]:
-    """Trainings that repeat bit by bit turn it on for their process; tf.data then works ahead of
-    nobody in later tests.
-    """
+    """With it, which trainings turn on for their process, tf.data works ahead of nobody."""
     yield
     if "tensorflow" in sys.modules:
         from tensorflow.python.framework import config
@@ -222,9 +214,7 @@ def layout(arrays):
 
 @pytest.fixture(scope="session")
 def stored(arrays, photos):
-    """Both datasets with their snapshots, each written when it is asked for; for tests/pipelines/
-    and tests/kernels/.
-    """
+    """Both datasets with their snapshots, each written when it is asked for."""
     from tests.support.small_pipelines import SnapshotsOf
 
     return SnapshotsOf({"arrays": arrays, "photos": photos})
@@ -241,9 +231,7 @@ def service() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def photo_model(photos, photo_folder, tmp_path_factory):
-    """Parameters, layout and model of photos of variable size, cropped to one size after resizing
-    by the shorter side; for tests/prediction/.
-    """
+    """Parameters, layout and model of photos of variable size, cropped to one."""
     from tests.support.predictions import photo_params, save_untrained
     from tests.support.prepared import link_data, take_snapshot
 

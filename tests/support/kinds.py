@@ -52,9 +52,7 @@ def write_items(root: Path, rows: int = 120) -> pd.DataFrame:
 
 
 def write_mails(root: Path) -> pd.DataFrame:
-    """Write mails of 3 to 40 words into the folders of two classes, most of them about the subject
-    of their class.
-    """
+    """Write mails of 3 to 40 words into folders of two classes, mostly about their class."""
     draw = np.random.default_rng(5)
     for number in range(160):
         label = ("ham", "spam")[number % 2]

@@ -26,9 +26,7 @@ Fault = Callable[[str, str], str | None]  # method and path → what goes wrong,
 
 @pytest.fixture(scope="session")
 def store_variables(shared) -> Iterator[dict[str, str]]:
-    """Of the one store of this run of the tests: the first process that needs it starts it, and
-    ends it when no other process uses it any more.
-    """
+    """Of the one store of the run: the first process that needs it starts it, and ends it last."""
     address, lock = shared / "store.json", FileLock(shared / "store.lock")
     with (shared / "store.users").open("w") as users, ExitStack() as own:
         with lock:
@@ -79,7 +77,6 @@ class Proxy:
     requests: list[tuple[str, str, int]] = field(default_factory=list)  # and bytes of the answer
 
     def count(self, method: str) -> int:
-        """How many requests of a method there were."""
         return sum(name == method for name, _, _ in self.requests)
 
 

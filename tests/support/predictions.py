@@ -66,7 +66,6 @@ def evaluate(params: Params, layout: Layout, model: Path) -> np.ndarray:
 
 
 def export_file(model: Path, out: Path) -> str:
-    """Export the model of a file."""
     with open_trained_model(model) as trained:
         return export_model(trained, out)
 

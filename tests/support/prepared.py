@@ -51,9 +51,7 @@ def take_snapshot(params: Params, layout: Layout) -> SnapshotIndex:
 
 
 def link_data(data: Path, root: Path, *, snapshot: bool = True) -> Layout:
-    """A project with links to another one's data: the folder `data` with manifest and shards, and
-    the snapshot unless it is to have one of its own.
-    """
+    """A project with links to manifest and shards of a folder, and to its snapshot or none."""
     (root / "data").mkdir(parents=True, exist_ok=True)
     for part in ("manifest", "shards", *(["snapshot"] if snapshot else [])):
         (root / "data" / part).symlink_to((data / part).resolve())

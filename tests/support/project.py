@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -105,9 +106,7 @@ def copy_project(source: Path, folder: Path) -> Path:
 
 @contextmanager
 def find_changes(folder: Path) -> Iterator[None]:
-    """Fail at the end if a file of a project that tests share was changed, added or removed
-    meanwhile.
-    """
+    """Fail at the end if a file of a project that tests share has changed meanwhile."""
 
     def files() -> dict[str, tuple[int, int]]:
         temporary = folder / ".dvc" / "tmp"
@@ -124,7 +123,6 @@ def find_changes(folder: Path) -> Iterator[None]:
 
 
 def write_params(folder: Path, params: dict) -> None:
-    """Write params.yaml."""
     with (folder / "params.yaml").open("w") as file:
         YAML().dump(params, file)
 
@@ -150,9 +148,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def share_servers(command: Sequence[str]) -> dict[str, str]:
-    """The variables by which a command finds the servers that tests share: its stages one that has
-    their libraries, its flows one of Prefect.
-    """
+    """The variables by which a command finds the servers of libraries and of Prefect."""
     return shared_libraries.environment() | shared_prefect.environment(command)
 
 
@@ -215,9 +211,7 @@ def run_python(
 
 
 def run_stages(folder: Path, *stages: str) -> None:
-    """Run stages, each the name of its module and perhaps `@` and a configuration, one after
-    another in this process.
-    """
+    """Run stages, each a module's name and perhaps `@` and a configuration, in this process."""
     for stage in stages:
         name, _, pipeline = stage.partition("@")
         module = importlib.import_module(f"tasks.{name}")
@@ -236,10 +230,11 @@ def run_quietly(folder: Path, *command: str) -> str:
     ).stdout
 
 
-def experiment_of(folder: Path) -> str:
-    """Name of the one MLflow experiment of a project whose data is source/data.npz."""
+def runs_of(folder: Path, **wanted: Any) -> list[Any]:
+    """MLflow's runs, the latest first, of a project whose data is source/data.npz."""
     import mlflow
 
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     (found,) = mlflow.search_experiments(filter_string="name LIKE 'throughline/data-%'")
-    return found.name
+    names = [found.name]
+    return mlflow.search_runs(experiment_names=names, output_format="list", **wanted)

@@ -173,7 +173,6 @@ pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not tested and how to have it tested."""
     reasons = [
         report.longrepr[2]
         for report in terminalreporter.stats.get("skipped", [])

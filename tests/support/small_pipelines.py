@@ -112,12 +112,10 @@ def pipeline(
 
 
 def batches(pipe, **extent):
-    """The batches of a pipeline, as NumPy's arrays."""
     return list(pipe.dataset(**extent).as_numpy_iterator())
 
 
 def same(one, two):
-    """Whether the batches of two lists are equal."""
     return len(one) == len(two) and all(
         np.array_equal(part, other)
         for pair in zip(one, two, strict=True)

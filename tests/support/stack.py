@@ -42,9 +42,7 @@ class Stack:
         return self.post_json(path, body, method=method)
 
     def post_json(self, path: str, body: Any, *, method: str = "POST") -> requests.Response:
-        """Send a request that changes something to Prefect, with the token that its protection
-        against forged requests asks for.
-        """
+        """Send such a request with the token that asks for protection against forged ones."""
         headers = {
             "Prefect-Csrf-Token": csrf_token(self.server, self.user),
             "Prefect-Csrf-Client": "tests",

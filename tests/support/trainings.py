@@ -77,9 +77,7 @@ def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
 
 
 def run_with_stops(params, layout, folder, *stops, pipeline="optimized"):
-    """Train until the end, but stop after each of these numbers of steps and go on from there;
-    returns the rows and the weights.
-    """
+    """The same, stopped after each of these numbers of steps to go on from there."""
     for steps in stops:
         with pytest.raises(Stop):
             run(params, layout, folder, stop_after=steps, pipeline=pipeline)
@@ -97,7 +95,6 @@ def validate(models, params, layout):
 
 
 def assert_same(trained, other):
-    """Two trainings have given the very same rows and weights."""
     (rows, weights), (other_rows, other_weights) = trained, other
     assert rows == other_rows
     assert all(np.array_equal(one, same) for one, same in zip(weights, other_weights, strict=True))

@@ -24,6 +24,7 @@ from throughline.config.params import check
 from throughline.data.ingest import ingest
 from throughline.data.manifest import digest_rows, read_manifest
 from throughline.data.shards.index import read_shard_index
+from throughline.data.sources.table import scan as scan_table
 from throughline.measurement.equality import digest_example, iterate_examples
 from throughline.models.builders import Target
 from throughline.models.inference import save_trained_model
@@ -332,3 +333,24 @@ def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(
     other = {"categorical": ["colour"], "missing": {"colour": "category"}}
     with pytest.raises(UnreadableSource, match="all lines: no column colour; did you mean color"):
         scan(path, tmp_path / "manifest", **other)
+
+
+@pytest.mark.parametrize(
+    ("labels", "setting", "kind", "classes"),
+    [
+        ([0, 1, 2] * 10, "auto", "class", ["0", "1", "2"]),
+        (range(1000, 1030), "class", "class", [str(year) for year in range(1000, 1030)]),
+        (range(1000, 1030), "number", "number", []),
+        ([0.0, 1.0, None] * 10, "auto", "class", ["0", "1"]),
+        ([151.0 + row for row in range(30)], "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "auto", "number", []),
+        ([0.5, 1.0, 1.5] * 10, "class", "class", ["0.5", "1", "1.5"]),
+        ([True, False, True] * 10, "auto", "class", ["False", "True"]),
+    ],
+)
+def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"size": np.arange(30.0) / 2, "y": list(labels)}).to_parquet(path)
+    settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
+    scanned = scan_table(settings)
+    assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.kills import signaled_at
 from tests.support.own_code import each
-from tests.support.project import SMALL, experiment_of, run, run_quietly, run_stages, write_params
+from tests.support.project import SMALL, run, run_quietly, run_stages, runs_of, write_params
 from tests.support.small_data import flip_bit
 from throughline.shared.file_lock import hold_outputs
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def executed(output: str) -> list[str]:
-    """Names of the stages that DVC ran."""
     return re.findall(r"Running stage '([^']+)'", output)
 
 
@@ -51,8 +50,7 @@ def test_a_fresh_project_runs_every_stage_once_and_its_results_are_complete_and_
 @pytest.mark.core
 def test_mlflow_has_one_run_per_configuration_with_the_agreed_names(finished):
     folder, _ = finished
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    runs = mlflow.search_runs(experiment_names=[experiment_of(folder)], output_format="list")
+    runs = runs_of(folder)
     assert {run.data.tags["pipeline"] for run in runs} == {"naive", "optimized"}
     for found in runs:
         assert {
@@ -111,7 +109,6 @@ def build(input_shape, outputs):
 
 @pytest.mark.slow
 def test_the_profile_computes_as_the_training_does(first):
-    """In its precision, with its seed and as deterministically."""
     folder, _ = first
     (folder / "my_models.py").write_text(NOTING)
     params = copy.deepcopy(SMALL) | {"model": {"name": "my_models:build"}}
@@ -186,10 +183,6 @@ def test_a_training_that_was_ended_and_killed_ends_alike_and_mlflow_has_each_epo
     undisturbed = read_losses(history)
     history.unlink()
 
-    def started_run():
-        names = [experiment_of(folder)]
-        return mlflow.search_runs(experiment_names=names, max_results=1, output_format="list")[0]
-
     seen = set()
     for number, code, status in (
         (signal.SIGTERM, 128 + signal.SIGTERM, "KILLED"),
@@ -197,11 +190,11 @@ def test_a_training_that_was_ended_and_killed_ends_alike_and_mlflow_has_each_epo
     ):
         output = run(folder, *signaled_at(2, "/at-", number, *TRAIN), code=code)
         assert "Traceback" not in output and not history.exists(), "nothing half-done is visible"
-        seen.add(started_run().info.run_id)
-        assert started_run().info.status == status
+        seen.add(runs_of(folder)[0].info.run_id)
+        assert runs_of(folder)[0].info.status == status
     assert "resuming interrupted training" in run(folder, "python", "-m", *TRAIN)
     assert read_losses(history) == undisturbed
-    ended = started_run()
+    ended = runs_of(folder)[0]
     assert seen == {ended.info.run_id} and ended.info.status == "FINISHED"
     for name in ("train/loss", "val/loss"):
         history = mlflow.MlflowClient().get_metric_history(ended.info.run_id, name)

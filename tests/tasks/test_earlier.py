@@ -131,7 +131,6 @@ def test_one_file_less_changes_one_shard_and_its_rows(growing):
 
 
 def test_what_own_code_reads_is_not_forgotten(growing):
-    """A file that an op reads, and is listed for that, is another: nothing is copied."""
     before = read_prepared(growing)
     (growing / "stamp.txt").write_text("4")
     assert not read_copied(run(growing, "dvc", "repro", "snapshot"))
@@ -149,7 +148,6 @@ def test_a_cache_that_lacks_a_column_costs_time_alone(growing, tmp_path):
 
 
 def test_dvc_records_no_other_identity_than_that_which_the_results_have(growing):
-    """An op that is edited after the stage that writes identities is not taken for the earlier."""
     own = growing / "my_ops.py"
     before = own.read_text()
     own.write_text(before.replace("// 2", "// 3"))

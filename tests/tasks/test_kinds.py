@@ -218,7 +218,6 @@ def place_of(name: str) -> int:
 
 @pytest.mark.parametrize("prepared", LISTED, indirect=True)
 def test_columns_and_targets_are_those_of_their_row(prepared):
-    """In the snapshot; every configuration delivers the same."""
     params, data = prepared.open()
     schema = data.shards.schema
     columns = COLUMNS if COLUMNS in prepared.kind.inputs else "features"

@@ -148,7 +148,6 @@ LEFT_OUT = [
 
 @pytest.mark.parametrize(("key", "expected"), LEFT_OUT)
 def test_what_params_yaml_leaves_out_has_its_default_under_dvc(clean, key, expected):
-    """Stages are out of date where the default is another value, and no stage refuses to run."""
     params = copy.deepcopy(PARAMS)
     section = params[key[0]] if len(key) > 1 else params
     del section[key[-1]]
@@ -185,7 +184,6 @@ def test_a_change_of_the_program_concerns_what_it_decides(
 def test_another_version_of_a_library_concerns_the_stages_that_it_decides(
     clean, tmp_path, monkeypatch
 ):
-    """Locked and not installed, nothing runs; installed, too, what it decides reruns."""
     before = read_identities(clean / "data" / "identities")
     lock = (clean / "uv.lock").read_text()
     for library in sorted({name for names in LIBRARIES.values() for name in names}):

@@ -107,7 +107,6 @@ def test_what_an_interrupted_training_kept_leaves_the_finished_one_finished(away
 
 
 def count_runs():
-    """How many runs the store has of what is tested here."""
     return len(mlflow.search_runs(search_all_experiments=True, output_format="list"))
 
 

@@ -59,7 +59,6 @@ with open_comparison(RunKey(dataset='photos', pipeline='fast', data_digest='d'),
 
 @pytest.fixture
 def report(mlflow_store):
-    """Where a report is."""
     (mlflow_store / "report").mkdir()
     comparison(row("fast")).write(mlflow_store / "report")
     return mlflow_store / "report"

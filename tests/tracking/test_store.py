@@ -163,7 +163,6 @@ print(
     ),
 )
 def test_servers_of_this_machine_are_asked_without_a_proxy(set_by_user, direct):
-    """By requests (MLflow), httpx (Prefect) and what else reads the environment."""
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     done = run_python(PROXIED, without=("NO_PROXY", "no_proxy"), **proxies, **set_by_user)
     rule = "no rule" if direct == "*" else "None"

@@ -42,7 +42,6 @@ def build_for(target, path=None, *, shape=(4,), dtype="float32", **settings):
 
 
 def build(path=None, *, outputs=3, **settings):
-    """A network of classes."""
     return build_for(Target(kind="class", shape=(outputs,)), path, **settings).network
 
 

@@ -12,12 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mlflow
 import pytest
 
 from flows.run.fork_server import stage_server
-from tests.support import project
-from tests.support.project import SMALL, environment, make_project, run_stages, write_params
+from tests.support.project import (
+    SMALL,
+    environment,
+    make_project,
+    run_stages,
+    runs_of,
+    write_params,
+)
 from tests.support.stack import wait_for
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
@@ -143,7 +148,6 @@ class Trainings:
         write_params(self.folder, params)
 
     def start(self, *, fault: str = "none 0 0", **environment: str) -> subprocess.Popen[str]:
-        """Begin to train with what params.yaml says."""
         return subprocess.Popen(
             [sys.executable, "-m", "tasks.train", "--pipeline", "optimized"],
             cwd=self.folder, env={**self.environment, "FAULT": fault, **environment},
@@ -151,7 +155,6 @@ class Trainings:
         )  # fmt: skip
 
     def train(self, *, code: int | None = 0, fault: str = "none 0 0") -> str:
-        """Train, and return what was printed."""
         with self.start(fault=fault) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code or (code is None and process.returncode), output
@@ -163,7 +166,6 @@ class Trainings:
 
     @property
     def results(self) -> Path:
-        """The folder that the stages write into."""
         return self.folder / "runs" / "optimized"
 
     @property
@@ -250,7 +252,6 @@ def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_sam
 def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
     trainings, small_disk
 ):
-    """The first costs a line, the second ends the stage; results of before are there."""
     kept = trainings.results.with_name("kept")
     for name in ("plan.json", "input.json"):
         shutil.copy(trainings.results / name, small_disk / name)
@@ -344,9 +345,7 @@ def test_mlflow_hears_of_the_end_of_those_that_are_ended_together(trainings):
         os.killpg(process.pid, signal.SIGTERM)  # as supervisors do
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), output
-    experiment = project.experiment_of(trainings.folder)
-    newest, *_ = mlflow.search_runs(experiment_names=[experiment], output_format="list")
-    assert newest.info.status == "KILLED"
+    assert runs_of(trainings.folder)[0].info.status == "KILLED"
 
 
 def test_where_one_process_cannot_keep_its_state_none_keeps_checkpoints(trainings):

@@ -214,7 +214,6 @@ EARLY = "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}"
 def test_a_training_that_ends_before_its_results_are_written_trains_no_step_again(
     layout, tmp_path, own, capsys, stopping, epochs, by
 ):
-    """After its last epoch, or after the one that early stopping ends it with."""
     more = "train.epochs=4", "train.checkpoint_every=3 epochs"
     ends = f"train.early_stopping={stopping}", f"train.callbacks=[{own}:Crashing]"
     params = params_of(*USUAL, *more, *ends)
