@@ -119,14 +119,9 @@ def undecodable(photos, tmp_path_factory):
 
 def take(folder, manifest, settings):
     names = dict(zip(manifest.examples["key"], manifest.examples["id"], strict=True))
-    return write_snapshot(
-        read_shard_index(folder / "shards"),
-        ShardFiles(folder=folder / "shards"),
-        Destination(folder=folder / "snapshot"),
-        preprocess=PREPROCESS,
-        settings=settings,
-        names=lambda: names,
-    ).index
+    shards, out = folder / "shards", Destination(folder=folder / "snapshot")
+    options = {"preprocess": PREPROCESS, "settings": settings, "names": lambda: names}
+    return write_snapshot(read_shard_index(shards), ShardFiles(folder=shards), out, **options).index
 
 
 def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_stop_it(undecodable):

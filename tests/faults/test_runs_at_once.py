@@ -19,10 +19,7 @@ from tests.support.stack import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
     "without changes": [[], []],
-    "of one name": [
-        ["--set", "shard.min_shards=3", "--name", "x"],
-        ["--set", "shard.min_shards=5", "--name", "x"],
-    ],
+    "of one name": [["--set", f"shard.min_shards={count}", "--name", "x"] for count in (3, 5)],
 }
 PREPARE = (sys.executable, "-m", "flows.prepare_data", "--verbose")
 

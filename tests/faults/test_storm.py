@@ -95,10 +95,8 @@ def run_stages_alone(folder: Path, data: Path) -> Path:
 def read_results(root: Path) -> dict[str, object]:
     """Digests of shards and snapshot, and the history of the training but for its speed."""
     with (root / "runs" / "optimized" / "history.csv").open() as file:
-        history = [
-            {name: value for name, value in row.items() if "per_s" not in name}
-            for row in csv.DictReader(file)
-        ]
+        rows = csv.DictReader(file)
+        history = [{name: it for name, it in row.items() if "per_s" not in name} for row in rows]
     found = [path for name in ("shards", "snapshot") for path in (root / "data" / name).rglob("*")]
     files = [path for path in found if path.is_file()]
     return {str(path.relative_to(root)): digest_file(path) for path in files} | {"rows": history}

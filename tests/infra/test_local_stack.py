@@ -86,10 +86,8 @@ def compared(local, running) -> str:
     """A comparison that it has completed, one configuration through its tf.data service."""
     address = f"grpc://127.0.0.1:{local.home.settings.input_port}"
     service = {"read": "shards", "service": {"address": address, "sharding": "static"}}
-    overlay = {
-        "pipelines!": {"naive": {"read": "shards"}, "service": service},
-        "train": {"deterministic": False},
-    }
+    pipelines = {"naive": {"read": "shards"}, "service": service}
+    overlay = {"pipelines!": pipelines, "train": {"deterministic": False}}
     stack = local.stack()
     flow_run = stack.start("comparison", changes={"overlay": overlay}, name="compared")
     stack.completed(flow_run)
@@ -105,11 +103,8 @@ def test_a_comparison_runs_on_it_with_examples_from_its_input_service(local, com
 
 
 def test_everything_with_a_password_asks_for_it_on_loopback_alone(local, compared):
-    ours = {
-        process.pid
-        for name in ("postgres", "weed", "prefect", "mlflow")
-        for process in [*processes_of(local.project, name), *processes_of(local.folder, name)]
-    }
+    folders, names = (local.project, local.folder), ("postgres", "weed", "prefect", "mlflow")
+    ours = {it.pid for where in folders for name in names for it in processes_of(where, name)}
     found = [one for one in psutil.net_connections("tcp") if one.pid in ours]
     listening = [one.laddr for one in found if one.status == psutil.CONN_LISTEN]
     asked = {local.prefect, local.tracking, local.home.settings.s3_port}

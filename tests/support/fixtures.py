@@ -123,9 +123,8 @@ def trained_at_once(stack) -> tuple[list[str], int]:
     completed; the most runs whose measured stages were at work at the same time.
     """
     changes = {"epochs": 1, "overrides": ["train.learning_rate=0.02"]}
-    runs = [
-        stack.start("training", pipeline=name, changes=changes) for name in ("naive", "optimized")
-    ]
+    names = ("naive", "optimized")
+    runs = [stack.start("training", pipeline=name, changes=changes) for name in names]
     most = 0
     while any(stack.state(flow_run)["state_type"] not in ENDED for flow_run in runs):
         most = max(most, len(measuring_folders(stack.project)))

@@ -49,11 +49,8 @@ def killed_at(operation: int, work: Callable[[], object]) -> bool:
 
         def hook(event: str, arguments: tuple) -> None:
             nonlocal left
-            # Opening for reading changes nothing.
-            changes = event.startswith(("os.", "shutil.")) or (
-                event == "open" and arguments[1] != "r"
-            )
-            if changes:
+            writes = event == "open" and arguments[1] != "r"
+            if writes or event.startswith(("os.", "shutil.")):
                 left -= 1
                 if left < 0:
                     os._exit(KILLED)  # at once, as a kill

@@ -21,9 +21,8 @@ def make_items(rows: int) -> pd.DataFrame:
     Every 19th has no size; the third has no weight, and the fifth no text.
     """
     draw = np.random.default_rng(3)
-    texts = [
-        " ".join([f"{number}", *draw.choice(WORDS, size=1 + number % 30)]) for number in range(rows)
-    ]
+    words = (draw.choice(WORDS, size=1 + number % 30) for number in range(rows))
+    texts = [" ".join([f"{number}", *some]) for number, some in enumerate(words)]
     sizes = np.arange(rows) / 4
     table = pd.DataFrame(
         {

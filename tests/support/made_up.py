@@ -23,9 +23,8 @@ def made_up(kind: Any) -> Any:
     """A value of a type: of a dataclass with all its fields, of a union that of its first type."""
     if dataclasses.is_dataclass(kind):
         types_of = get_type_hints(kind)
-        return kind(
-            **{field.name: made_up(types_of[field.name]) for field in dataclasses.fields(kind)}
-        )
+        names = [field.name for field in dataclasses.fields(kind)]
+        return kind(**{name: made_up(types_of[name]) for name in names})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return made_up(arguments[0])

@@ -43,9 +43,8 @@ def predict_with(
 ) -> tuple[list[dict[str, str]], Counts]:
     """The same with a model that is open."""
     out = io.StringIO()
-    counts = write_predictions(
-        trained, paths, out, wanted=Wanted(**wanted), batch_size=7, show_progress=False
-    )
+    options = {"wanted": Wanted(**wanted), "batch_size": 7, "show_progress": False}
+    counts = write_predictions(trained, paths, out, **options)
     return list(csv.DictReader(io.StringIO(out.getvalue()))), counts
 
 

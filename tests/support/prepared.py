@@ -34,20 +34,14 @@ def snapshot(
 ) -> SnapshotIndex:
     """Write a snapshot of shards that are files."""
     files, destination = ShardFiles(folder=shards_folder), Destination(folder=out)
-    return write_snapshot(
-        shards, files, destination, preprocess=preprocess, settings=settings
-    ).index
+    options = {"preprocess": preprocess, "settings": settings}
+    return write_snapshot(shards, files, destination, **options).index
 
 
 def take_snapshot(params: Params, layout: Layout) -> SnapshotIndex:
     """Write the snapshot of what the parameters preprocess."""
-    return snapshot(
-        read_shard_index(layout.shards),
-        layout.shards,
-        layout.snapshot,
-        preprocess=params.preprocess,
-        settings=params.snapshot,
-    )
+    options = {"preprocess": params.preprocess, "settings": params.snapshot}
+    return snapshot(read_shard_index(layout.shards), layout.shards, layout.snapshot, **options)
 
 
 def link_data(data: Path, root: Path, *, snapshot: bool = True) -> Layout:

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from tests.support.shared_servers import ROOT, prefect_template, shared_libraries, shared_prefect
 
 Started = subprocess.Popen[str]
+TOGETHER = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}  # both streams
 CODE = (
     *("throughline", "tasks", "flows", "whowaits", "infra/demo", "infra/local", "infra/store.py"),
     *("dvc.yaml", "prefect.yaml", "worker.yaml", "params.yaml", "uv.lock", "infra/mlflow-auth.ini"),
@@ -92,15 +93,10 @@ def copy_project(source: Path, folder: Path) -> Path:
     """Copy a project with all that it has; its MLflow store leads to the copy's artifacts."""
     shutil.copytree(source, folder, symlinks=True)
     with closing(sqlite3.connect(folder / "mlflow.db")) as store, store:
-        for table, column in (
-            ("experiments", "artifact_location"),
-            ("runs", "artifact_uri"),
-            ("logged_models", "artifact_location"),
-        ):
-            store.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
-                (source.as_uri(), folder.as_uri()),
-            )
+        moved = (source.as_uri(), folder.as_uri())
+        for table in ("experiments", "runs", "logged_models"):
+            column = "artifact_uri" if table == "runs" else "artifact_location"
+            store.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", moved)
     return folder
 
 
@@ -156,29 +152,15 @@ def start(folder: Path, *command: str, shared: Mapping[str, str] = MappingProxyT
     """Start a command in the project; both streams are its output. It has servers of its own,
     unless variables name those that tests share.
     """
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(folder) | shared,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return subprocess.Popen(command, cwd=folder, env=environment(folder) | shared, **TOGETHER)
 
 
 def run(folder: Path, *command: str, code: int | None = 0) -> str:
     """Run a command in the project, with the servers that tests share, and return what it printed,
     both streams; fail on another exit code than `code`.
     """
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(folder) | share_servers(command),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    variables = environment(folder) | share_servers(command)
+    done = subprocess.run(command, cwd=folder, env=variables, check=False, **TOGETHER)
     assert code is None or done.returncode == code, (
         f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
     )
@@ -198,14 +180,9 @@ def run_python(
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env={**inherited, "PYTHONPATH": path, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    options = {"cwd": folder, "env": {**inherited, "PYTHONPATH": path, **variables}}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == ends_with, done.stdout + done.stderr
     return done
 

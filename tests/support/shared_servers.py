@@ -31,11 +31,8 @@ class PrefectTemplate:
         template = self.folder / "prefect"
         with FileLock(self.folder / "prefect.lock"):
             if not template.exists():
-                made = {
-                    **environment,
-                    "PREFECT_HOME": str(self.folder / "prefect.partial"),
-                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                }
+                made = {**environment, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+                made |= {"PREFECT_HOME": str(self.folder / "prefect.partial")}
                 command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
                 subprocess.run(command, env=made, check=True, capture_output=True)
                 (self.folder / "prefect.partial").rename(template)
@@ -76,13 +73,9 @@ class SharedLibraries(_Shared):
     def _address(self) -> str:
         """Of the server, which starts when it is first asked for."""
         address = str(self.folder / "libraries")
-        server = supervised(
-            [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES],
-            folder=ROOT,
-            environment=dvc_environment({}),
-            output=subprocess.DEVNULL,
-        )
-        self._running.enter_context(server)
+        command = [sys.executable, "-m", "flows.run.fork_server", address, *self.MODULES]
+        where = {"folder": ROOT, "environment": dvc_environment({}), "output": subprocess.DEVNULL}
+        self._running.enter_context(supervised(command, **where))
         return address
 
 

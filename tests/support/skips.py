@@ -41,15 +41,11 @@ def _mounts() -> bool:
 
 def _namespaces() -> bool:
     name = f"throughline{os.getpid() % 10_000}"
-    made = (
-        shutil.which("ip")
-        and not subprocess.run(
-            ["ip", "netns", "add", name], capture_output=True, check=False
-        ).returncode
-    )
-    if made:
-        subprocess.run(["ip", "netns", "del", name], check=True)
-    return bool(made)
+    add = ["ip", "netns", "add", name]
+    if not shutil.which("ip") or subprocess.run(add, capture_output=True, check=False).returncode:
+        return False
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return True
 
 
 def make_memory_cgroup() -> Path | None:
@@ -173,17 +169,11 @@ pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reasons = [
-        report.longrepr[2]
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple)
-    ]
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [one.longrepr[2] for one in skipped if isinstance(one.longrepr, tuple)]
     counts = Counter(name for name in map(needed, reasons) if name)
     if counts:
         terminalreporter.section("NOT TESTED ON THIS MACHINE", sep="!", red=True, bold=True)
     for name, count in counts.items():
-        terminalreporter.line(
-            f"{count} tests need {name}: {NEEDS[name].untested}. To have it tested:"
-            f" {NEEDS[name].remedy}",
-            red=True,
-        )
+        said = f"{count} tests need {name}: {NEEDS[name].untested}. To have it tested:"
+        terminalreporter.line(f"{said} {NEEDS[name].remedy}", red=True)

@@ -55,25 +55,16 @@ class SnapshotsOf(dict):
 
 def prepare_snapshot(prepared, out, kind, **settings):
     """Write a snapshot of prepared data into a folder of its own, and open it."""
-    snapshot(
-        read_shard_index(prepared / "shards"),
-        prepared / "shards",
-        out,
-        preprocess=PREPROCESS[kind],
-        settings=SnapshotSettings(**settings),
-    )
+    shards = prepared / "shards"
+    options = {"preprocess": PREPROCESS[kind], "settings": SnapshotSettings(**settings)}
+    snapshot(read_shard_index(shards), shards, out, **options)
     return open_snapshot(prepared, out, kind)
 
 
 def open_snapshot(prepared, out, kind, **more):
     """Prepared data with its snapshot; `more` as `open_prepared_data` takes it."""
-    return open_prepared_data(
-        manifest=prepared / "manifest",
-        shards=prepared / "shards",
-        snapshot=out,
-        preprocess=PREPROCESS[kind],
-        **more,
-    )
+    places = {"manifest": prepared / "manifest", "shards": prepared / "shards", "snapshot": out}
+    return open_prepared_data(**places, preprocess=PREPROCESS[kind], **more)
 
 
 def pipeline(

@@ -43,10 +43,8 @@ class Stack:
 
     def post_json(self, path: str, body: Any, *, method: str = "POST") -> requests.Response:
         """Send such a request with the token that asks for protection against forged ones."""
-        headers = {
-            "Prefect-Csrf-Token": csrf_token(self.server, self.user),
-            "Prefect-Csrf-Client": "tests",
-        }
+        token = csrf_token(self.server, self.user)
+        headers = {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "tests"}
         url = f"{self.server}/api/{path}"
         return request_patiently(method, url, json=body, auth=self.user, headers=headers)
 
@@ -176,9 +174,8 @@ def started(project: Path, *command: str) -> Iterator[str]:
     yield "".join(said)
     process.send_signal(signal.SIGINT)
     assert process.wait(240) == 0
-    assert not processes_of(project, "prefect") and not processes_of(project, "mlflow"), (
-        "Ctrl-C leaves no process"
-    )
+    left = [*processes_of(project, "prefect"), *processes_of(project, "mlflow")]
+    assert not left, "Ctrl-C leaves no process"
 
 
 @contextmanager

@@ -36,13 +36,10 @@ def use_small_pieces(patched):
 
 def write(folder: Path, out: Path, url: str = "", *, kind: str = "arrays", fraction: float = 1.0):
     """The snapshot of prepared data, in a folder or with its columns in a store."""
-    write_snapshot(
-        read_shard_index(folder / "shards"),
-        ShardFiles(folder=folder / "shards"),
-        Destination(folder=out, store=open_store(url) if url else None),
-        preprocess=PREPROCESS[kind],
-        settings=SnapshotSettings(fraction=fraction),
-    )
+    shards = folder / "shards"
+    destination = Destination(folder=out, store=open_store(url) if url else None)
+    options = {"preprocess": PREPROCESS[kind], "settings": SnapshotSettings(fraction=fraction)}
+    write_snapshot(read_shard_index(shards), ShardFiles(folder=shards), destination, **options)
 
 
 def open_stored(

@@ -10,10 +10,8 @@ from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, Workspace, open_workspace
 from tests.support.project import SMALL, git, write_params
 
-CHEAP = (
-    "stages:\n  report:\n    cmd: echo made > made.txt\n    params: [batch_size]\n    outs:"
-    " [made.txt]\n"
-)
+REPORT = "{cmd: echo made > made.txt, params: [batch_size], outs: [made.txt]}"
+CHEAP = f"stages:\n  report: {REPORT}\n"
 
 
 def cheap_project(folder: Path) -> Path:

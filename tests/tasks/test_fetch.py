@@ -145,20 +145,14 @@ def test_what_is_nowhere_to_be_had_is_told_with_all_that_was_tried(dataset, tmp_
         fetch("fashion_mnist", tmp_path / "raw")
 
 
-def add(folder):
-    (folder / "mine.txt").write_text("mine")
+HAPPENS = {
+    "added": lambda folder: (folder / "mine.txt").write_text("mine"),
+    "changed": lambda folder: min(folder.glob("*.gz")).write_bytes(b"mine"),
+    "linked": lambda folder: folder.symlink_to(folder.rename(folder.with_name("elsewhere"))),
+}
 
 
-def change(folder):
-    next(iter(sorted(folder.glob("*.gz")))).write_bytes(b"mine")
-
-
-def link_elsewhere(folder):
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to(folder.with_name("elsewhere"))
-
-
-@pytest.mark.parametrize("happens", [add, change, link_elsewhere])
+@pytest.mark.parametrize("happens", HAPPENS.values(), ids=HAPPENS)
 def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp_path, happens):
     write_files(tmp_path / "user", dataset)
     folder = tmp_path / "raw" / "fashion_mnist"

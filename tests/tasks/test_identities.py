@@ -272,10 +272,17 @@ def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, s
         assert summary == f"{warm} examples/s{doubt}, {said}"
 
 
-@pytest.mark.parametrize(("rows", "said"), [(3, "within its last epoch"), (2, "after 2 of 3")])
-def test_where_a_training_was_stopped_is_said(rows, said):
-    stopped = SimpleNamespace(ended_by="train.callbacks", rows=[{}] * rows)
-    assert said in describe_stop(stopped, TrainSettings(epochs=3))
+@pytest.mark.parametrize(
+    ("rows", "by", "said"),
+    [
+        (3, "train.callbacks", "stopped early, within its last epoch"),
+        (2, "train.early_stopping", "stopped early after 2 of 3 epochs"),
+        (3, "", ""),
+    ],
+)
+def test_where_a_training_was_stopped_is_said(rows, by, said):
+    stopped = SimpleNamespace(ended_by=by, rows=[{}] * rows)
+    assert describe_stop(stopped, TrainSettings(epochs=3)) == said
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ()])

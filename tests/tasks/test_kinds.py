@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,10 +204,8 @@ def trained(prepared) -> Project:
 def test_every_configuration_delivers_the_same_examples(prepared):
     params, data = prepared.open()
     for split in data.shards.splits:
-        compared = {"split": split, "purpose": "compare"}
-        digest_of_all(
-            {name: open_input_pipeline(params, name, data, **compared) for name in params.pipelines}
-        )
+        opened = partial(open_input_pipeline, params, data=data, split=split, purpose="compare")
+        digest_of_all({name: opened(name) for name in params.pipelines})
 
 
 def place_of(name: str) -> int:
@@ -222,9 +221,8 @@ def test_columns_and_targets_are_those_of_their_row(prepared):
     schema = data.shards.schema
     columns = COLUMNS if COLUMNS in prepared.kind.inputs else "features"
     names = read_manifest(prepared.layout.manifest).examples.set_index("key")["id"]
-    sizes = pd.to_numeric(prepared.table["size"]).fillna(
-        (schema.columns or schema.input.columns).medians["size"]
-    )
+    medians = (schema.columns or schema.input.columns).medians
+    sizes = pd.to_numeric(prepared.table["size"]).fillna(medians["size"])
     pipeline = open_stored_pipeline(params, next(iter(params.pipelines)), data, split="train")
     for batch in pipeline.dataset().as_numpy_iterator():
         places = [place_of(names[key]) for key in batch["key"]]
@@ -249,9 +247,8 @@ def test_a_model_of_each_kind_is_trained_reported_and_logged(trained):
     assert [row.pipeline for row in compared.configurations] == [name]
     assert first in compared.missing, "which was not trained"
     client = mlflow.MlflowClient(f"sqlite:///{trained.folder / 'mlflow.db'}")
-    (logged,) = client.search_logged_models(
-        [one.experiment_id for one in client.search_experiments()]
-    )
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    (logged,) = client.search_logged_models(experiments)
     assert logged.status == LoggedModelStatus.READY
     served = mlflow.models.Model.load(logged.artifact_location.removeprefix("file://"))
     assert served.signature.inputs.is_tensor_spec()
@@ -334,10 +331,8 @@ def test_a_series_is_continued_as_it_goes_on(trained):
 @pytest.mark.parametrize("prepared", ["mails"], indirect=True)
 def test_a_fitted_tokenizer_is_in_the_snapshot_and_batches_by_length_pad_less(trained):
     layout = trained.layout
-    naive, by_length = (
-        BuildResult.read(layout.results(name)).sequence_batches.padding_pct
-        for name in trained.kind.pipelines
-    )
+    built = (BuildResult.read(layout.results(name)) for name in trained.kind.pipelines)
+    naive, by_length = (one.sequence_batches.padding_pct for one in built)
     assert by_length < naive
     (tokenizer,) = read_index(layout.snapshot).files.items()
     assert tokenizer == ("tokenizer.model", digest_file(layout.snapshot / "tokenizer.model"))

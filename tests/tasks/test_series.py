@@ -54,10 +54,8 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
     for split, (begin, end) in bounds.items():
         pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
         batches = list(pipe.dataset().as_numpy_iterator())
-        features, label, key = (
-            np.concatenate([batch[part] for batch in batches])
-            for part in ("features", "label", "key")
-        )
+        parts = ("features", "label", "key")
+        features, label, key = (np.concatenate([one[part] for one in batches]) for part in parts)
         assert features.shape == (pipe.examples, 8, 3) and label.shape == (pipe.examples, 2, 1)
         np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
         np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
@@ -68,9 +66,8 @@ def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(seri
 def test_no_window_crosses_a_gap_of_a_series(tmp_path):
     times = np.concatenate([np.arange(300), np.arange(310, 1010)])  # a gap in time before row 300
     cells = [f"{row}" if row not in (100, 101, 650) else "" for row in range(1000)]
-    lines = (
-        f"{time},{cell},{row}" for row, (time, cell) in enumerate(zip(times, cells, strict=True))
-    )
+    rows = enumerate(zip(times, cells, strict=True))
+    lines = (f"{time},{cell},{row}" for row, (time, cell) in rows)
     (tmp_path / "series.csv").write_text("\n".join(["time,a,b", *lines]))
     document = series_document(tmp_path / "series.csv", targets=["b"])
     document["data"] |= {"time_column": "time", "missing": "cut", "numeric": ["a", "b"]}
@@ -89,9 +86,8 @@ def test_no_window_crosses_a_gap_of_a_series(tmp_path):
         ]
         for name in ("naive", "windowed"):
             pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
-            features = np.concatenate(
-                [batch["features"] for batch in pipe.dataset().as_numpy_iterator()]
-            )
+            batches = pipe.dataset().as_numpy_iterator()
+            features = np.concatenate([batch["features"] for batch in batches])
             assert pipe.examples == len(starts) == len(features)
             np.testing.assert_array_equal(features[:, :, 1], np.add.outer(starts, range(8)))
 
@@ -124,9 +120,8 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
     means = errors.mean(axis=(0, 1), dtype=np.float64)
     errors = dict(zip(("column_0", "column_2"), means, strict=True))
     assert evaluation.mae_by_target == pytest.approx(errors)
-    assert evaluation.metrics == pytest.approx(
-        {f"test/mae/{name}": error for name, error in errors.items()}
-    )
+    metrics = {f"test/mae/{name}": error for name, error in errors.items()}
+    assert evaluation.metrics == pytest.approx(metrics)
     assert Evaluation.read(tmp_path) == evaluation
 
 

@@ -29,11 +29,8 @@ def commit(folder: Path, params: dict) -> Path:
     run_identities(folder)
     stages = YAML(typ="safe").load((folder / "dvc.yaml").read_text())["stages"]
     for stage, definition in stages.items():
-        outs = [
-            *definition.get("outs", ()),
-            *definition.get("metrics", ()),
-            *(next(iter(plot)) for plot in definition.get("plots", ())),
-        ]
+        kinds = ("outs", "metrics", "plots")
+        outs = [out for kind in kinds for out in definition.get(kind, ())]
         for out in outs if stage != "identities" else ():
             name = out if isinstance(out, str) else next(iter(out))
             name = name.replace("${data.fetch}", params["data"]["fetch"])
@@ -86,7 +83,8 @@ def run_identities(folder: Path) -> None:
 
 
 NEW, CONSTANT = "\nfrom throughline", "\nNEW = 1\nfrom throughline"
-ACCURATE = 'dct: Literal["fast", "accurate"] = "accurate"'
+DCT = 'dct: Literal["fast", "accurate"] = '
+MULTIPLE = 'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = '
 # What is changed, and the stages that it concerns.
 BY_DVC = [
     ("my_ops.py", "+ BY", "+ 7 * BY", EVERY_RUN),
@@ -109,18 +107,8 @@ def test_dvc_sees_every_change_and_runs_the_stages_whose_identities_are_others(
 
 SETTINGS = [
     ("data", '"reject", "keep"] = "reject"', '"reject", "keep"] = "keep"', each("ingest")),
-    (
-        "pipeline",
-        ACCURATE.replace('= "accurate"', '= "fast"'),
-        ACCURATE,
-        each(*MEASURED, "race", "report"),
-    ),
-    (
-        "training",
-        'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"',
-        'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = 2',
-        each(*MEASURED, "race"),
-    ),
+    ("pipeline", f'{DCT}"fast"', f'{DCT}"accurate"', each(*MEASURED, "race", "report")),
+    ("training", f'{MULTIPLE}"auto"', f"{MULTIPLE}2", each(*MEASURED, "race")),
     ("training", "passes over the training split", "how often the training split is read", set()),
     # What is computed from settings concerns every stage.
     ("pipeline", "return self.model_dump() != EXACT_DECODING", "return True", each(*LIBRARIES)),

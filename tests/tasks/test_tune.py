@@ -15,6 +15,7 @@ from tasks import tune as stage
 from tasks.tune import apply, find_key, read_answer, tune
 from tests.support.answers import ANSWER
 from tests.support.kills import signaled_at
+from tests.support.prepared import link_data
 from tests.support.project import ROOT, SMALL, write_params
 from tests.support.stack import wait_for
 from throughline.config.params import check, load_params
@@ -29,7 +30,7 @@ from throughline.tuning.key import FOLDER
 @pytest.fixture
 def project(layout, tmp_path):
     write_params(tmp_path, SMALL)
-    (tmp_path / "data").symlink_to((layout.root / "data").resolve())
+    link_data(layout.root / "data", tmp_path)
     return tmp_path
 
 
@@ -95,15 +96,9 @@ def test_the_same_question_is_answered_from_the_earlier_search(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(
-    project, layout, start
-):
+def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(project, start):
     pipelines = {"naive": SMALL["pipelines"]["naive"]}  # each one more is a process more
     write_params(project, {**SMALL, "batch_size": 4, "pipelines": pipelines})
-    (project / "data").unlink()
-    (project / "data").mkdir()
-    for name in ("manifest", "shards", "snapshot"):
-        (project / "data" / name).symlink_to((layout.root / "data" / name).resolve())
     cost = SnapshotCost(seconds=0.5, examples_per_s=400.0, bytes_per_example=128.0)
     cost.write(project / "data")
     first = start(signal.SIGSTOP)

@@ -178,15 +178,12 @@ def test_sigterm_ends_a_run_as_killed_however_often_it_comes(mlflow_store):
 
 
 LOSING_ITS_STORE = """
-import shutil, sys
-from throughline.tracking.experiments import RunKey
+import mlflow, os, shutil
 from throughline.shared.layout import STORE_HOME
+from throughline.tracking.experiments import RunKey
 from throughline.tracking.recorder import Recorder
-import os
-os.environ[STORE_HOME] = sys.argv[1]
-import mlflow
 with Recorder(RunKey(dataset="lost", pipeline="naive", data_digest="d")) as recorder:
-    shutil.rmtree(sys.argv[1])
+    shutil.rmtree(os.environ[STORE_HOME])
     recorder.log_metrics({"train/loss": 1.0}, step=0)
 print("sent", recorder.sent, "active", mlflow.active_run())
 """
@@ -196,7 +193,7 @@ print("sent", recorder.sent, "active", mlflow.active_run())
 def test_a_store_that_vanished_is_one_line_and_none_when_the_process_exits(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
-    done = run_python(LOSING_ITS_STORE, str(home), without=("MLFLOW_",))
+    done = run_python(LOSING_ITS_STORE, without=("MLFLOW_",), **{STORE_HOME: str(home)})
     assert "sent False active None" in done.stdout
     assert (done.stdout + done.stderr).count("cannot be written") == 1
     assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr

@@ -40,13 +40,8 @@ def test_what_params_decide_reaches_own_classes_and_functions(optimizer):
         return {f"{__name__}:{name}": arguments for name, arguments in named.items()}
 
     network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
-    settings = TrainSettings(
-        optimizer=own(optimizer),
-        loss=own("OwnEntropy"),
-        metrics=[own("OwnMean")],
-        schedule="constant",
-        learning_rate=0.5,
-    )
+    named = {"optimizer": own(optimizer), "loss": own("OwnEntropy"), "metrics": [own("OwnMean")]}
+    settings = TrainSettings(**named, schedule="constant", learning_rate=0.5)
     compile_model(network, settings, target=Target(kind="class", shape=(4,)), steps=3)
     assert float(network.optimizer.learning_rate) == 0.5
     assert network.loss.get_config()["from_logits"] is True

@@ -18,6 +18,7 @@ from throughline.training.step_function import StepFunction, StepTimer
 pytestmark = pytest.mark.integration
 
 STEPS, EPOCHS = 5, 3
+FALLING = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=0.0)
 
 
 def train(count):
@@ -153,8 +154,7 @@ def test_a_row_is_the_same_after_a_checkpoint_and_its_logs_are_those_it_was_made
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_rate_is_that_of_a_step_as_its_schedule_computes_it(wrapped):
-    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=0.0)
-    inner = keras.optimizers.SGD(schedule)
+    inner = keras.optimizers.SGD(FALLING)
     optimizer = keras.optimizers.LossScaleOptimizer(inner) if wrapped else inner
     optimizer.build([keras.Variable(np.ones(2))])
     inner.iterations.assign(5)
@@ -163,8 +163,7 @@ def test_a_rate_is_that_of_a_step_as_its_schedule_computes_it(wrapped):
 
 
 def test_where_gradients_are_added_up_a_rate_is_still_that_of_the_step():
-    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=0.0)
-    optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
+    optimizer = keras.optimizers.SGD(FALLING, gradient_accumulation_steps=4)
     optimizer.build([keras.Variable(np.ones(2))])
     optimizer._iterations.assign(8)
     assert read_rate(optimizer, ahead=0) == pytest.approx(float(optimizer.learning_rate))

@@ -31,10 +31,8 @@ NEEDS = {"naive": FREE, "optimized": FREE, "stored": STORED, "cached": CACHED, C
 
 
 def steady(**rates):
-    return {
-        **{name: [rate, 1.01 * rate, 0.99 * rate, rate, rate] for name, rate in rates.items()},
-        CEILING: [100_000.0] * 5,
-    }
+    around = {name: [rate, 1.01 * rate, 0.99 * rate, rate, rate] for name, rate in rates.items()}
+    return around | {CEILING: [100_000.0] * 5}
 
 
 def chosen(one, own=("naive", "optimized"), needs=NEEDS, **more):
@@ -66,9 +64,8 @@ def test_the_more_race_the_more_certain_a_lead_has_to_be():
     slow = {str(number): [500.0] * 5 for number in range(20)}
     few, many = race(rates, epochs=30), race({**rates, **slow}, epochs=30)
     assert [chosen(each, own=("naive",)).outcome for each in (few, many)] == ["found", "kept"]
-    assert compose_sentence(chosen(few, own=("naive",)), few, FREE) == (
-        "tuned: 28 s for 30 epochs, 1.08× naive (1.02 to 1.14)"
-    )
+    said = compose_sentence(chosen(few, own=("naive",)), few, FREE)
+    assert said == "tuned: 28 s for 30 epochs, 1.08× naive (1.02 to 1.14)"
 
 
 def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
@@ -164,9 +161,8 @@ def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does
     one = race(steady(stored=5000.0, cached=5000.0), costs={}, epochs=10)
     choice = chosen(one, own=())
     assert (choice.outcome, choice.name) == ("found", "stored"), "a tie, and less memory"
-    assert compose_sentence(choice, one, FREE).endswith(
-        "none of your own configurations can be trained within the budgets"
-    )
+    said = compose_sentence(choice, one, FREE)
+    assert said.endswith("none of your own configurations can be trained within the budgets")
 
 
 def test_what_is_gained_is_said_against_one_that_the_choice_has_met():

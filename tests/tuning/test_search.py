@@ -49,9 +49,8 @@ def surveyed(prepared):
 
 def question_about(layout, params, **budgets):
     given = read_budgets(**{"epochs": 3, **budgets})
-    return Question(
-        params=params, root=layout.root, budgets=given, limits=find_limits(given, layout.root)
-    )
+    limits = find_limits(given, layout.root)
+    return Question(params=params, root=layout.root, budgets=given, limits=limits)
 
 
 def rate_of(name):
@@ -195,9 +194,8 @@ def test_the_same_question_has_the_same_key(prepared, monkeypatch):
 
     def key(params=params, own_files=(), needs=None, **budgets):
         given = read_budgets(**{"epochs": 3, **budgets})
-        return digest_question(
-            without_tuned(params), prepared, given, own_files=own_files, needs=needs
-        )
+        own = {"own_files": own_files, "needs": needs}
+        return digest_question(without_tuned(params), prepared, given, **own)
 
     before = key()
     assert key() == before != key(epochs=4)

@@ -1,5 +1,7 @@
 """The space of candidates, and the proof of the winner."""
 
+import itertools
+
 import pytest
 
 from tests.support.project import SMALL
@@ -60,12 +62,8 @@ def test_ones_own_and_the_rules_of_thumb_come_first():
 
 def test_forms_differ_in_their_plans_and_in_nothing_that_decides_examples():
     candidates = space().candidates
-    assert all(
-        one.plan != other.plan
-        for number, one in enumerate(candidates)
-        for other in candidates[:number]
-        if one.family not in (OWN, RULES)
-    )
+    pairs = itertools.combinations(candidates, 2)
+    assert all(one.plan != other.plan for other, one in pairs if one.family not in (OWN, RULES))
     snapshots = [each for each in candidates if each.family == "snapshot"]
     assert len(snapshots) == 6, "three kinds of parallel calls, two places"
     assert {each.config.deterministic for each in candidates} == {True}

@@ -105,11 +105,9 @@ def test_a_part_of_the_snapshot_fits_into_the_disk_and_the_memory_that_there_are
 
     def part(**limits):
         surveyed = survey(PARAMS, root, [], replace(unlimited, **limits))
-        return [
-            (each.config.snapshot.fraction, surveyed.needs[each.name].disk_bytes)
-            for each in surveyed.space.candidates
-            if each.family == "snapshot_part"
-        ]
+        parts = [one for one in surveyed.space.candidates if one.family == "snapshot_part"]
+        needs = surveyed.needs
+        return [(one.config.snapshot.fraction, needs[one.name].disk_bytes) for one in parts]
 
     assert part() == []
     disk = whole - 0.6 * values + 1
