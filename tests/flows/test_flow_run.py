@@ -174,9 +174,8 @@ def test_what_contradicts_itself_is_refused_before_any_stage(opened):
 def test_a_bar_is_full_after_the_last_stage(monkeypatch):
     shown = []
     monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_, **__: "a bar")
-    monkeypatch.setattr(
-        artifacts, "update_progress_artifact", lambda _, share, **__: shown.append(share)
-    )
+    update = "update_progress_artifact"
+    monkeypatch.setattr(artifacts, update, lambda _, share, **__: shown.append(share))
     progress = artifacts.StageProgress(4)
     for stage in PREPARATION:
         progress.advance(stage)

@@ -1,6 +1,4 @@
-"""A real browser for tests of what people see. Pictures go to the folder that SCREENSHOTS names,
-where one is named.
-"""
+"""A real browser for tests of what people see; pictures go to the folder SCREENSHOTS, if set."""
 
 import os
 import shutil

@@ -80,7 +80,7 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(shared, array_file) -> Iterator[tuple[Path, str]]:
-    """A project of two configurations after its first `dvc repro`, which printed so; to look at."""
+    """A project to look at after its first `dvc repro`, and what that printed."""
     folder, output = shared / "finished" / "project", shared / "finished" / "output.txt"
     with FileLock(shared / "finished.lock"):
         if not output.exists():
@@ -119,9 +119,7 @@ def stack(tmp_path_factory, finished) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def trained_at_once(stack) -> tuple[list[str], int]:
-    """Trainings of both configurations with changes, started together as the form starts them, and
-    completed; the most runs whose measured stages were at work at the same time.
-    """
+    """Both trainings with changes, started together, and the most that were measured at a time."""
     changes = {"epochs": 1, "overrides": ["train.learning_rate=0.02"]}
     names = ("naive", "optimized")
     runs = [stack.start("training", pipeline=name, changes=changes) for name in names]

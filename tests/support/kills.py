@@ -1,6 +1,4 @@
-"""Processes that are stopped or killed at a chosen operation, however busy the machine is: Python
-announces each of them to audit hooks.
-"""
+"""Processes that are stopped or killed at a chosen operation, which Python tells audit hooks."""
 
 import itertools
 import os
@@ -65,7 +63,5 @@ def killed_at(operation: int, work: Callable[[], object]) -> bool:
 
 
 def kills_at_each_operation(work: Callable[[], object]) -> Iterator[int]:
-    """Kill `work` before its first file operation, then before its second, and so on until it comes
-    to its end; yields the number of the operation after each kill.
-    """
+    """Kill `work` before its first file operation, its second, and so on; yields their numbers."""
     return itertools.takewhile(lambda operation: killed_at(operation, work), itertools.count())

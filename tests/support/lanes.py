@@ -15,9 +15,7 @@ _FIRST = (STACK, "local", "slow", "core", "integration")  # fixtures and marks
 
 
 def slow_but_first(cases: Sequence[Any]) -> list:
-    """Values for `parametrize`: all cases, of which all but the first are slow; a case of several
-    values is a tuple.
-    """
+    """All cases for `parametrize`, all but the first slow; a case of several values is a tuple."""
     first, *others = cases
     values = [each if isinstance(each, tuple) else (each,) for each in others]
     return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in values)]

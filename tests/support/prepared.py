@@ -1,6 +1,4 @@
-"""Data through ingest, shards and snapshot in the process of a test, and as links into a project of
-its own.
-"""
+"""Data through ingest, shards and snapshot in the process of a test, and links to them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A project of one's own in a temporary folder: this code, its own params.yaml, git and DVC, small
-data.
-"""
+"""A project of one's own in a temporary folder: this code, git, DVC, small data."""
 
 import importlib
 import os
@@ -149,16 +147,12 @@ def share_servers(command: Sequence[str]) -> dict[str, str]:
 
 
 def start(folder: Path, *command: str, shared: Mapping[str, str] = MappingProxyType({})) -> Started:
-    """Start a command in the project; both streams are its output. It has servers of its own,
-    unless variables name those that tests share.
-    """
+    """Start a command in the project, with servers of its own unless variables name shared ones."""
     return subprocess.Popen(command, cwd=folder, env=environment(folder) | shared, **TOGETHER)
 
 
 def run(folder: Path, *command: str, code: int | None = 0) -> str:
-    """Run a command in the project, with the servers that tests share, and return what it printed,
-    both streams; fail on another exit code than `code`.
-    """
+    """Run a command in the project with shared servers; returns what it printed, both streams."""
     variables = environment(folder) | share_servers(command)
     done = subprocess.run(command, cwd=folder, env=variables, check=False, **TOGETHER)
     assert code is None or done.returncode == code, (
@@ -175,9 +169,7 @@ def run_python(
     ends_with: int = 0,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code of this checkout in a process of its own, in its environment these variables
-    and none whose name begins as one of `without`; fail on another exit code than `ends_with`.
-    """
+    """Run code of this checkout, without variables whose names begin as one of `without`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
     command = [sys.executable, "-c", code, *arguments]

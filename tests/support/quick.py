@@ -45,9 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a file that is marked as a whole, and a folder of such files, and with them the
-    libraries that they import.
-    """
+    """Leave out files that are marked as a whole, and with them the libraries that they import."""
     if not config.getoption("quick"):
         return None
     files = collection_path.glob("test_*.py") if collection_path.is_dir() else [collection_path]

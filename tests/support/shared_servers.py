@@ -56,9 +56,7 @@ class _Shared:
 
 
 class SharedLibraries(_Shared):
-    """A server of stages that has imported their libraries, started once per process of the tests:
-    half of a short stage is these imports. A stage has the program of its own project.
-    """
+    """A server of stages that has their libraries; a stage has the program of its own project."""
 
     MODULES = (
         *("keras", "matplotlib.figure", "mlflow.store.tracking.sqlalchemy_store"),
@@ -83,9 +81,7 @@ shared_libraries = SharedLibraries()
 
 
 class SharedPrefect(_Shared):
-    """A server of Prefect for the flows that tests run as commands, each with a home of its own:
-    half of a short flow is the start of its own server.
-    """
+    """A server of Prefect for flows that tests run as commands, each with a home of its own."""
 
     def environment(self, command: Sequence[str]) -> dict[str, str]:
         """The variables by which a command that runs a flow finds it."""

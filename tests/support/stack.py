@@ -1,6 +1,4 @@
-"""A running `make ui` or `make stack` for tests: started for real, asked through its APIs, stopped
-as a person would stop it.
-"""
+"""A running `make ui` or `make stack`: started for real, asked through its APIs, and stopped."""
 
 import contextlib
 import functools
@@ -160,9 +158,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
 
 @contextmanager
 def started(project: Path, *command: str) -> Iterator[str]:
-    """Start servers in a project by one of its commands, whose stages take their libraries from a
-    server that has them; yields what it said. Ctrl-C at the end, which must leave no process.
-    """
+    """What servers say that a command starts; Ctrl-C at the end, which must leave no process."""
     process = start(project, sys.executable, *command, shared=shared_libraries.environment())
     said = []
     for line in process.stdout or ():

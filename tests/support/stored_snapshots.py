@@ -1,6 +1,4 @@
-"""Snapshots in small chunks, whole or in part, and with columns in an object store, in many small
-objects; tests/pipelines/conftest.py has the fixtures.
-"""
+"""Snapshots in small chunks, whole or in part, also in many small objects of a store."""
 
 import itertools
 import multiprocessing
@@ -65,9 +63,7 @@ def _in_small_pieces(work: Callable, arguments: tuple[object, ...]) -> None:
 def kill_at(
     proxy: Proxy, request: tuple[str, str, int], work: Callable, arguments: tuple[object, ...]
 ) -> None:
-    """Do some work in a process that is killed at its n-th request of a method for a path with some
-    part, before it has the answer.
-    """
+    """Do work in a process that is killed at its n-th request of a kind, before the answer."""
     wanted, part, number = request
     spawn = multiprocessing.get_context("spawn")
     process = spawn.Process(target=_in_small_pieces, args=(work, arguments))

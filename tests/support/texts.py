@@ -1,6 +1,4 @@
-"""Small texts of very different length in two classes, through ingest, shards and snapshot, for
-tests.
-"""
+"""Small texts of very different length in two classes, through ingest, shards and snapshot."""
 
 from pathlib import Path
 from typing import Any

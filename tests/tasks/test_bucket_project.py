@@ -1,6 +1,4 @@
-"""A project whose source, shards and snapshot are in a bucket: its results are those of files, and
-DVC sees what changes there and runs what follows and nothing else.
-"""
+"""A project whose data is in a bucket has the results of files, and DVC sees what changes there."""
 
 import copy
 import json
@@ -52,9 +50,7 @@ def read_results(folder: Path):
 
 @pytest.fixture
 def project(array_file, bucket_url, tmp_path) -> Path:
-    """A project with photos in source/photos and in the bucket, read from there; a worker of a Dask
-    cluster puts shards and columns there, too.
-    """
+    """A project whose photos, here and in the bucket, a Dask worker prepares into the bucket."""
     stored = {"storage": {"url": f"{bucket_url}/stored"}, "engine": {"workers": 1}}
     params = params_of(f"{bucket_url}/photos", **stored)
     folder = make_project(tmp_path / "project", array_file, params)

@@ -1,6 +1,4 @@
-"""The whole DAG as a user runs it: `dvc repro` in a fresh project; then again, after changes,
-pushed and pulled, each in a copy of it; what `throughline.assembly.profiling` measures and says.
-"""
+"""The whole DAG as a user runs it: `dvc repro` in a fresh project, then in changed copies of it."""
 
 import copy
 import json

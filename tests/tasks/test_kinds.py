@@ -1,6 +1,4 @@
-"""Every kind of data takes the same way: the same examples in every configuration, every stage, and
-a model whose predictions of files, and as a SavedModel, are those of its evaluation.
-"""
+"""Every kind of data takes the same way, and its model predicts files as it is evaluated."""
 
 import copy
 import re
@@ -209,9 +207,7 @@ def test_every_configuration_delivers_the_same_examples(prepared):
 
 
 def place_of(name: str) -> int:
-    """The place in its table of the example with this id, by the last number in it; rows of texts
-    are counted from 1.
-    """
+    """Its place in its table, by the last number in its id; rows of texts are counted from 1."""
     return int(re.findall(r"\d+", name)[-1]) - ("row" in name)
 
 

@@ -80,8 +80,7 @@ def close(parent, report, *rows, promotion="none"):
 
 
 def find_runs(tags):
-    every = {"search_all_experiments": True, "output_format": "list"}
-    return mlflow.search_runs(filter_string=tags, **every)
+    return mlflow.search_runs(filter_string=tags, search_all_experiments=True, output_format="list")
 
 
 def find_children(parent):

@@ -1,6 +1,4 @@
-"""Optimizer, loss, metrics and schedule by name, and models that their builders compile: what is
-asked for is what trains, whatever the configuration.
-"""
+"""Optimizer, loss, metrics, schedule, compiled models: what is asked for is what trains."""
 
 from contextlib import nullcontext
 from dataclasses import replace

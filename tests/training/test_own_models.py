@@ -105,9 +105,7 @@ KEY = RunKey(dataset="own", pipeline="p", data_digest="d")
 
 
 def log(own, kind, folder):
-    """Log a model as train does, and a metric after it; returns the run, what MLflow serves of it,
-    and the model.
-    """
+    """Log a model as train does; returns the run, what MLflow serves of it, and the model."""
     recorder = Recorder(KEY)
     module, model = own(OWN[kind][0])
     save_model(model, folder / "model.keras")

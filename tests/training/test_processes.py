@@ -1,6 +1,4 @@
-"""Several processes that train together, each a real one: they train what one would, differ in
-nothing, and end together whatever happens to one of them.
-"""
+"""Real processes that train together train what one would, and end together whatever happens."""
 
 import copy
 import csv

@@ -1,6 +1,4 @@
-"""A training that is interrupted after any step goes on with the very losses and weights of one
-that never stopped.
-"""
+"""A training that is interrupted after any step goes on as one that never stopped, bit for bit."""
 
 import sys
 from dataclasses import replace

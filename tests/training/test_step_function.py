@@ -22,9 +22,7 @@ FALLING = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=
 
 
 def train(count):
-    """Train on batches that say which step they are for; returns the losses, the steps, their times
-    and the model.
-    """
+    """Train on batches that say for which step they are; returns losses, steps, times and model."""
     order, seen = [], keras.callbacks.History()
 
     def numbered(step):

@@ -1,6 +1,4 @@
-"""A search races, chooses, and goes on from its journal: over contestants of given rates, and once
-over real ones on small data.
-"""
+"""A search races, chooses, and goes on from its journal, over contestants of given rates."""
 
 import math
 from dataclasses import replace
