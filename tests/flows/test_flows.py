@@ -166,7 +166,7 @@ def test_a_failing_stage_says_its_reason_once_and_by_which_name_the_run_goes_on(
     assert "Traceback" not in said and "Finished in state" not in said
     log = Path(re.search(r"Log: (\S+)", said)[1]).read_text()
     assert "broken.npz" in log and "Finished in state Failed" in log, "what Prefect says is there"
-    name = re.search(r"^the same command with --name (\S+) goes on", said, re.MULTILINE)[1]
+    name = re.search(r"^the same command with --name (\S+) continues", said, re.MULTILINE)[1]
     shutil.copy(folder / "source" / "data.npz", source)
     again = run(folder, *command, "--name", name)
     assert re.search(r"^· fetch +up to date$", again, re.MULTILINE), "it is finished there"

@@ -371,5 +371,6 @@ def test_under_dvc_both_processes_race_as_one_each_on_its_slice(trainings):
     result = RaceResult.read(trainings.folder / "race")
     raced = result.configurations["optimized"]
     assert result.processes == 2 and raced.exchange_ms is not None
-    # Each waits 10 ms for its half of 32 examples; the last batch of 120 has 24.
-    assert raced.model_alone.value == pytest.approx(120 / 4 / 0.01, rel=0.2)
+    turns = [turn for each in result.rounds for turn in each.turns.values()]
+    rates = [2 * turn.examples / turn.seconds for turn in turns]  # a turn counts one process's half
+    assert min(rates) <= raced.model_alone.value <= 120 / 4 / 0.01, "a step waits for 10 ms"
