@@ -13,6 +13,7 @@ from functools import partial
 
 from throughline.config.cli import stage_cli
 from throughline.data.columns.index import Column, verify
+from throughline.data.shards.files import REPAIRED
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.shared.errors import CorruptColumn, CorruptShard, ObjectStoreFailed
@@ -67,7 +68,8 @@ def main() -> None:
             raise type(damage[0])("\n".join(map(str, damage)))
         repaired = [shard.name for shard in shards if shard.repaired]
         if repaired:
-            echo(f"verify: repaired shards are in {stored.snapshot_folder}: {', '.join(repaired)}")
+            folder = stored.snapshot_folder / REPAIRED
+            echo(f"verify: repaired shards are in {folder}: {', '.join(repaired)}")
         splits, column = stored.snapshot.splits.values(), stored.input_column
         rows = sum(split.count for split in splits)
         values = sum(split.rows(column) for split in splits)

@@ -218,6 +218,7 @@ def feature(kind: str, module: str = "tensor_feature", **more) -> dict:
 IMAGE = feature("Image", image={"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}})
 CLASS = feature("ClassLabel", classLabel={"numClasses": "2"})
 PHOTOS = {"image": IMAGE, "label": CLASS}
+SPLIT = {"name": "train", "shardLengths": ["1"]}
 
 
 def tensor(dtype: str, *sizes: int, encoding: str = "none") -> dict:
@@ -318,8 +319,13 @@ def test_whole_numbers_that_float32_does_not_hold_are_counted(tmp_path, dtype, h
         ({}, {}, "names no features"),
         (
             PHOTOS,
-            {"splits": [{"shardLengths": ["x"], "name": "train"}]},
+            {"splits": [{**SPLIT, "shardLengths": ["x"]}]},
             "is not as TensorFlow Datasets writes it",
+        ),
+        (
+            PHOTOS,
+            {"splits": [{**SPLIT, "filepathTemplate": "../{SPLIT}"}]},
+            "names ../train, which is outside",
         ),
         ({"image": tensor("float5", 3), "label": CLASS}, {}, "data type .float5. not understood"),
     ],

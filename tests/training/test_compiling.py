@@ -174,7 +174,7 @@ def test_a_model_of_two_inputs_is_refused(own):
 
 def test_builder_and_params_cannot_both_compile(own):
     models = build(f"{own}:build")
-    with pytest.raises(UnknownModel, match=r"train.loss: the model's builder compiles it"):
+    with pytest.raises(UnknownModel, match=r"train.loss: not used, because the model's builder"):
         compile_model(models.network, TrainSettings(loss="mse"), target=CLASSES, steps=3)
     with pytest.raises(UnknownModel, match=r"train\.optimizer"):  # its default, but written down
         compile_model(models.network, TrainSettings(optimizer="adam"), target=CLASSES, steps=3)

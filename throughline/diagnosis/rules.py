@@ -285,6 +285,7 @@ def _buffer_memory(facts: Facts) -> str | None:
     return f"the shuffle buffer takes up to {used:,.0f} MiB of memory"
 
 
+# Its docstring is the value in the table of rules in docs/measuring.md.
 def _count_readers(facts: Facts) -> int:
     """as many as `interleave.cycle_length`"""
     return facts.config.interleave.cycle_length if facts.config.interleave else 1

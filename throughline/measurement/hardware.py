@@ -141,7 +141,7 @@ class UsageMonitor:
 
 
 def describe_machine() -> dict[str, str | int | float | list[str]]:
-    """Describe the machine and versions; measurements are comparable only if these are equal."""
+    """Describe the machine and its software; `name_machine` tells which machines are comparable."""
     handles, _ = visible_gpus()
     return {
         "cpu": read_cpu_name(),

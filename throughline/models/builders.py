@@ -47,7 +47,8 @@ class Target:
     Attributes:
       kind: `soft_labels` are classes whose labels are vectors, because examples are mixed.
       shape: (classes,), the shape of the numbers to predict, or (vocabulary,).
-      mean, scale: Of each target's numbers in the training split, (targets,); empty if unknown.
+      mean, scale: Mean and standard deviation (1 if constant) of each target in the training split,
+        (targets,); empty unless numbers are predicted.
     """
 
     kind: Literal["class", "soft_labels", "regression", "next_token"]

@@ -196,7 +196,7 @@ class _Process:
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             return f"was killed by {name}" + (", perhaps for lack of memory" if code == -9 else "")  # noqa: PLR2004
-        return f"ended with exit code {code}"
+        return "stopped answering" if code is None else f"ended with exit code {code}"
 
 
 def _find_context() -> Any:

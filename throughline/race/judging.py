@@ -236,7 +236,10 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return how much longer a step takes in training than in the race, without exchange [ms]."""
+    """Return how much longer a step takes in training, with gradients exchanged, than in the race.
+
+    In milliseconds; None for a single process, which exchanges none, or if steps were not timed.
+    """
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None

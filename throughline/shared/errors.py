@@ -136,8 +136,8 @@ class UnsavableModel(UserError):
 
 
 class OutdatedModel(UserError):
-    """A trained model does not say how to use it, or was trained with ops or a version of the
-    program that no longer exist. Train it again.
+    """A trained model's file is damaged, does not say how to use it, or needs code or a version of
+    the program that are not there. Train it again, unless the message says otherwise.
     """
 
 
@@ -176,8 +176,9 @@ class InvalidBudget(UserError):
 
 
 class Untunable(UserError):
-    """`tasks.tune` cannot search here: an epoch is too short to measure, several hosts train
-    together, or the result cannot be written to params.yaml.
+    """`tasks.tune` cannot search here, or cannot write its result to params.yaml: an epoch is too
+    short to measure, several hosts train together, nothing could be trained, or data, code or
+    params.yaml changed meanwhile. The message gives the reason.
     """
 
 
@@ -230,7 +231,7 @@ class DiskRefused(UserError):
 
 class OutOfMemory(UserError):
     """A tensor or an array did not fit into the free memory of a GPU or of the machine. The message
-    names its shape and the device.
+    names its shape or size, and the device, if they are known.
     """
 
 

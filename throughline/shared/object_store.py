@@ -312,7 +312,7 @@ def _explain(error: Exception, provider: Provider) -> str:
             f" {provider.variables}_ALLOW_HTTP=true"
         )
     tries = re.search(r"after (\d+) retries", text)
-    again = f", also when tried {tries[1]} times more" if tries and tries[1] != "0" else ""
+    again = f", in each of {int(tries[1]) + 1} attempts" if tries and tries[1] != "0" else ""
     if status:
         return f"the store answered {what} ({status[1]}){again}"
     reason = re.sub(r"\?\S+", "", text.rpartition("HTTP error: ")[2] or text).strip()

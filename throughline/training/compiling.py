@@ -151,8 +151,8 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
     ]
     if both:
         raise UnknownModel(
-            f"{', '.join(both)}: the model's builder compiles it, with an optimizer, loss and"
-            " metrics of its own; remove this from params.yaml, or compile() from the builder"
+            f"{', '.join(both)}: not used, because the model's builder compiles the model; remove"
+            " these keys from params.yaml, or the call of compile() from the builder"
         )
     if settings.steps_per_execution > 1:
         model.steps_per_execution = settings.steps_per_execution

@@ -26,7 +26,10 @@ TIMED_OUT = 75  # exit code of a process that exceeded its time limit
 
 
 class Deadline:
-    """Ends this process, with a message, if it waits longer than a limit, which a thread checks."""
+    """Ends this process, with a message, if it waits longer than a limit for the others.
+
+    A thread checks the limit; while the process connects to the others, a second process does.
+    """
 
     def __init__(self, worker: TrainingWorker | None = None, addresses: Sequence[str] = ()) -> None:
         self._worker, self._addresses = worker, addresses

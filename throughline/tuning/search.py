@@ -1,9 +1,11 @@
 """The search for the configuration with the shortest training, within budgets.
 
 The phases are: the user's own configurations, rules of thumb and the model alone; the likeliest
-form of each family; other forms of the best families; forms next to the fastest; a final. After
-each phase, candidates leave that the fastest certainly beats. Measurements are journaled, so an
-interrupted search continues. Imports no TensorFlow.
+form of each family; the leanest forms of families whose likeliest was dropped; other forms of the
+best families; forms next to the fastest; a final. It ends after the first phase if the input hardly
+matters. After each phase, candidates leave that the fastest certainly beats, and all but the best
+few of those that the search proposed. Measurements are journaled, so an interrupted search
+continues. Imports no TensorFlow.
 """
 
 import time

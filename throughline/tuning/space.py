@@ -203,7 +203,10 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
 def _forms(
     values: Mapping[str, Any], conditions: Conditions
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the forms of a family, the likeliest first, as (name suffix, fields)."""
+    """Yield a family's forms as (name suffix, fields), the likeliest fastest one first.
+
+    A family says where examples are read and cached; a form says how their ops run.
+    """
     stored, resident = values["read"] == "snapshot", values.get("snapshot_on") == "device"
     streams = values["read"] in ("shards", "arrays")
     for vectorize, parallel, where, deterministic in product(

@@ -59,11 +59,13 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, 8, dimensions)):
         raise UnreadableSource(
-            f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions"
+            f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions",
+            "get the published file again",
         )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != int(np.prod(shape)):
         raise UnreadableSource(
-            f"{path} holds {len(content) - header} values, but its header says {shape}"
+            f"{path} holds {len(content) - header} values, but its header says {shape}",
+            "get the published file again",
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -140,7 +140,7 @@ class _Reading:
         levels = [level % len(parts) for level in levels]
         splits = {self._names[parts[level]].split for level in levels}
         if len(splits) > 1:
-            raise self._refuse(f"{folder} names several splits", "rename its folders")
+            raise self._refuse(f"the path {folder} names several splits", "rename all but one")
         common = min(self._common, levels[0])
         label = "/".join(part for at, part in enumerate(parts) if at >= common and at not in levels)
         return Place(split=splits.pop(), label=label)

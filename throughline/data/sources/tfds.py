@@ -81,6 +81,11 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             name = template
             for key, value in values.items():
                 name = name.replace(f"{{{key}}}", value)
+            if ".." in name.split("/") or name.startswith("/"):
+                raise UnreadableSource(
+                    f"{root}: dataset_info.json names {name}, which is outside of that folder;"
+                    " prepare the dataset again"
+                )
             # Splits with other names, such as `unsupervised`, are left out.
             kind = SPLITS_BY_WORD.get(split["name"])
             if kind and length:

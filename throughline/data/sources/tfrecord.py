@@ -119,7 +119,9 @@ def find_shards(
     Shards have the splits that their names say; left-out ones have an entry of `data.leave_out`.
     """
     if not root.exists():
-        raise DataNotFound(f"{root} does not exist; `data.path` must be a folder of TFRecord files")
+        raise DataNotFound(
+            f"{root} does not exist; `data.path` must be a TFRecord file, or a folder of them"
+        )
     paths = (
         [root]
         if root.is_file()

@@ -97,7 +97,7 @@ class Session:
 
     @property
     def ends_the_first(self) -> bool:
-        """Whether the script is ended after its first training, which may then get more steps."""
+        """Whether the script is ended after its first training, which then may get more epochs."""
         ends = self.options.channel is not None or not self.options.keep
         return ends and self.options.training == 1
 

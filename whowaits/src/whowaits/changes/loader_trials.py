@@ -176,7 +176,7 @@ class LoaderTrials:
         return gap_s > GAP_SHARE * (gap_s + steps * step_ms / 1e3)
 
     def _keep_workers(self, change: LoaderChange) -> LoaderChange | None:
-        """Return the change with persistent workers, too, if its gaps are long, else None."""
+        """Return the change with persistent workers, or None if gaps between epochs are short."""
         if self._loader.persistent_workers or not change.more_workers:
             return None
         step_ms = self._timing.step_ms / self.found[0].gain
@@ -189,7 +189,7 @@ class LoaderTrials:
         return perf_counter() + 2 * block_s < self._deadline
 
     def _is_refused(self, change: LoaderChange) -> bool:
-        """Refuse a change of a stream, which workers may repeat, unless it delivers the same."""
+        """Return whether not to try a change of a stream, since workers repeat or lose examples."""
         if not is_iterable(self._torch, self._loader):
             return False
         meaning, says = self._show(change)

@@ -317,7 +317,7 @@ class _Clock:
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop the training if its input gave no batch, or after its last epoch if not timed."""
+        """Stop a training without input, or after the script's epochs unless it is measured."""
         if self.timed:
             self.timed.close_epoch()
         if self.training:

@@ -12,7 +12,7 @@ IDLE_CORES = 0.2  # so many in use count as none
 PAUSE_S, IDLE_PAUSES = 0.02, 3  # idle pauses in a row, because parallel calls pause, too
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-# A control group's limit, usage, and file cache, which can be dropped.
+# A control group's files of limit and usage; what begins its file cache's line in memory.stat.
 GROUP_FILES = ("memory.max", "memory.current", "inactive_file ")
 GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
 
@@ -37,7 +37,7 @@ def memory_left_bytes() -> int | None:
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Yield the folders of this process's control groups and their parents, with file names."""
+    """Yield folders of this process's control groups and their parents, with `GROUP_FILES`."""
     for line in _text(PROC / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if "memory" in controllers.split(","):
