@@ -322,7 +322,7 @@ def test_names_of_several_files_of_one_person_or_video_are_noticed(names, notice
     ("group", "words"),
     [
         ("(p[0-9)", "is not a regular expression: unterminated character set"),
-        ("p[0-9]", r"names no column; a regular expression needs one \(…\)"),
+        ("p[0-9]", r"names no column; a regular expression needs one group \(…\)"),
         ("(p[0-9])", r"matches 2 of 3 ids, but not a/q1_1\.png"),
     ],
 )

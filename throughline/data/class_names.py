@@ -37,9 +37,9 @@ def drop_odd_classes(
 
 
 def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
-    """Raise UnreadableSource if two names look the same but are stored differently.
+    """Raise UnreadableSource if two names differ only in Unicode normalization.
 
-    macOS, for example, stores é as two characters, and Linux as one.
+    They look the same: macOS, for example, stores é as two characters, and Linux as one.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -61,7 +61,7 @@ def find_alike(what: str, names: Sequence[str], remedy: str) -> list[str]:
 
 
 def find_unlabeled(balance: Mapping[str, Mapping[str, int]], settings: DataSettings) -> list[str]:
-    """Return a warning about classes named as if a label were missing; folders are not checked."""
+    """Return a warning about classes named as if a label were missing; not for class folders."""
     counts, kind = sum(map(Counter, balance.values()), Counter()), SOURCES[settings.source]
     marks = list_marks(counts, *_UNKNOWN) if kind.label_kind else []
     if not marks:
@@ -121,8 +121,8 @@ def leave_out_unlabeled(
 ) -> tuple[pd.DataFrame, tuple[str, ...], dict[str, int]]:
     """Drop and count the examples whose label -1 means that they have no label.
 
-    -1 has this meaning if the source lists classes without it, or if there are several others,
-    numbered from 0 or 1, and `data.label_kind` is not `class`.
+    -1 has this meaning if the source lists classes without it, or if the other classes are several
+    numbers from 0 or 1 on and `data.label_kind` is not `class`; never in class folders.
 
     Raises:
       UnreadableSource: labels are -1, 0 and 1, and -1 is so frequent that it may be a class.
@@ -163,14 +163,15 @@ def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
     for name in settings.leave_out:
         if f"data.leave_out: {name}" not in left_out:
             raise UnreadableSource(
-                f"{settings.path}: data.leave_out: {name} matches no folder, file or class"
+                f"{settings.path}: data.leave_out: {name} matches no folder, file or class; correct"
+                " or remove the name"
             )
 
 
 def compare_splits(
     balance: Mapping[str, Mapping[str, int]], given: Collection[str], path: str
 ) -> list[str]:
-    """Return warnings about classes that only some splits have.
+    """Return warnings about classes that the training split or a `given` split lacks.
 
     `balance` is the number of examples by split and class; `given` are the source's own splits.
 

@@ -1,6 +1,6 @@
-"""Draws sample pictures of the training split, a row for each class, into one small PNG.
+"""Draws sample pictures of the training split, a row for each of the largest classes, into one PNG.
 
-It accompanies the data at a glance. Which examples are drawn depends only on their contents.
+It accompanies the tables of `glance.py`. Which examples are drawn depends only on their contents.
 """
 
 import io
@@ -26,10 +26,10 @@ _GAP, _NAME_WIDTH, _LETTERS = 4, 150, 22
 
 
 def write_sheet(manifest: Manifest, classes: Sequence[str], *, out: Path) -> None:
-    """Draw examples of the first `classes` next to the manifest, which will be moved to `out`.
+    """Draw examples of the first `classes` into the manifest's folder, later renamed to `out`.
 
-    Draws nothing if examples are not images, are in a bucket or cannot be read, or if even the
-    smallest sheet is too large.
+    Draws nothing if examples are not images, are files in a bucket or cannot be read, or if even
+    the smallest sheet is too large.
     """
     if manifest.schema.is_series or manifest.schema.input.encoding.modality != "images":
         return

@@ -39,10 +39,10 @@ STEPS_PER_BLOCK = 4096  # consecutive time steps in one record
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """The result of examining a source; keys and splits are not assigned yet.
+    """The result of examining a source, before keys, class numbers and open splits are assigned.
 
     Attributes:
-      rows: the usable examples, as rows of the manifest.
+      rows: the usable examples, as rows of the manifest, with class names as labels.
       columns: the schema's table input (rows, columns) float32, if it has one.
       classes: names of the classes; empty for numbers to predict and for series.
       notes: how often something was noticed, by description.
@@ -185,7 +185,7 @@ def write_documents(
 
 
 def _read_kept_cells(rows: pd.DataFrame, rejected: list[Rejected], kept: KeptCells) -> Examined:
-    """Read the cells of documents as a table input or numbers to predict; reject unusable rows."""
+    """Read documents' cells as a table input, numbers to predict, or both; reject unusable rows."""
     listing = read_listing(kept.make_table(rows["cells"].tolist()))
     unusable = [
         Rejected(id=name, reason=problem)
@@ -270,13 +270,13 @@ def _(source: sources.Files, folder: Folder, settings: DataSettings) -> Examined
 
 
 def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sources.Files:
-    """Write the images of a table's column into `folder`, a few at a time.
+    """Write the images of a table's column into one file in `folder`; reject those without bytes.
 
     Returns the source with these images: the `offset` of each, which was its row in the column,
     becomes its first byte in the written file.
 
     Raises:
-      UnreadableSource: the column holds only paths of images.
+      UnreadableSource: no image has bytes, but paths are there.
     """
     by_row = {file.offset: place for place, file in enumerate(source.files)}
     path, row, end = folder / IMAGES, 0, 0
@@ -335,7 +335,7 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 
 @contextmanager
 def open_values_file(path: Path, values: np.ndarray | JoinedArrays) -> Iterator[BinaryIO]:
-    """Open a .npy file for writing values of the shape and dtype of `values`.
+    """Write the header of a .npy file for `values`; the block writes the values themselves.
 
     It is not memory-mapped, since a full disk would then kill the process, not raise an error.
     """

@@ -122,7 +122,7 @@ class FileBatch:
     files: Sequence[ExampleFile]
 
     def __str__(self) -> str:
-        return f"{self.files[0].id} or one of the {len(self.files) - 1} files after it"
+        return f"one of {len(self.files)} files from {self.files[0].id} on"
 
 
 def inspect_batch(
@@ -156,7 +156,8 @@ def _report_stale(stale: Sequence[str], stamped_by: str, *, compared: int, count
     if stale:
         shown = ", ".join(stale[:STALE_SHOWN]) + (" …" if stale[STALE_SHOWN:] else "")
         echo_problem(
-            f"{len(stale):,} files had changed, although their {stamped_by} were the same: {shown}"
+            f"{len(stale):,} files had changed, although their {stamped_by} were the same, and were"
+            f" read again: {shown}"
         )
     else:
         echo_fact(

@@ -43,7 +43,7 @@ def find_suffix(name: str) -> str:
 
 
 def count_kinds(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the number of left-out files by suffix or, for folders and links, by kind."""
+    """Return the number of left-out paths by suffix or, for folders and broken links, by kind."""
     return dict(Counter(map(_describe_kind, paths)).most_common())
 
 
@@ -70,8 +70,9 @@ class Rejected:
 class ExampleFile:
     """A file that is an example, or `size` bytes of a file from byte `offset` on; not yet examined.
 
-    `path` of an object in a bucket is its name there, or its local copy. `label` is a class, and
-    `numbers` are the values to predict. `split` is None unless the source decides it.
+    `path` of an object in a bucket is its name there, or its local copy. `label` is a class, or
+    `numbers` are the values to predict. `split` is None unless the source decides it. `offset` is
+    -1 for a whole file.
     """
 
     id: str
@@ -88,7 +89,7 @@ class ExampleFile:
 class ListedColumns:
     """Columns of the table that lists the examples; `values` (examples, columns) float32.
 
-    NaN stands for a median that is not yet known.
+    NaN marks an empty cell, which gets the training median later.
     """
 
     columns: TableColumns
@@ -166,7 +167,7 @@ class Document:
 
     `content` is bytes in the encoding `data.encoding`, or a string in which bytes that are not of
     that encoding are surrogates. `split` is None unless the source decides it. `cells` are the
-    table cells that the source keeps. `group` is as in `Found`, or empty.
+    table cells that the source keeps. `group` is the group (`data.group`), or empty.
     """
 
     id: str

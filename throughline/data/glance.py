@@ -25,7 +25,8 @@ _CLASSES_SHOWN, _RARE_SHOWN = 20, 3
 def tabulate(manifest: Manifest) -> pd.DataFrame:
     """Return a row per class, largest first: examples per split, sizes of texts, the first id.
 
-    For numbers to predict and for a series, there is a row per column instead, with its range.
+    Without classes, all examples are one row. For numbers to predict and for a series, there is a
+    row per column instead, with its lowest, median and highest value.
     """
     examples = manifest.examples
     if manifest.schema.is_series:
@@ -54,8 +55,8 @@ def tabulate(manifest: Manifest) -> pd.DataFrame:
 def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
     """Return a row per column of a table, or None if the examples are not from a table.
 
-    A row has the column's kind, the range of its numbers (empty cells count as the median), and
-    how many distinct values and empty cells it has.
+    A row has the column's kind, the range of its numbers (empty cells count as the median; only in
+    the rows that `to_rows` shows), and how many distinct values and empty cells it has.
     """
     readings = manifest.stats["columns"]
     if not readings:
@@ -148,7 +149,7 @@ def read_problems(folder: Path) -> list[str]:
 
 
 def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
-    """Return what was rejected or left out, and what can hardly be learned, one line each."""
+    """Return rejects, left-out data, warnings and classes with at most one example, a line each."""
     problems = [f"{count:,} × {reason}" for reason, count in stats["reject_reasons"].items()]
     problems += [f"{count:,} left out: {reason}" for reason, count in stats["left_out"].items()]
     problems += stats["warnings"]
@@ -164,7 +165,7 @@ def find_problems(stats: Mapping[str, Any], *, of_table: bool) -> list[str]:
 def find_rare_classes(balance: Mapping[str, Mapping[str, int]], *, of_table: bool) -> str | None:
     """Return a warning if classes have a single example, or None.
 
-    Labels `of_table` may be numbers to predict.
+    With `of_table`, it also says if the classes may be numbers to predict.
     """
     total = sum((Counter(counts) for counts in balance.values()), Counter())
     rare = [name for name, count in total.items() if count == 1]

@@ -19,14 +19,14 @@ _SHOWN = 3
 def read_groups(
     ids: Sequence[str], named: Mapping[str, str], settings: DataSettings
 ) -> list[str] | None:
-    """Return the group of each example by its id, or None if there are no groups.
+    """Return the group of each example by its id, or None if `data.group` is empty.
 
     Groups are those of `named`, or else what the regular expression `data.group` captures in ids.
     An example with an empty group is in none.
 
     Raises:
-      UnreadableSource: `data.group` is not a regular expression with one group, or an id does not
-        match.
+      UnreadableSource: `data.group` is neither a column nor a regular expression with one capture
+        group, or an id does not match.
     """
     if not settings.group:
         return None
@@ -38,12 +38,12 @@ def read_groups(
     except re.error as error:
         raise UnreadableSource(f"{key} is not a regular expression: {error}") from error
     if pattern.groups != 1:
-        raise UnreadableSource(f"{key} names no column; a regular expression needs one (…)")
+        raise UnreadableSource(f"{key} names no column; a regular expression needs one group (…)")
     found = [pattern.search(name) for name in ids]
     if None in found:
         raise UnreadableSource(
             f"{key} matches {len(ids) - found.count(None):,} of {len(ids):,} ids, but not"
-            f" {ids[found.index(None)]}"
+            f" {ids[found.index(None)]}; correct the regular expression"
         )
     return [one[1] for one in found if one]
 

@@ -69,6 +69,7 @@ def ingest(
       ObjectStoreFailed: the bucket of the source cannot be read, or changes while it is read.
       TooManyRejects: more than `max_reject_fraction` of the examples are unusable.
       UnusableDataset: the usable examples do not suffice to train and evaluate a model.
+      DiskRefused, UnexpectedFiles: a bucket's copy does not fit; an object has its folder's name.
     """
     key = digest_json([settings.model_dump(), digest_program("ingest")])
     with (
@@ -179,7 +180,7 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
     Of several copies, the one in the test split is kept, else one in validation, so that training
     never sees a held-out example. With `data.duplicates: keep`, and for rows of numbers, where
     equal rows are separate observations, copies are rejected only if the source puts them into
-    different splits, or if an id is listed twice: that is one example, whatever its labels. Rows
+    different splits, or if an id is listed twice: both are one example, whatever the labels. Rows
     are compared by position because an id may be listed twice.
     """
     if found.schema.is_series:
@@ -241,9 +242,9 @@ def _list_rejects(rejected: Sequence[Rejected]) -> pd.DataFrame:
 
 
 def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> pd.DataFrame:
-    """Number examples and classes, and assign splits by groups or, without any, by digests.
+    """Add keys, number classes, and assign open splits by groups or, without any, by digests.
 
-    If the source has a test split of its own, only validation is assigned.
+    If the source has a test split of its own, no other example is assigned to it.
     """
     rows, ids = found.rows, found.rows["id"].tolist()
     number = {name: index for index, name in enumerate(found.classes)}
@@ -266,7 +267,7 @@ def _table(found: Examined, groups: list[str] | None, split: SplitSettings) -> p
 def _complete_tables(
     found: Examined, source: sources.Source, examples: pd.DataFrame, folder: Path
 ) -> Schema:
-    """Write the table input with training medians in empty cells; return the new schema."""
+    """Write a table's columns with training medians in empty cells; return the new schema."""
     schema, train = found.schema, np.flatnonzero(examples["split"] == "train")
     if found.columns is not None:
         values, file = found.columns[examples["place"].to_numpy()], TABLE_INPUT
@@ -339,9 +340,10 @@ def _find_torn_groups(
 
 
 def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
-    """Refuse data that cannot be trained on.
+    """Refuse data without training or validation examples, or with a single class.
 
-    `given` are the splits that the source names, with "" if it leaves some open.
+    `given` are the splits that the source names, with "" if it leaves some open. `classes` are
+    those that have examples; None if no classes are to be learned.
     """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given

@@ -1,10 +1,10 @@
 """Caches what ingest found in the files of a source, across ingests and kills.
 
-A file is not read again if its size, times and inode are unchanged. As in git's index, a file that
-changed within the last two seconds is not cached, since its next change may leave the same times.
-Entries with a time in the future, and damaged entries, are ignored. Only the same program with the
-same settings uses an entry. No output depends on the cache: if it cannot be read or written, all
-files are read.
+A file is not read again if its size, times and inode (in a bucket: size, time and tag) are
+unchanged. As in git's index, a file that changed within the last two seconds is not cached, since
+its next change may leave the same times. Entries with a time in the future, and damaged entries,
+are ignored. Only the same program with the same settings uses an entry. No output depends on the
+cache: if it cannot be read or written, all files are read.
 """
 
 import json
@@ -30,7 +30,7 @@ SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
 # Settings that say where files are, or that apply after files are inspected.
 NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
-OTHERS_KEPT = 3  # databases of other settings to keep, such as those of a run with changes
+OTHERS_KEPT = 3  # databases of other settings to keep, as for runs with changed settings
 _SURPLUS = 1000  # entries of missing files that are kept, beyond the number of files
 _CREATE = """CREATE TABLE IF NOT EXISTS inspections (
     file BLOB PRIMARY KEY, stamp TEXT, inspected_ns INTEGER, found TEXT, checksum INTEGER
@@ -42,7 +42,7 @@ def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
 
     A file's stamp has its size, times [ns] and inode; it is empty for links, files that are missing
     or not regular, and those that have just changed. An object's stamp has its size, tag and time
-    as listed by the store; it is empty without a tag.
+    as listed by the store; it is empty without a tag. Both also name the part of the file, if any.
     """
     if one := file.object:
         listed = f"{one.bytes} {one.tag} {one.modified_at.isoformat()} {file.offset} {file.size}"
@@ -69,7 +69,7 @@ class InspectionCache:
         self.damaged = False
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
-        """Return what was found in each file; None if it has changed or is not cached."""
+        """Return what was found in each file; None if changed, not cached, or outside the root."""
         now_ns, found = self.now(), list[FileInfo | None]()
         for start in range(0, len(files), FILES_PER_QUERY):
             part = files[start : start + FILES_PER_QUERY]
@@ -110,7 +110,7 @@ class InspectionCache:
     def find_stale(
         self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
     ) -> tuple[int, list[str]]:
-        """Return how many files have their cached stamp, and which of them changed nevertheless."""
+        """Return how many files have their cached stamp, and ids of those that still changed."""
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
@@ -120,7 +120,7 @@ class InspectionCache:
         return len(same), [id for id, found in same if not found]
 
     def forget_others(self, files: Sequence[ExampleFile]) -> None:
-        """Delete the entries of missing files once most entries are such."""
+        """Delete the entries of other files than `files`, once they are most of the entries."""
         with self._usable() as database:
             if not database:
                 return
@@ -172,8 +172,8 @@ def open_inspection_cache(
     """Open the cache of a source, a file in `folder`, for the length of the block.
 
     Nothing is cached without a folder, or if the file cannot be opened. A damaged file is replaced.
-    `key` is a digest of everything that decides what is found in a source's files; caches with
-    other keys are deleted, except the last few.
+    `key` is a digest of everything that decides what is found in a source's files; its caches
+    with other keys are deleted, except the 3 last used.
     """
     if folder is None:
         yield InspectionCache(None, root=root)
@@ -184,7 +184,8 @@ def open_inspection_cache(
         folder.mkdir(parents=True, exist_ok=True)
         database = _open(path)
     except (OSError, sqlite3.Error) as error:
-        echo_problem(f"the inspection cache {from_here(path)} cannot be opened: {error}")
+        what = f"the inspection cache {from_here(path)}"
+        echo_problem(f"{what} cannot be opened, so all files are read: {error}")
         yield InspectionCache(None, root=root)
         return
     with closing(database):

@@ -65,10 +65,10 @@ _CHARSET = re.compile(rb'charset="?([a-z0-9_.:-]+)', re.IGNORECASE)
 
 
 def fetch_fashion_mnist(folder: Path) -> str:
-    """Put the four files into `folder`, from the first place that has them; check their digests.
+    """Put the four files into `folder`, each from the first place that has it; check their digests.
 
     Raises:
-      DataNotFound: no place has all of them; says what was tried.
+      DataNotFound: no place has one of them; says what was tried.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origins, problems = [], []
@@ -146,7 +146,7 @@ def make_photos(folder: Path, *, count: int = PHOTOS, roots: Sequence[Path] = WA
     in `folder` are removed first.
 
     Raises:
-      DataNotFound: there are no wallpapers; says what was tried.
+      DataNotFound: there are no large wallpapers; says what was tried.
     """
     for earlier in [path for path in folder.glob("*") if path.is_dir()]:
         shutil.rmtree(earlier)
@@ -248,7 +248,7 @@ def fetch_mails(folder: Path, *, copies: Sequence[Path] = MAILS_COPIES) -> str:
 
 
 def decode_mail(content: bytes) -> str:
-    """Decode a mail as UTF-8, else in the first encoding that it names and fits, else Latin-1."""
+    """Decode a mail as UTF-8, else in the first encoding it names that works, else Latin-1."""
     for name in ("utf-8", *(found.decode() for found in _CHARSET.findall(content))):
         with suppress(LookupError, UnicodeError):
             return content.decode(name)

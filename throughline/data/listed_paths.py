@@ -1,7 +1,7 @@
 """Finds the files that a list names by paths that do not exist as written.
 
 Such paths lack a suffix or folder, have backslashes, differ in case or suffix, or come from another
-machine. One rule must find a file for each, up to the allowed rejects, or the list is refused.
+machine. A single rule must find them all, up to the allowed rejects, or the list is refused.
 """
 
 import os
@@ -24,10 +24,10 @@ _EXACT, _NO_SUFFIX, _OTHER = "as written", "no suffix", "other suffix or case"
 def find_listed(
     names: Sequence[str], table: Path, root: Path, settings: DataSettings
 ) -> tuple[list[str], dict[str, int]]:
-    """Return the paths below `root` for names in a table, and {rule: number of names} if any.
+    """Return the paths below `root` for names in a table, and {rule: number of names it found}.
 
     A share of `data.max_reject_fraction` of the names may have no file; these stay as they are. No
-    rule is needed if names are paths as written.
+    rule is needed ({}) if names are paths as written.
 
     Raises:
       UnreadableSource: too many names have no file, or a name fits several files; says which file
@@ -71,7 +71,7 @@ def find_listed(
     seen = "/".join(min(near or like)) if like else "no images"
     raise UnreadableSource(
         f"{where}: too many paths lead to no file below {root}, even without their folders or with"
-        f" another suffix; the first is {wanted[0]}, and that folder holds {seen}",
+        f" another suffix; the first is {wanted[0]}, and {root} holds {seen}",
         "set data.path to the folder of both list and files, write paths relative to the list's"
         " folder into the column, or set data.path_column to another one",
     )
@@ -80,9 +80,9 @@ def find_listed(
 def _choose(
     matches: Mapping[str, list[Parts]], lengths: Mapping[str, int], where: str, root: Path
 ) -> dict[str, Parts]:
-    """Return one file per name: the one whose whole path fits, if each name has such a file.
+    """Return one file per name: the one whose whole path fits if each name has one, else any match.
 
-    `lengths` are the numbers of parts of such paths. A name that fits several files is refused.
+    `lengths` are the numbers of parts of whole paths. A name that fits several files is refused.
     """
     direct = {
         name: [one for one in several if len(one) == lengths[name]]
@@ -161,10 +161,10 @@ def _describe(
         said.append("files differ in suffix or case")
     elif spelling == _NO_SUFFIX:
         added = sorted({one[-1][len(by_name[name][-1]) :] for name, one in chosen.items()})
-        said.append(f"they lack their suffix: {', '.join(added)} was added")
+        said.append(f"they lack their suffix (added: {', '.join(added)})")
     depth = {name: len(one) - len(by_name[name]) + len(left_out) for name, one in chosen.items()}
     added = sorted({"/".join(one[: depth[name]]) for name, one in chosen.items() if depth[name]})
     if added:
         more = ", …" if added[_SHOWN:] else ""
-        said.append(f"they lack their folder: {', '.join(added[:_SHOWN])}{more} was added")
+        said.append(f"they lack their folder (added: {', '.join(added[:_SHOWN])}{more})")
     return "names in the list are not paths of files: " + "; ".join(said)

@@ -22,8 +22,8 @@ _POINTER_SIZES = frozenset(map(str, range(115, 150)))  # bytes: three lines with
 class LocalFiles:
     """The files at a path as they were listed: by folder, their names, sizes and times.
 
-    Not listed are the folder `out`, which ingest writes, hidden files, which no source reads, and
-    files that are reached only through a link to a folder.
+    Not listed are the folder `out`, which ingest writes, hidden files and folders, which no source
+    reads, and files that are reached only through a link to a folder.
     """
 
     path: Path
@@ -85,7 +85,7 @@ def list_files(path: Path, *, out: Path) -> LocalFiles:
 
 
 def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
-    """Yield each folder at or below a path, and its files' names, sizes [bytes] and times [ns].
+    """Yield each folder with files at a path, and its files' names, sizes [bytes] and times [ns].
 
     The latter are one string, which takes a tenth of the memory of separate values.
     """
@@ -110,7 +110,7 @@ def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
 
 
 def _describe(file: Path | os.DirEntry[str]) -> str:
-    """Return size [bytes], time [ns] and if it is a link; empty for what is not there."""
+    """Return size [bytes], time [ns], and whether it is a link; empty for missing files."""
     try:
         status = file.stat()
     except OSError:

@@ -33,8 +33,8 @@ class Manifest:
     """All usable examples of a dataset.
 
     `examples` is ordered by id and has the columns id (str), key (int; unique), uri (str; empty for
-    arrays), row (int), label (int class, float, or a tuple of floats), bytes (int), digest
-    (str) and split (str). `row` is the index into the values, or the first byte of a document or of
+    arrays, texts and series), row (int), label (int class, float, or a tuple of floats), bytes
+    (int), digest (str) and split (str). `row` is the index into the values, or the first byte of a document or of
     an image in a file of many; it is -1 for a whole file. In a series, a row is a block of time
     steps: `row` and `key` are its first step, and `label` is the number of steps.
     """
@@ -51,7 +51,7 @@ class Manifest:
 
     @cached_property
     def columns(self) -> np.ndarray | None:
-        """The table input (examples, columns) float32 in the order of `examples`, memory-mapped."""
+        """The table input (examples, columns) float32, memory-mapped; None if there is none."""
         if self.schema.table_input is None:
             return None
         shape = (len(self.examples), *self.schema.table_input.shape)
@@ -68,7 +68,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels, splits, and of how the columns of a table are coded.
+        """Digest of ids, contents, labels, classes, splits, cuts and the coding of a table's columns.
 
         Two datasets with the same digest train the same model.
         """
@@ -79,7 +79,7 @@ class Manifest:
         contents.append("\n".join(self.classes))
         columns = self.schema.columns
         if columns.names:
-            # Digests of rows depend on neither the order of columns nor the numbers of categories.
+            # Digests of rows depend on neither the order of columns nor the codes of categories.
             contents.append(json.dumps([columns.names, columns.categories]))
         if self.columns is not None:
             contents.append("\n".join(digest_rows(self.columns, columns)))
@@ -91,7 +91,7 @@ class Manifest:
 def digest_rows(values: np.ndarray, columns: TableColumns) -> list[str]:
     """Return the digest of each row of `values` (rows, ...).
 
-    If columns have names, their order and the numbers of categories do not affect digests.
+    If columns have names, their order and the codes of categories do not affect digests.
     """
     names: list[bytes] = []
     if values.dtype.kind == "f":
@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a complete manifest.
 
     Raises:
-      MissingInput: ingest has not finished.
+      MissingInput: ingest has not finished, a file is missing, or another version wrote it.
       DamagedFile: a file of the manifest is empty, cut off or of another manifest; names it.
     """
     if not (folder / "manifest.json").exists():

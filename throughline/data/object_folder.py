@@ -38,7 +38,10 @@ LEVELS = 2  # levels of folders searched for enough folders to list in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFolder:
-    """The objects below the URL of a store, as listed; `copy` is the folder of their copies."""
+    """The objects below the URL of a store, as listed; `copy` is the folder of their copies.
+
+    With `single`, the URL is that of one object.
+    """
 
     store: ObjectStore
     objects: Sequence[StoredObject]
@@ -86,7 +89,7 @@ class ObjectFolder:
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
           DiskRefused: the disk has no room for all of them; says both sizes.
-          UnreadableSource: an object's name is impossible for a file, or also that of a folder.
+          UnreadableSource: an object's name is impossible for a file, or a file or folder has it.
         """
         needed, free = sum(one.bytes for one in self.objects), shutil.disk_usage(folder).free
         if needed > free:
@@ -193,7 +196,7 @@ def list_all(store: ObjectStore) -> list[StoredObject]:
 
 
 def find_folder_marks(objects: Sequence[StoredObject]) -> set[str]:
-    """Return names of empty objects that mark folders: above other objects, or without a suffix."""
+    """Return names of empty objects that are above other objects or lack a suffix: folder marks."""
     above = {folder.as_posix() for one in objects for folder in PurePosixPath(one.name).parents}
     return {
         one.name

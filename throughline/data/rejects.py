@@ -11,7 +11,7 @@ from throughline.shared.layout import from_here
 
 REJECTS_SHOWN = 5
 _NEARLY_ALL = 0.8
-# Remedies by the reason (a regular expression) that nearly all examples are rejected for.
+# Remedies by the reason (a regular expression) that nearly all rejected examples have.
 _REMEDIES: Mapping[str, str] = {
     "outside the data root": (
         "Links to files elsewhere, as in DVC's cache and in folders of model hubs, are read with"
@@ -49,7 +49,7 @@ def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Pa
     Before raising, writes `rejects` (id, reason, cause) to `rejected.csv`, without causes.
 
     Raises:
-      TooManyRejects: counts rejects by cause, and names a remedy if nearly all have the same one.
+      TooManyRejects: counts rejects by cause, with a remedy for the one that nearly all have.
     """
     if len(rejects) <= limit * total:
         return
@@ -82,7 +82,7 @@ def _find_remedy(rejects: pd.DataFrame) -> str | None:
 def _find_copy(name: str, reason: str) -> tuple[str, str] | None:
     """Return the folders of a duplicate and its original, if the rest of their paths agrees.
 
-    Copies of held-out examples have no such folders.
+    None for copies of held-out examples, and for one file in two class folders.
 
     >>> _find_copy("more/train/a/1.png", "duplicate of train/a/1.png")
     ('more/train', 'train')

@@ -90,7 +90,7 @@ def unpacked_packages(names: Sequence[str]) -> Iterator[Path]:
     Works for every user and installs nothing. apt checks signatures and digests.
 
     Raises:
-      Unreachable: a tool is missing, no mirror answers, or it does not have the packages.
+      Unreachable: a tool is missing, fails or takes too long, or no mirror has the packages.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise Unreachable("this machine lacks apt-get or dpkg-deb")
@@ -125,7 +125,7 @@ def npm_package(name: str, version: str) -> bytes:
     """Return the archive of a package from npm's registry; install nothing and run no script.
 
     Raises:
-      Unreachable: npm is missing, no registry answers, or it does not have the package.
+      Unreachable: npm is missing, fails or takes too long, or no registry has the package.
     """
     if not shutil.which("npm"):
         raise Unreachable("this machine has no npm")
@@ -141,7 +141,7 @@ def npm_package(name: str, version: str) -> bytes:
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
-    """Run a command, or raise Unreachable; kill it and all that it started after `limit_s`."""
+    """Run a command; kill it after `limit_s`. Raise Unreachable then and, by `check`, if it fails."""
     subcommand = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
     shown = f"{command[0]} {subcommand}".strip()
     with subprocess.Popen(

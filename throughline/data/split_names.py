@@ -16,7 +16,7 @@ SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "holdout"), "test"),
 }
-UNLABELED = "unlabeled"  # in place of a split; its files cannot be trained on or judged
+UNLABELED = "unlabeled"  # in place of a split; its files can neither train nor evaluate a model
 # Words beside a split's word that do not name a class.
 _NEUTRAL = {
     *("set", "sets", "data", "dataset", "split", "part", "folder", "dir", "file", "files"),
@@ -80,7 +80,7 @@ def _find_meaning(word: str) -> str | None:
 
 
 def find_split(name: str) -> str | None:
-    """Return the split in the last part of a path that names one, or None; refuse doubtful parts.
+    """Return the split in the last part of a path that names one, or None; refuse a part with two.
 
     >>> find_split("imagenet/train-00012-of-01024"), find_split("val/part-7.tfrecord")
     ('train', 'validation')
@@ -106,10 +106,10 @@ def find_splits(
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the split of each file that is read below a root, and the files that are left out.
 
-    Splits come from the names; all are None if no name has one. Train may become None as by
-    `leave_validation_open`. A file that is left out is mapped to its entry of `data.leave_out`;
-    `unsup` also means `unsup-00000-of-00001.parquet`. `remedy` is added to errors about names, and
-    `find` returns the split in a name.
+    Splits come from the names: all are None if no name has one, and it is an error if only some do.
+    Train may become None as by `leave_validation_open`. A file that is left out is mapped to its
+    entry of `data.leave_out`; `unsup` also means `unsup-00000-of-00001.parquet`. `remedy` is added
+    to errors about names, and `find` returns the split in a name.
     """
     left_out = {
         name: f"data.leave_out: {one}"
@@ -140,7 +140,7 @@ def split_files(
     remedy: str = "",
     find: Callable[[str], str | None] = find_split,
 ) -> tuple[dict[Path, str | None], Counter[str]]:
-    """Return files with their splits as `find_splits` does, and examples left out, by entry."""
+    """Return the splits of files as `find_splits` does, and left-out examples by entry."""
     names = [file.relative_to(root).as_posix() for file in files]
     splits, others = find_splits(root, names, leave_out, remedy, find)
     left_out = Counter[str]()

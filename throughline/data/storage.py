@@ -58,7 +58,7 @@ def hold_fetch(path: Path, what: str) -> Iterator[None]:
 def open_unfinished(path: Path, size: int, *, begin: int = 0, end: int) -> Iterator[int]:
     """Open `path.partial` of `size` bytes, with room on the disk for the bytes [begin, end).
 
-    Yields its descriptor. On success it is flushed and renamed to `path`; otherwise it stays.
+    Yields its descriptor. On success the file is flushed and renamed to `path`, else it stays.
 
     Raises:
       DiskRefused: the disk lacks room; says both sizes.

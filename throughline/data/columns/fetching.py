@@ -77,7 +77,7 @@ class FetchedColumns:
     def fetch(self, split: str, column: Column) -> None:
         """Fetch the rows of a column that are read, unless they are in the folder already.
 
-        For a ragged column, the extents of all rows are fetched.
+        For a ragged column, the extents of all rows are fetched, too.
 
         Raises:
           ObjectStoreFailed: an object is missing or damaged; names it and its rows.
@@ -163,7 +163,7 @@ class FetchedColumns:
 
 
 def _link(path: Path, whole: Path) -> bool:
-    """Link `path` to `whole`; return whether the file system has hard or symbolic links."""
+    """Link `path` to `whole`; return whether a hard or a symbolic link could be made."""
     for link in (path.hardlink_to, path.symlink_to):
         with suppress(OSError):
             link(whole.resolve())

@@ -109,7 +109,7 @@ class SnapshotIndex:
     """Everything about a snapshot but the bytes of its columns.
 
     Attributes:
-      key: identifies shards, preprocessing and op versions.
+      key: identifies the shards, preprocessing, code and versions that it was made with.
       repaired: the shards that are read in place of damaged ones.
       vocabulary: how many different tokens text can have, padding included; 0 for other data.
       files: digests of other files in the snapshot's folder, by name.
@@ -224,7 +224,8 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
     Files of columns are checked only if `with_columns` is set.
 
     Raises:
-      MissingInput: there is no complete snapshot.
+      MissingInput: there is no complete snapshot, only its index, or another version's.
+      DamagedFile: the index is damaged.
       StaleSnapshot: it has another key: other shards, ops, code or versions made it.
       CorruptColumn: a file is missing or has another size or digest than the index says.
     """
@@ -288,7 +289,10 @@ def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: in
 def find_span(
     folder: Path, split: str, column: Column, chunk: Chunk, count: int
 ) -> tuple[int, int]:
-    """Return the bytes [begin, end) of a chunk within the file of a column of `count` rows."""
+    """Return the bytes [begin, end) of a chunk in the file of a column of `count` rows.
+
+    Raises CorruptColumn if the extents of a ragged column are impossible.
+    """
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
     offsets = map_column(folder, split, column.extent, count)[
@@ -331,7 +335,7 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
 def read_ahead(path: Path, size: int) -> None:
     """Read the first `size` bytes of a column into the page cache, in the background.
 
-    Does so once per process, and only if they take at most half of the available memory. A cold
+    Does so once per process and file, if they take at most half of the available memory. A cold
     disk reads rows in random order in small pieces; from beginning to end it reads at full speed.
     """
     if path.exists() and size <= MEMORY_SHARE * available_memory():

@@ -6,7 +6,7 @@
 
 KEY is the snapshot's. An object holds one chunk (about 32 MiB), or as many as make it 1 MiB. Its
 name holds the digest of its contents, so it never changes: two writers write the same bytes, even
-if they store other shares of the rows under KEY, and an object that is there need not be written
+if they store different shares of the rows under KEY, and an existing object need not be written
 again. Names follow from the index and the shards, so they are not stored.
 """
 
@@ -34,7 +34,7 @@ from throughline.shared.files import digest_blake2b, digest_blake3
 from throughline.shared.layout import Layout
 from throughline.shared.object_store import ObjectStore
 
-OBJECT_BYTES = 1 << 20  # an object takes chunks until it has at least so many
+OBJECT_BYTES = 1 << 20  # an object gets chunks until it has at least this size
 _NAME = re.compile(r"[0-9a-f]{32}/(index/[0-9a-f]{32}\.json|[^/]+/.+/\d{12}-[0-9a-f]{32})")
 
 

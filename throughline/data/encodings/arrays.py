@@ -94,7 +94,7 @@ def pixels_feature(shape: Shape) -> Feature:
 
 
 def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
-    """Return images (examples, height, width, channels), and a note if they were turned.
+    """Return images (examples, height, width, channels), and a note if channels were moved, or "".
 
     `values` may have channels first, or no axis for channels. A mapped array stays mapped.
 

@@ -188,10 +188,10 @@ class StoredFile:
         return os.open(self.path, flags)
 
     def check_link(self) -> None:
-        """Refuse files outside the root that no link in it leads to, and files of other users.
+        """Refuse a file outside the root, unless a link that `follow_links` allows leads to it.
 
-        A link to a folder does not count, since DVC does not watch what is below it. A person who
-        adds a link need not be allowed to read its target.
+        A link to a folder does not count, since DVC does not watch what is below it. Whoever added
+        a link may lack permission to read its target, so files of other users are refused.
         """
         root = self.root.resolve()
         if self.path.resolve().is_relative_to(root):

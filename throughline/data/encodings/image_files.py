@@ -5,7 +5,7 @@ CMYK, EXIF orientation) are converted once to a plain 8-bit PNG, so that later s
 and PNG. Pillow and TensorFlow tolerate different faults. If Pillow decodes a file that follows its
 standard exactly (`is_sound`, which is faster than decoding), TensorFlow decodes it, too
 (`tests/fuzz/fuzz_parsers.py --target image` compares them on mutated files). TensorFlow is asked
-about all other files.
+about all other files that are not converted.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """Open an image; reject it for any error of Pillow's in the block but a lack of memory."""
+    """Open an image; reject it for any error in the block but a lack of memory."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
@@ -279,7 +279,7 @@ def _has_all_rows(header: bytes, deflated: bytes) -> bool:
 
 
 def _is_sound_jpeg(data: bytes) -> bool:
-    """Return whether segments follow each other without gaps, from the first to the last marker."""
+    """Return whether segments follow each other without gaps to the end, with one 8-bit frame."""
     if data[:2] != bytes((0xFF, _SOI)):
         return False
     offset, frames = 2, 0

@@ -83,7 +83,7 @@ def guess_label_kind(
         return "number"
     if distinct > FEW_CLASSES and rows < EXAMPLES_PER_NUMBERED_CLASS * distinct:
         raise UnreadableSource(
-            f"{where}: {distinct:,} different whole numbers in {rows:,} rows",
+            f"{where}: {distinct:,} different numbers in {rows:,} rows may be values or classes",
             "set data.label_kind: number to predict them, or class if they number classes",
         )
     return "class"

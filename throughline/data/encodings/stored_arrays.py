@@ -132,7 +132,7 @@ def _read_shape(data: bytes, start: int, stop: int) -> tuple[int, ...]:
 
 
 def find_image(data: bytes) -> str:
-    """Return the format of an encoded image by its first bytes, or "" for anything else."""
+    """Return "JPEG", "PNG", "GIF" or "WebP" by an image's first bytes, or "" for anything else."""
     return next((name for sign, name in _SIGNATURES.items() if data.startswith(sign)), "")
 
 
@@ -233,5 +233,6 @@ def choose_form(
         )
     raise UnreadableSource(
         f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,} bytes:"
-        f" {seen}"
+        f" {seen}",
+        "set data.records.shape to that of the stored values",
     )
