@@ -163,8 +163,7 @@ def check_left_out(settings: DataSettings, left_out: Mapping[str, int]) -> None:
     for name in settings.leave_out:
         if f"data.leave_out: {name}" not in left_out:
             raise UnreadableSource(
-                f"{settings.path}: data.leave_out: {name} matches no folder, file or class; correct"
-                " or remove the name"
+                f"{settings.path}: data.leave_out: {name} fits no folder, file or class; correct it"
             )
 
 

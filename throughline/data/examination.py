@@ -276,7 +276,7 @@ def pack_images(source: sources.Files, column: ImageColumn, folder: Path) -> sou
     becomes its first byte in the written file.
 
     Raises:
-      UnreadableSource: no image has bytes, but paths are there.
+      UnreadableSource: no image has bytes, but paths are given.
     """
     by_row = {file.offset: place for place, file in enumerate(source.files)}
     path, row, end = folder / IMAGES, 0, 0
@@ -337,7 +337,7 @@ def _remove_others(folder: Path, used: Collection[Path]) -> None:
 def open_values_file(path: Path, values: np.ndarray | JoinedArrays) -> Iterator[BinaryIO]:
     """Write the header of a .npy file for `values`; the block writes the values themselves.
 
-    It is not memory-mapped, since a full disk would then kill the process, not raise an error.
+    The file is not mapped, since a full disk would then kill the process, not raise an error.
     """
     with path.open("wb") as file:
         np.lib.format.write_array_header_2_0(

@@ -71,8 +71,7 @@ class ExampleFile:
     """A file that is an example, or `size` bytes of a file from byte `offset` on; not yet examined.
 
     `path` of an object in a bucket is its name there, or its local copy. `label` is a class, or
-    `numbers` are the values to predict. `split` is None unless the source decides it. `offset` is
-    -1 for a whole file.
+    `numbers` are the values to predict. `split` is None unless the source decides it.
     """
 
     id: str
@@ -80,7 +79,7 @@ class ExampleFile:
     label: str
     split: str | None = None
     numbers: tuple[float, ...] = ()
-    offset: int = -1
+    offset: int = -1  # a whole file
     size: int = 0
     object: StoredObject | None = None
 

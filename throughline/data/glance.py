@@ -25,8 +25,7 @@ _CLASSES_SHOWN, _RARE_SHOWN = 20, 3
 def tabulate(manifest: Manifest) -> pd.DataFrame:
     """Return a row per class, largest first: examples per split, sizes of texts, the first id.
 
-    Without classes, all examples are one row. For numbers to predict and for a series, there is a
-    row per column instead, with its lowest, median and highest value.
+    For numbers to predict and for a series: a row per column, with lowest, median, highest value.
     """
     examples = manifest.examples
     if manifest.schema.is_series:

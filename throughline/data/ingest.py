@@ -342,8 +342,7 @@ def _find_torn_groups(
 def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str] | None) -> None:
     """Refuse data without training or validation examples, or with a single class.
 
-    `given` are the splits that the source names, with "" if it leaves some open. `classes` are
-    those that have examples; None if no classes are to be learned.
+    `given` are the splits that the source names, with "" if some are open; `classes` have examples.
     """
     train = stats["examples"].get("train", 0)
     own = bool(given) and "" not in given

@@ -110,7 +110,7 @@ class InspectionCache:
     def find_stale(
         self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
     ) -> tuple[int, list[str]]:
-        """Return how many files have their cached stamp, and ids of those that still changed."""
+        """Return how many files have their cached stamp, and ids of those found different."""
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
@@ -120,7 +120,7 @@ class InspectionCache:
         return len(same), [id for id, found in same if not found]
 
     def forget_others(self, files: Sequence[ExampleFile]) -> None:
-        """Delete the entries of other files than `files`, once they are most of the entries."""
+        """Delete the entries of files not in `files`, once these make up most of the entries."""
         with self._usable() as database:
             if not database:
                 return
@@ -172,8 +172,8 @@ def open_inspection_cache(
     """Open the cache of a source, a file in `folder`, for the length of the block.
 
     Nothing is cached without a folder, or if the file cannot be opened. A damaged file is replaced.
-    `key` is a digest of everything that decides what is found in a source's files; its caches
-    with other keys are deleted, except the 3 last used.
+    `key` is a digest of everything that decides what is found in a source's files; caches of the
+    source with other keys are deleted, except the 3 last used.
     """
     if folder is None:
         yield InspectionCache(None, root=root)

@@ -68,7 +68,7 @@ def fetch_fashion_mnist(folder: Path) -> str:
     """Put the four files into `folder`, each from the first place that has it; check their digests.
 
     Raises:
-      DataNotFound: no place has one of them; says what was tried.
+      DataNotFound: a file is in none of the places; says what was tried.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origins, problems = [], []

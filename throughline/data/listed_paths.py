@@ -80,7 +80,7 @@ def find_listed(
 def _choose(
     matches: Mapping[str, list[Parts]], lengths: Mapping[str, int], where: str, root: Path
 ) -> dict[str, Parts]:
-    """Return one file per name: the one whose whole path fits if each name has one, else any match.
+    """Return one file per name: the one whose whole path fits if each has one, else its only match.
 
     `lengths` are the numbers of parts of whole paths. A name that fits several files is refused.
     """
@@ -123,7 +123,6 @@ def _stem(name: str) -> str:
 
 
 def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
-    """Index files by name, as `spelling` compares names."""
     index: dict[str, list[Parts]] = defaultdict(list)
     for one in files:
         name = one[-1] if spelling == _EXACT else _stem(one[-1])

@@ -31,7 +31,6 @@ class LocalFiles:
     listed: Mapping[str, str]
 
     def names(self) -> Iterator[str]:
-        """Yield the path of each file."""
         for name, _ in self._describe_files():
             yield name
 
@@ -85,7 +84,7 @@ def list_files(path: Path, *, out: Path) -> LocalFiles:
 
 
 def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
-    """Yield each folder with files at a path, and its files' names, sizes [bytes] and times [ns].
+    """Yield each folder with files, at or below a path, and their names, sizes [bytes], times [ns].
 
     The latter are one string, which takes a tenth of the memory of separate values.
     """

@@ -34,9 +34,9 @@ class Manifest:
 
     `examples` is ordered by id and has the columns id (str), key (int; unique), uri (str; empty for
     arrays, texts and series), row (int), label (int class, float, or a tuple of floats), bytes
-    (int), digest (str) and split (str). `row` is the index into the values, or the first byte of a document or of
-    an image in a file of many; it is -1 for a whole file. In a series, a row is a block of time
-    steps: `row` and `key` are its first step, and `label` is the number of steps.
+    (int), digest (str) and split (str). `row` is the index into the values, or the first byte of a
+    document or of an image in a file of many; it is -1 for a whole file. In a series, a row is a
+    block of time steps: `row` and `key` are its first step, and `label` is the number of steps.
     """
 
     examples: pd.DataFrame
@@ -68,7 +68,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels, classes, splits, cuts and the coding of a table's columns.
+        """Digest of ids, contents, labels, classes, splits, cuts, and how table columns are coded.
 
         Two datasets with the same digest train the same model.
         """

@@ -38,10 +38,7 @@ LEVELS = 2  # levels of folders searched for enough folders to list in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFolder:
-    """The objects below the URL of a store, as listed; `copy` is the folder of their copies.
-
-    With `single`, the URL is that of one object.
-    """
+    """The objects below a store's URL, or the single one at it; `copy` is the folder of copies."""
 
     store: ObjectStore
     objects: Sequence[StoredObject]
@@ -196,7 +193,7 @@ def list_all(store: ObjectStore) -> list[StoredObject]:
 
 
 def find_folder_marks(objects: Sequence[StoredObject]) -> set[str]:
-    """Return names of empty objects that are above other objects or lack a suffix: folder marks."""
+    """Return the names of folder marks: empty objects above other objects or without a suffix."""
     above = {folder.as_posix() for one in objects for folder in PurePosixPath(one.name).parents}
     return {
         one.name

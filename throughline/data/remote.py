@@ -141,7 +141,7 @@ def npm_package(name: str, version: str) -> bytes:
 
 
 def _run(command: Sequence[str], *, cwd: Path, limit_s: float, check: bool = True) -> None:
-    """Run a command; kill it after `limit_s`. Raise Unreachable then and, by `check`, if it fails."""
+    """Run a command; raise Unreachable if it fails (with `check`) or is killed after `limit_s`."""
     subcommand = next((word for word in command[1:] if word in ("update", "download", "pack")), "")
     shown = f"{command[0]} {subcommand}".strip()
     with subprocess.Popen(

@@ -140,7 +140,7 @@ def split_files(
     remedy: str = "",
     find: Callable[[str], str | None] = find_split,
 ) -> tuple[dict[Path, str | None], Counter[str]]:
-    """Return the splits of files as `find_splits` does, and left-out examples by entry."""
+    """Return files' splits as `find_splits` does, and numbers of left-out examples by entry."""
     names = [file.relative_to(root).as_posix() for file in files]
     splits, others = find_splits(root, names, leave_out, remedy, find)
     left_out = Counter[str]()

@@ -224,8 +224,7 @@ def read_index(folder: Path, *, key: str | None = None, with_columns: bool = Tru
     Files of columns are checked only if `with_columns` is set.
 
     Raises:
-      MissingInput: there is no complete snapshot, only its index, or another version's.
-      DamagedFile: the index is damaged.
+      MissingInput, DamagedFile: the index or all columns are missing, or the index is damaged.
       StaleSnapshot: it has another key: other shards, ops, code or versions made it.
       CorruptColumn: a file is missing or has another size or digest than the index says.
     """
@@ -289,10 +288,7 @@ def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: in
 def find_span(
     folder: Path, split: str, column: Column, chunk: Chunk, count: int
 ) -> tuple[int, int]:
-    """Return the bytes [begin, end) of a chunk in the file of a column of `count` rows.
-
-    Raises CorruptColumn if the extents of a ragged column are impossible.
-    """
+    """Return bytes [begin, end) of a chunk in a column file of `count` rows; refuse bad extents."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
     offsets = map_column(folder, split, column.extent, count)[

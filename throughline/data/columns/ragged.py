@@ -64,5 +64,4 @@ def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
 
 
 def _alignment(rank: int) -> int:
-    """Return the alignment of values of `rank` dimensions [bytes]."""
     return 1 if rank == 1 else ALIGNMENT

@@ -128,8 +128,7 @@ def read_array(path: Path, name: str) -> np.ndarray:
             return _read_member(archive, members[known[0] if single else name], file)
     except FileNotFoundError as error:
         raise DataNotFound(
-            f"{error.filename} is missing; data.path must be an .npz file with the array {name}, or"
-            f" a folder with {name}.npy"
+            f"{error.filename} is missing; data.path must be an .npz file or folder with {name}.npy"
         ) from error
     except LookupError as error:
         raise UnreadableSource(
