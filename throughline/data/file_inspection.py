@@ -54,7 +54,7 @@ class FileInspection:
     converted: Path
 
     def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
-        """Return what is found in each file.
+        """Return what was found in each file, now or in an earlier ingest.
 
         With `verify`, all files are read, and changes that stamps do not show are reported.
         """

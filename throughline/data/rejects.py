@@ -44,7 +44,7 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def check_rejects(rejects: pd.DataFrame, *, total: int, limit: float, folder: Path) -> None:
-    """Refuse data if more than `limit` of its `total` examples are rejected.
+    """Refuse data if more than the share `limit` of its `total` examples is rejected.
 
     Before raising, writes `rejects` (id, reason, cause) to `rejected.csv`, without causes.
 

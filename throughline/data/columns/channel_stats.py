@@ -20,7 +20,7 @@ class Moments:
 
 
 def compute_moments(values: np.ndarray) -> Moments:
-    """Return moments of values (…, channels) over all axes but the last; exact for uint8."""
+    """Return moments of values (…, channels) over all axes but the last, in float64."""
     flat = values.reshape(-1, values.shape[-1])
     if values.dtype == np.uint8:
         levels = np.arange(_LEVELS, dtype=np.float64)

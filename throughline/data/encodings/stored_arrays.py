@@ -160,7 +160,7 @@ def look_like_floats(data: bytes) -> bool:
 def choose_array(
     name: str, forms: Counter[ArrayForm], shape: tuple[int, ...]
 ) -> tuple[ArrayForm, tuple[int, ...]]:
-    """Return the form of most of a feature's first arrays, and the shape of an example.
+    """Return the form that most of a feature's first arrays have, and the shape of an example.
 
     `shape` is `data.records.shape`; if it is empty, examples have the form's shape, or (1,).
 
