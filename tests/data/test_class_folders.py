@@ -84,7 +84,7 @@ def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is
     names = (f"{folder}/{n}.txt" for folder in ("a", "a ", "b") for n in range(30))
     root = lay_out(tmp_path / "in", "README.txt", "a/License", "notes.txt", *names)
     settings = data_settings(root, "text_folder", leave_out=["c"])
-    with pytest.raises(UnreadableSource, match=r"data\.leave_out: c matches no folder, file"):
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: c fits no folder, file"):
         ingest(settings, tmp_path / "out")
     left_out = {"leave_out": ["a/1.txt", "notes.txt"], "max_reject_fraction": 0.0}
     kept = ingest(settings.model_copy(update=left_out), tmp_path / "out")

@@ -162,7 +162,7 @@ def test_a_sequence_among_examples_is_never_read_as_its_context(tmp_path):
 
 
 CLASSES, NUMBERS = {"label_kind": "class"}, {"label_kind": "number"}
-MANY, WHOLE = [float(n) for n in range(40)], "different whole numbers"
+MANY, WHOLE = [float(n) for n in range(40)], "different numbers in 40 rows may be values or classes"
 REFUSED = None
 
 
@@ -186,7 +186,7 @@ REFUSED = None
         ([tensor(b"owl"), tensor(b"cat")], {}, ["cat", "owl"], ["owl", "cat"]),
         ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
         ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
-        ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE} in 40 rows; set"),
+        ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE}; set"),
         (
             [b"owl"] * 3,
             NUMBERS,

@@ -303,7 +303,7 @@ def test_files_next_to_those_of_splits_are_left_out_by_name_and_counted(form, tm
     found = ingest(settings(**data, leave_out=[named]), tmp_path / "manifest")
     assert found.stats["left_out"] == {f"data.leave_out: {named}": 7}
     assert found.classes == ("0", "1") and len(found.for_split("test")) == len(LABELS)
-    with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing matches no folder"):
+    with pytest.raises(UnreadableSource, match=r"data\.leave_out: nothing fits no folder"):
         ingest(settings(**data, leave_out=[named, "nothing"]), tmp_path / "manifest")
     with pytest.raises(UnreadableSource, match=r"data\.leave_out leaves out all of its files"):
         ingest(settings(**data, leave_out=["*"]), tmp_path / "manifest")
