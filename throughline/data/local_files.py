@@ -35,7 +35,6 @@ class LocalFiles:
             yield name
 
     def links(self) -> Iterator[Path]:
-        """Yield the path of each file that is a link."""
         return (
             Path(name) for name, described in self._describe_files() if described.endswith(LINK)
         )
