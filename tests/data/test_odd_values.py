@@ -205,7 +205,8 @@ def test_thousands_are_read_where_they_can_be_nothing_else(tmp_path, cells, sett
 def test_a_row_of_totals_is_no_example(tmp_path, last, rejected):
     rows = [[f"s{row % 5}", row, row % 7, row * 37 % 10 / 2] for row in range(40)]
     found = scan(write(tmp_path, "shop,x,y,label", [*rows, last]), label_kind="number")
-    assert [item.reason for item in found.rejected] == ["sums up the rows above it"] * rejected
+    reason = "holds sums or means of the rows above it"
+    assert [item.reason for item in found.rejected] == [reason] * rejected
 
 
 @pytest.mark.parametrize(

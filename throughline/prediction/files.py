@@ -98,7 +98,7 @@ def _encoding(trained: TrainedModel) -> FileEncoding:
 
 
 def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> Files:
-    """List files of an encoding below a folder, as ingest does; report others.
+    """List files of an encoding below a folder, as ingest without `leave_out` does; report others.
 
     Raises:
       DataNotFound: there is none.

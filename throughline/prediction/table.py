@@ -1,4 +1,4 @@
-"""Predicts what files hold, and writes it as CSV.
+"""Predicts the labels of examples in files, and writes them as CSV.
 
 Its lines hold classes with probabilities, or values by the names of the targets.
 """
@@ -60,7 +60,7 @@ def write_predictions(
     batch_size: int,
     show_progress: bool = True,
 ) -> Counts:
-    """Predict what is at `paths` and write the CSV; write nothing before the first prediction.
+    """Predict what is at `paths` and write the CSV; write nothing if there is no prediction.
 
     Raises:
       ImpossiblePlan: the model predicts next tokens, not labels.
@@ -161,7 +161,7 @@ def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.
 def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
     """Read all examples at `paths`; a file that cannot be read at all becomes a reject.
 
-    Nothing is read before it is needed. A new kind of input is a function in `readers`.
+    Tables and series are read at once, files one by one. A new kind of input is one of `readers`.
     """
     encoding = trained.spec.schema.input.encoding
     readers: dict[str, Reader] = {

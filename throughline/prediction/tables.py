@@ -1,7 +1,7 @@
 """Rows of a table, or windows of a series, to predict.
 
 Columns are found by their names. Categories get the numbers of the training's vocabularies, and
-empty cells the medians of its training split.
+empty cells the medians of its training split if `data.missing` is median.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ def read_for(trained: TrainedModel, path: Path) -> TextTable:
 
 
 def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
-    """Read the last window of a series in a CSV, Parquet or .npy file, or every window."""
+    """Read the last window of a series (CSV, Parquet or .npy), or every window without a gap."""
     spec, feature = trained.spec, trained.spec.schema.input
     named = {} if path.suffix.lower() == ".npy" else {"numeric": list(feature.columns.names)}
     # Columns that the training left out may be missing.

@@ -63,7 +63,7 @@ def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
 def _with_columns(
     found: Texts, trained: TrainedModel
 ) -> Iterator[tuple[Document | Rejected, np.ndarray | None]]:
-    """Yield documents, each with its columns if the model takes any; then all are read first."""
+    """Yield documents, each with its columns if the model needs any (all are read first then)."""
     more = trained.spec.schema.table_input
     if more is None or found.kept is None:
         yield from ((document, None) for document in found.documents)

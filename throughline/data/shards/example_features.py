@@ -36,10 +36,10 @@ class Feature:
 
 
 def parse_features(record: bytes) -> dict[str, Feature]:
-    """Return the features of a serialized example by name, except those without a value.
+    """Return the features of a serialized example by name, except those without a kind.
 
     Raises:
-      NotAnExample: the bytes are something else, or no feature has a value.
+      NotAnExample: the bytes are something else, or no feature has a kind.
       NotOneExample: they are a tf.train.SequenceExample.
     """
     features: dict[str, Feature] = {}
@@ -152,7 +152,7 @@ def read_varint(record: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def decode_varints(data: bytes) -> np.ndarray:
-    """Return consecutive base-128 numbers (n,) int64, all at once."""
+    """Decode consecutive varints as (n,) int64, without a Python call for each."""
     groups = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(groups < 0x80)  # noqa: PLR2004 - the last group of each
     if len(groups) and (not len(ends) or ends[-1] != len(groups) - 1):

@@ -20,7 +20,7 @@ _READ_LOCK = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """An example's file, by path or URL, or `bytes` of it from `offset` on, unless that is -1."""
+    """An example's file, by path or URL: all of it if `offset` is -1, else `bytes` from there."""
 
     example_id: str
     uri: str
@@ -29,11 +29,11 @@ class FilePart:
 
 
 def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
-    """Yield the contents of files, in order; small objects are read ahead.
+    """Yield the contents of files, in order; small ones are read ahead if any is an object.
 
     Raises:
       DataNotFound: one cannot be read, or has another size than at ingest; names it.
-      ObjectStoreFailed: the store could not be reached or refused.
+      ObjectStoreFailed: the store could not be reached, or refused the request.
     """
     urls = {split_address(part.uri)[0] for part in parts if is_address(part.uri)}
     if urls:

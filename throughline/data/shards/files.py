@@ -63,7 +63,7 @@ def object_name(digest: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """Where shards are: in `folder` or `storage`; repaired ones are in `snapshot_folder`."""
+    """Where shards are: in `folder` or `storage`; repaired ones in `snapshot_folder`/repaired."""
 
     folder: Path
     snapshot_folder: Path | None = None
@@ -73,7 +73,7 @@ class ShardFiles:
         """Return the path of a shard; fetch it first if it is in a store.
 
         Raises:
-          ObjectStoreFailed: it is missing or damaged there; names the object and the shard.
+          ObjectStoreFailed: it cannot be fetched, or is damaged there; names object and shard.
           DiskRefused: it does not fit on the disk; says both sizes.
         """
         return self.paths((shard,))[0]
@@ -161,7 +161,7 @@ def path_in_cache(storage: Storage, shard: Shard) -> Path:
 def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     """Put a shard that was written at `path` into the store.
 
-    The file moves into the cache, if that has room, so that this machine need not fetch it.
+    The file moves into the cache or, if that lacks room, is removed, to be fetched when needed.
 
     Raises:
       ObjectStoreFailed: the store does not accept it; names it.
@@ -203,7 +203,7 @@ def verify_stored(store: ObjectStore, shard: Shard) -> None:
     """Read a shard's object, and compare it with its digest.
 
     Raises:
-      ObjectStoreFailed: it is missing or damaged; names it and the shard.
+      ObjectStoreFailed: it cannot be read, or is damaged; names the object.
     """
     state = blake3()
     for piece in store.stream(object_name(shard.digest)):
@@ -278,7 +278,7 @@ def take_shard(earlier: EarlierShard | None, path: Path) -> str:
 
 
 def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
-    """Return an earlier shard if the store has it, and copy its offsets to a new set; else None."""
+    """Return an earlier shard and copy its offsets; None unless it is stored and they are whole."""
     if earlier is None or not is_put(store, earlier.shard):
         return None
     source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest

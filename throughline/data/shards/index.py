@@ -43,7 +43,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """All shards; time steps of a series are missing before those that `cuts` lists."""
+    """All shards of a dataset; `cuts` are the time steps of a series that follow a gap."""
 
     schema: Schema
     classes: tuple[str, ...]
@@ -92,10 +92,10 @@ def write_shard_index(folder: Path, index: ShardIndex) -> None:
 
 
 def read_shard_index(folder: Path) -> ShardIndex:
-    """Read the index, and check that the folder holds no shard that it does not list.
+    """Read the index, and check that it lists every shard in the folder.
 
     Raises:
-      MissingInput: there is no complete set of shards.
+      MissingInput: there is no complete set of shards, or another version wrote it.
       CorruptShard: there is a shard that is not listed.
     """
     if not (folder / INDEX).exists():

@@ -55,8 +55,8 @@ def encode_examples(
 ) -> None:
     """Serialize examples of one fixed size into `records` (examples, bytes per record) uint8.
 
-    Makes the bytes of `encode_head_and_tail`. keys (examples,) int64, labels (examples,) int64 or
-    float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
+    The bytes are as from `encode_head_and_tail`. keys (examples,) int64, labels (examples,) int64
+    or float32 or (examples, targets) float32, values (examples, *shape) of any dtype.
     """
     count = len(keys)
     raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)

@@ -1,6 +1,6 @@
 """Rewrites damaged shards without the records that cannot be read.
 
-Every configuration then sees the same examples. The new files are in the snapshot's folder.
+Every configuration then sees the same examples. The new files are in repaired/ of the snapshot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list
 def repair_shards(
     shards: ShardIndex, files: ShardFiles, damage: Damage, out: Path, *, max_lost_fraction: float
 ) -> tuple[Shard, ...]:
-    """Write the usable records of damaged shards into `out`.
+    """Write the usable records of damaged shards into `out`/repaired.
 
     Raises:
       CorruptShard: more than `max_lost_fraction` of all examples are lost; a block of a series is

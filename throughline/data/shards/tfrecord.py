@@ -98,8 +98,8 @@ def read_records(
     record after a broken length or gzip stream can be read.
 
     Raises:
-      CorruptShard: a record is damaged and `damaged` is None; names the file, and the offset and
-        number of the record.
+      CorruptShard: a record or the GZIP stream is damaged and `damaged` is None; names the file
+        and the record's number.
     """
 
     def report(problem: str) -> None:
@@ -126,7 +126,7 @@ def read_records(
 
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
-    """Return the record after `head`, and its damage; None if no later record can be read."""
+    """Return the record after `head`, None if reading must end there, and its damage or ""."""
     problem = _head_problem(head)
     if problem:
         return None, problem

@@ -156,7 +156,7 @@ def shard(
     """Write the shards of all splits into `out`, replacing it only when all are complete.
 
     With `storage`, shards are put there, and `out` holds their index and offsets. Shards of the
-    same examples are reused from the set in the folder `earlier`, which the same program has
+    same examples are reused from the set in the folder `earlier`, which the same program must have
     written with the same settings. If examples are files, shards are reused only if `is_known` says
     that the files of their rows have not changed since ingest.
 

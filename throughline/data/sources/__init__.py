@@ -55,7 +55,7 @@ def scan(settings: DataSettings) -> Source:
     """Scan the source that `data` describes, on this machine.
 
     Raises:
-      DataNotFound: nothing is at `data.path`.
+      DataNotFound: nothing of the source's kind is at `data.path`.
       UnreadableSource: what is there does not fit `data.source`, or can be read in several ways.
     """
     return SCANNERS.get(settings.source, class_folders.scan)(settings)
@@ -70,14 +70,14 @@ def open_source(
     Also yields a listing of `data.path`, made before the scan, without the output folder `out`.
 
     Raises:
-      DataNotFound, UnreadableSource: as `scan`.
+      DataNotFound, UnreadableSource: as `scan`; also for links and Git LFS pointers.
       ObjectStoreFailed: the store was not reached or refused a request; the message names it.
       DiskRefused: the disk has no room for a copy of the objects.
     """
     if not is_address(settings.path):
         listed = list_files(Path(settings.path), out=out)
         listed.refuse_pointers(settings.leave_out)
-        if SOURCES[settings.source].in_bucket != "objects":  # others reject such links one by one
+        if SOURCES[settings.source].in_bucket != "objects":  # others reject links one by one
             Root(Path(settings.path), follow_links=settings.follow_links).refuse_links(
                 listed.links()
             )

@@ -1,8 +1,8 @@
 """Files in class folders: each is an example. Used by sources of images and of texts.
 
-A file's class is its folder's path below the root (`bird/owl`), without parts that name a split.
-Only hidden files are skipped silently: entries that cannot be listed or followed are rejected with
-a reason, and files of other kinds are counted.
+A file's class is its folder's path below the root (`bird/owl`), without levels that name a split
+and upper levels that all share. Hidden files are skipped silently. Entries that cannot be listed or
+followed are rejected with a reason, and files of other kinds are counted.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def list_class_folders(
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
     """Give files the splits and classes that their folders name; reject or count the others.
 
-    If no folder is for validation, training files get no split, so that some are assigned to it.
+    If no folder is for validation, training files get no split, so that ingest assigns some to it.
     """
     listing.files = [file for file in listing.files if not listing.leaves_out(file.id)]
     listing.rejected = [one for one in listing.rejected if not listing.leaves_out(one.id)]
@@ -215,7 +215,7 @@ class _Listing:
         self._objects: Mapping[str, StoredObject] = {}
 
     def list_all(self) -> None:
-        """List real folders, then linked folders in the root, unless they are already listed."""
+        """List real folders, then folders below the root that links lead to, if not listed yet."""
         self._list_below(self.root)
         while self._links:
             link = self._links.pop(0)

@@ -129,7 +129,7 @@ def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
     if shard.records not in (None, len(edges) - 1):
         raise UnreadableSource(
             f"{shard.path} holds {len(edges) - 1:,} records, but dataset_info.json says"
-            f" {shard.records:,}; the two are of different datasets, or one is incomplete"
+            f" {shard.records:,}; one is incomplete or of another dataset: get both again"
         )
     return data, edges
 
@@ -143,7 +143,7 @@ def read_examples(
     entries = [entry for usable, _ in parts for entry in usable]
     empty = sum(not usable and not refused for usable, refused in parts)
     if empty == len(shards):
-        raise DataNotFound(f"{root}: none of the shards holds a record")
+        raise DataNotFound(f"{root}: none of the shards holds a record; get them again")
     if not entries:
         raise UnreadableSource(
             f"{root}: no record can be used; the first of {len(rejected):,}, {rejected[0].id}:"

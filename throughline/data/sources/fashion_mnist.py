@@ -28,7 +28,8 @@ def scan(settings: DataSettings) -> Arrays:
         classes = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", dimensions=1)
         if len(pixels) != len(classes):
             raise UnreadableSource(
-                f"{folder}: {len(pixels)} {split} images but {len(classes)} labels"
+                f"{folder}: {len(pixels)} {split} images but {len(classes)} labels",
+                "get the published files again",
             )
         images.append(pixels[..., None])
         labels += [CLASSES[number] for number in classes]

@@ -117,7 +117,7 @@ class _Reading:
         return parts[level] if -len(parts) <= level < len(parts) else None
 
     def _find_split_levels(self) -> list[int]:
-        """Return the levels at which all folders are named as splits, and are alike otherwise."""
+        """Return the levels that name splits in all paths, or [-1] if only their last parts do."""
         levels = [level for level in self._levels if self._names_splits(level)]
         return levels or [level for level in (-1,) if self._levels and self._names_splits(level)]
 
@@ -146,7 +146,7 @@ class _Reading:
         return Place(split=splits.pop(), label=label)
 
     def _check(self, places: Mapping[str, Place]) -> None:
-        """Refuse splits without class folders, and held-out splits without a class of training."""
+        """Refuse splits without class folders, or that share no class with the training split."""
         if not self._classes:
             return
         by_split = defaultdict[str, set[str]](set)

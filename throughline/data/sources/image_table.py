@@ -28,7 +28,7 @@ IMAGE = "image"  # name of the images when a model is served
 
 
 def scan(settings: DataSettings) -> Files:
-    """Read the table at or in `data.path`; a column `split` holds train, validation or test.
+    """Read the table at or in `data.path`; a column `split` or file names may give the splits.
 
     The label is a class unless `data.label_kind` says number. Columns that `data.numeric` and
     `data.categorical` name are a second input.

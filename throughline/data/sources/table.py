@@ -33,7 +33,7 @@ _WHOLE = re.compile(r"-?\d\.0+e\+00")
 
 
 def scan(settings: DataSettings) -> Arrays:
-    """Read the table at `data.path`; a column `split` holds train, validation or test.
+    """Read the table at `data.path`; a column `split` or file names may give the splits.
 
     `data.label_kind` says whether labels are classes or numbers; `auto` decides by the column.
     """
@@ -49,7 +49,7 @@ def scan(settings: DataSettings) -> Arrays:
     features = [*zip(numeric, values.T, strict=False)]
     targets = [*zip(settings.label_columns, predicted.T, strict=False)]
     if odd_values.find_total(table, [column for _, column in [*features, *targets]]):
-        problems[-1] = "sums up the rows above it"
+        problems[-1] = "holds sums or means of the rows above it"
     for row in odd_values.find_units(table, [name for name, _ in [*features, *targets]]):
         problems[row] = "holds units or a second header: remove it"
     splits = tabular.read_splits(table)
@@ -160,8 +160,8 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
 def _find_label_kind(table: TextTable) -> LabelKind:
     """Return the kind of the labels, as `data.label_kind` or, for `auto`, their values say.
 
-    Texts, booleans and few different whole numbers are classes. Fractions, and many whole numbers
-    written with a decimal point, are numbers to predict.
+    Texts, booleans, and whole numbers that are few or have many rows each are classes. Fractions,
+    and many whole numbers written with a decimal point, are numbers to predict.
     """
     settings, name = table.settings, table.settings.label_columns[0]
     if not table.columns.keys() >= {*settings.label_columns}:

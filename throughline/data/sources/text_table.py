@@ -107,7 +107,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """Return the columns kept with each text, or None; `floats` is as in `KeptCells`."""
+    """Return which cells texts keep, or None if none; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None
@@ -235,7 +235,7 @@ def read_fields(
 ) -> Document | Rejected:
     """Return the document that the fields of a row or line hold, or why it is rejected.
 
-    With `use_splits`, a field `split` may hold train, validation or test; if not, `split` counts.
+    With `use_splits`, a field `split` may hold train, validation or test; else `split` counts.
     """
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_marks

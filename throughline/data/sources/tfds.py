@@ -1,7 +1,7 @@
 """Reads a dataset that TensorFlow Datasets has prepared, in place and without that library.
 
 `dataset_info.json` names splits and shards, `features.json` the features of records: images,
-classes, tensors, scalars and texts. Other features, and formats other than TFRecord, are refused.
+classes, tensors, scalars and texts. Other inputs, labels and file formats are refused.
 """
 
 import json
@@ -96,7 +96,8 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
         named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
         raise UnreadableSource(
             f"{root}: dataset_info.json names no train, validation or test split with examples; it"
-            f" names {named}"
+            f" names {named}",
+            "prepare the dataset with one of these",
         )
     splits = leave_validation_open([shard.split for shard in shards])
     return [replace(shard, split=split) for shard, split in zip(shards, splits, strict=True)]
@@ -186,7 +187,9 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
     encoding = tensor.get("encoding", "none")
     form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
     if form is None:
-        raise UnreadableSource(f"{root}: {name} is encoded by {encoding}, which cannot be read")
+        raise UnreadableSource(
+            f"{root}: {name} is encoded by {encoding}; prepare it with encoding none, bytes or zlib"
+        )
     return InputFeature(name=name, form=form, shape=shape, dtype=np.dtype(tensor["dtype"]).name)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
 """Reads TFRecord shards of tf.train.Example that others wrote, in place.
 
 The first records of each shard show what the records hold. Splits come from the names of files and
-folders (`train-00000-of-00064`, `validation/part-3`), or else from the content. Classes are texts,
-or integers, which a `labels.txt` next to the shards may name.
+folders (`train-00000-of-00064`, `validation/part-3`), or else ingest assigns them. Classes are
+texts, or integers, which a `labels.txt` next to the shards may name.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class FeatureSummary:
       lengths: numbers of values in a record or, for a single bytes value, of bytes.
       image: the image format that the bytes begin with, if any.
       arrays: number of values that are serialized arrays, by form.
-      floats: whether all bytes may be float32 values.
+      floats: whether all its bytes values look like arrays of float32.
     """
 
     kind: FeatureKind
@@ -74,7 +74,7 @@ def scan(settings: DataSettings) -> Files | Arrays:
     summaries = {shard: summarize(shard) for shard in shards}
     features = merge_summaries(list(summaries.values()))
     if not features:
-        raise DataNotFound(f"{root}: none of its {len(shards)} shards holds a record")
+        raise DataNotFound(f"{root}: none of its shards holds a readable record; get them again")
     name = choose_feature("input", settings.records.input, features, usual=INPUTS)
     others = {other: summary for other, summary in features.items() if other != name}
     if not others:
@@ -116,7 +116,7 @@ def find_shards(
 ) -> tuple[list[ExternalShard], dict[ExternalShard, str]]:
     """Return the TFRecord files below a folder (or the one file), and the left-out files.
 
-    Shards have the splits that their names say; left-out ones have an entry of `data.leave_out`.
+    Shards have the splits in their names; left-out ones map to their entry of `data.leave_out`.
     """
     if not root.exists():
         raise DataNotFound(
@@ -144,7 +144,7 @@ def find_shards(
 
 
 def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
-    """Count files except shards and the list of class names, by suffix, and links to folders."""
+    """Count files and links by suffix, except shards, the list of class names, and hidden ones."""
     read = {root / named_by, *(shard.path for shard in shards)}
     below = sorted(root.rglob("*") if root.is_dir() else ())
     others = [path for path in below if path not in read and not _is_hidden(path, root)]
@@ -199,7 +199,7 @@ def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
 
 
 def merge_summaries(parts: Sequence[Mapping[str, FeatureSummary]]) -> dict[str, FeatureSummary]:
-    """Merge summaries of records or shards by feature, leaving out other kinds than the first."""
+    """Merge summaries of records or shards by feature; only a feature's first kind counts."""
     merged: dict[str, FeatureSummary] = {}
     for part in parts:
         for name, found in part.items():
@@ -317,7 +317,7 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
         raise UnreadableSource(f"{path} is not UTF-8 text: {error}") from error
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise UnreadableSource(f"{path} names the class {twice!r} twice; each class needs its own")
+        raise UnreadableSource(f"{path} names the class {twice!r} twice; rename one")
     return names, path.name
 
 

@@ -65,8 +65,8 @@ def open_delimited(
     """Open delimited text; `errors` is passed to `open`, for bytes not in `data.encoding`.
 
     Raises:
-      UnreadableSource: on opening or while records are read; names the line, and the parameter
-        that says how to read it.
+      UnreadableSource: on opening or while records are read; names the file, and mostly the line
+        and what to do.
     """
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
@@ -188,7 +188,7 @@ class FieldCount:
         self._trailing, self._last_right = 0, 0
 
     def fit(self, record: Record) -> list[str]:
-        """Return as many cells of a record as the header has names."""
+        """Count a record; return its cells, cut or padded to the number of names in the header."""
         cells, expected = record.cells, len(self._header)
         self._counts[len(cells)] += 1
         if len(cells) == expected:
@@ -201,7 +201,7 @@ class FieldCount:
         return [*cells[:expected], *[""] * (expected - len(cells))]
 
     def check(self) -> str:
-        """Refuse records that do not fit, unless all end with a delimiter; return a note on it."""
+        """Refuse records that do not fit; if all only end with a delimiter, return a note on it."""
         rows, expected = self._counts.total(), len(self._header)
         count = rows - self._counts[expected]
         if not count:
@@ -246,7 +246,7 @@ class RowLine(NamedTuple):
 
 
 def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[RowLine]:
-    """Yield lines within a record that have the header's number of cells and a label at `place`."""
+    """Yield a record's lines, except the last, with as many cells as the header and a label."""
     last = record.line + len(record.text) - 1
     for number, line in enumerate(record.text[:-1], start=record.line):
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)

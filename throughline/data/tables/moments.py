@@ -40,9 +40,9 @@ _MOST_COLUMNS, _MOST_ROWS = 12, 100_000  # most columns and rows searched for na
 
 @dataclass(frozen=True, kw_only=True)
 class TimeProblem:
-    """The `row` (from 0) that is not in time order.
+    """The first `row` (from 0) that is not a time (`unreadable`), or not after the row before.
 
-    Its cell is not a time (`unreadable`), or another way to read all is in order (`two_ways`).
+    With `two_ways`, another way to read the times puts all rows in order.
     """
 
     row: int
@@ -51,7 +51,7 @@ class TimeProblem:
 
 
 def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
-    """Refuse times that do not increase; return the rows after gaps in time, and a warning.
+    """Refuse times that do not increase or are unclear; return the rows after gaps, and a warning.
 
     Several columns of times, such as date and time of day, are read as one.
     """
@@ -152,9 +152,9 @@ def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series])
 
 
 def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
-    """Return the first row that is not a time or not after the row before; None if there is none.
+    """Return the first row that is not a time or not after the row before, or None.
 
-    The reading that is in order for longest decides.
+    The reading that is in order for longest decides; None only if all are in order.
     """
     problems = [problem for reading in readings if (problem := _find_late(reading))]
     if not problems:
@@ -196,7 +196,7 @@ def _as_numbers(moments: pd.Series) -> np.ndarray:
 
 
 def read_moments(texts: Sequence[str]) -> list[pd.Series]:
-    """Return the times of cells for each way to read all; if none, for the best one, with NaT."""
+    """Return the times in each way that reads all cells; if none does, in the best, with NaT."""
     cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()
@@ -288,7 +288,7 @@ def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
 
 
 def _is_hour_twice(moments: pd.Series) -> bool:
-    """Return whether time goes back only at night on Sundays, by less than an hour."""
+    """Return whether time goes back less than an hour, and only on Sunday nights of `_CHANGES`."""
     if moments.dtype.kind != "M" or moments.isna().any():
         return False
     steps = moments.diff().dt.total_seconds().to_numpy()

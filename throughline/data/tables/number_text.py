@@ -52,7 +52,7 @@ def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = Fals
 
 
 def read_digits(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
-    """Return numbers as (rows,) float64; NaN if a cell is not a number, as true and false."""
+    """Return numbers as (rows,) float64; NaN for other cells, including true and false."""
     text = pc.if_else(pa.array(is_number(cells, decimal)), cells, None)
     if decimal == ",":
         text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
@@ -120,8 +120,8 @@ def find_decimal(
 ) -> str:
     """Return the decimal mark of a table.
 
-    It is as set, or a comma if columns hold fractions with a comma and none with a point. If every
-    point could separate thousands, it is the `likely` mark, but a point if commas separate cells.
+    It is as set, or a comma if columns hold fractions with a comma and none with a point, else a
+    point. If every point could separate thousands, it is `likely`, unless commas separate cells.
 
     Raises:
       UnreadableSource: fractions have both marks. Or every comma could separate thousands, unless
@@ -158,7 +158,7 @@ def find_decimal(
 
 
 def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
-    """Return whether there are fractions that could all have a thousands separator instead."""
+    """Return whether there are fractions, all of which could have a thousands separator instead."""
     found = {mark: _find_fractions(columns, mark) for mark in ",."}
     return any(found.values()) and all(_all_thousands(each, mark) for mark, each in found.items())
 

@@ -71,7 +71,7 @@ def check_names(
 ) -> None:
     """Refuse columns that are named twice, or like a served model's input (`input_name`).
 
-    `data.missing_values` of columns that are not `named` are refused, too.
+    `data.missing_values` of columns other than `named`, the split and the group are refused, too.
     """
     read = [name for names in named.values() for name in names]
 
@@ -241,7 +241,7 @@ def refuse_two_uses(path: Path, named: Mapping[str, Sequence[str]]) -> None:
 
 
 def check_marks(path: Path, settings: DataSettings, names: Iterable[str]) -> None:
-    """Refuse `data.missing_values` of columns that are not read."""
+    """Refuse `data.missing_values` of columns that are not among `names`."""
     marks, known = settings.missing_values, [*names]
     for name in marks if isinstance(marks, dict) else ():
         if name not in known:

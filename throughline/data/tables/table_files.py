@@ -34,7 +34,7 @@ _ALIKE = {
 
 
 def find_table_files(path: Path) -> list[Path]:
-    """Return the visible Parquet and Arrow files below a folder, or the file if it is one."""
+    """Return the visible Parquet and Arrow files below a folder (no caches), or the one file."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
     return [one for one in list_visible(path, SUFFIXES) if not _is_cache(one)]
@@ -131,7 +131,7 @@ class TableFiles:
 def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: str) -> TableFiles:
     """Open files, each with its split or None, as one table.
 
-    Files in which no row has a class in the column `label` are left out: hubs hide test labels.
+    Files without any class in `label` are left out, unless all lack them: hubs hide test labels.
 
     Raises:
       UnreadableSource: a file cannot be read, or has other columns than the first one; names file

@@ -21,7 +21,7 @@ _DATA |= {".npy", ".tar", ".zip", ".gz", ".bz2", ".xz", ".zst"}
 
 
 def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
-    """Open the Parquet or Arrow files at `path`, whose names may say splits; None for CSV files."""
+    """Open the Parquet or Arrow files at `path`, whose names may say splits; None for others."""
     files = table_files.find_table_files(path) if path.exists() else []
     if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
         state = "holds no table" if path.is_dir() else "does not exist"
@@ -44,7 +44,7 @@ def find_delimited(
 ) -> tuple[dict[Path, str | None], Mapping[str, int], Sequence[str]]:
     """Return the delimited files at or in `path`, how many lines are left out, and warnings.
 
-    Each comes with the split in its name, unless a column `split` exists. All need equal columns.
+    Each of several has its name's split, unless a column `split` exists. All need equal columns.
     """
     if path.is_file():
         return {path: None}, {}, ()

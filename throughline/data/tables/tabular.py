@@ -120,7 +120,7 @@ class TextTable:
         return nested + [f"data.missing_values: {mark}" for mark in self.unused]
 
     def parse(self, name: str) -> np.ndarray:
-        """Return a column as (rows,) float64, read-only; NaN if a cell is empty or not a number."""
+        """Return the numbers of a column as `read_numbers` does, (rows,) float64, read-only."""
         if name not in self._parsed:
             cells, mark = self.columns[name], self.decimal_of(name)
             self._parsed[name] = number_text.read_numbers(
@@ -199,7 +199,7 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
 
 
 def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
-    """Refuse a table without the column that `key` names; `auto`: its first line has the names."""
+    """Refuse a table without the column that `key` names; `auto`: data.header of text is auto."""
     hint, remedy = did_you_mean(name, names), f"set {key}"
     if auto and key.endswith("_column") and hint.startswith("known"):
         remedy += ", or data.header: none if its first line is a row"
@@ -207,7 +207,7 @@ def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
-    """Return the split that a table names for a row, if any, and why it cannot be used, if so."""
+    """Return the split that a cell names, or None, and why it cannot be used, or None."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         return None, Reason("split is not a name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
@@ -226,7 +226,7 @@ def read_splits(table: TextTable) -> list[tuple[str | None, str | None]]:
 
 
 def clean_cells(table: TextTable) -> TextTable:
-    """Strip cells, remove thousands separators from numbers, and empty cells that mean missing."""
+    """Strip cells, remove thousands separators from numbers, and clear cells that mean missing."""
     settings, trained = table.settings, table.trained
     columns = {name: pc.utf8_trim_whitespace(cells) for name, cells in table.columns.items()}
     kept = {*settings.categorical, *(settings.label_columns * (settings.label_kind == "class"))}
