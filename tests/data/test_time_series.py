@@ -117,7 +117,7 @@ REFUSED = {
     "units": ("d,kW\n1,1\n2,1\n3,1\n", r"row 1 holds units or a second header \(d, kW\); remove"),
     "units, and more": ("d,kW\n,Avg\n1,1\n2,1\n3,1\n4,1\n", "row 1 holds units"),
     "mean": ("1,1\n2,3\n3,4\nMean,3\n", "row 4 is 'Mean', .*; remove this row if it sums up"),
-    "sum": ("1,1\n2,3\n3,4\nSum,8\n", "row 4 holds sums or means of the others; remove it"),
+    "sum": ("1,1\n2,3\n3,4\nSum,8\n", "row 4 holds totals or means; remove it"),
     "no number in the first row": ("1,NA\n2,1\n3,1\n", "column heat is not a number: .NA."),
     "doubled": ("1,1\n2,1\n2,1\n", "day does not increase in row 3"),
     "no numbers": ("1,x\n2,y\n", "no numeric column; set data.numeric"),

@@ -161,7 +161,7 @@ def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.
 def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
     """Read all examples at `paths`; a file that cannot be read at all becomes a reject.
 
-    Tables and series are read at once, files one by one. A new kind of input is one of `readers`.
+    Tables and series are read at once, files later. A new kind of input is a function in `readers`.
     """
     encoding = trained.spec.schema.input.encoding
     readers: dict[str, Reader] = {

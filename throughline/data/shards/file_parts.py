@@ -29,7 +29,7 @@ class FilePart:
 
 
 def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
-    """Yield the contents of files, in order; small ones are read ahead if any is an object.
+    """Yield the contents of files, in order; small ones are read ahead if any is in a bucket.
 
     Raises:
       DataNotFound: one cannot be read, or has another size than at ingest; names it.

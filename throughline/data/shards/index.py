@@ -95,7 +95,7 @@ def read_shard_index(folder: Path) -> ShardIndex:
     """Read the index, and check that it lists every shard in the folder.
 
     Raises:
-      MissingInput: there is no complete set of shards, or another version wrote it.
+      MissingInput, DamagedFile: there is no complete set of shards, or its index is unusable.
       CorruptShard: there is a shard that is not listed.
     """
     if not (folder / INDEX).exists():

@@ -1,10 +1,10 @@
 """Encodes examples as serialized tf.train.Example, without TensorFlow.
 
-Records have the features `key` (int64), `label` (int64 class, or floats) and `image`, `features` or
-`text` (bytes), and perhaps `columns` (floats). The wire format is written directly, so examples of
-one size are encoded as whole arrays, without a Python call per record. Any TFRecord reader
-understands the result. Source of the format: tensorflow/core/example/example.proto and the
-protocol-buffer wire encoding.
+Records have the features `key` (int64), `label` (int64 class, or steps of a series; or floats) and
+`image`, `features` or `text` (bytes), and perhaps `columns` (floats). The wire format is written
+directly, so examples of one size are encoded as whole arrays, without a Python call per record. Any
+TFRecord reader understands the result. Source of the format:
+tensorflow/core/example/example.proto and the protocol-buffer wire encoding.
 """
 
 import hashlib

@@ -98,8 +98,7 @@ def read_records(
     record after a broken length or gzip stream can be read.
 
     Raises:
-      CorruptShard: a record or the GZIP stream is damaged and `damaged` is None; names the file
-        and the record's number.
+      CorruptShard: the file is damaged and `damaged` is None; names it, and the record's number.
     """
 
     def report(problem: str) -> None:

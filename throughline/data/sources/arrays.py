@@ -1,6 +1,6 @@
 """Images in NumPy files: an .npz archive, or a folder with one .npy per array.
 
-`data.features` and `data.labels` name the arrays of images and labels; by default, usual names do.
+`data.features` and `data.labels` name the arrays of images and labels; usual names need not be set.
 """
 
 from collections import Counter

@@ -107,7 +107,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """Return which cells texts keep, or None if none; `floats` is as in `KeptCells`."""
+    """Return which cells texts keep, or None if they keep none; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None

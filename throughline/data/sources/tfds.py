@@ -96,8 +96,7 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
         named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
         raise UnreadableSource(
             f"{root}: dataset_info.json names no train, validation or test split with examples; it"
-            f" names {named}",
-            "prepare the dataset with one of these",
+            f" names {named}; prepare the dataset with such a split"
         )
     splits = leave_validation_open([shard.split for shard in shards])
     return [replace(shard, split=split) for shard, split in zip(shards, splits, strict=True)]
@@ -187,9 +186,7 @@ def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFe
     encoding = tensor.get("encoding", "none")
     form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
     if form is None:
-        raise UnreadableSource(
-            f"{root}: {name} is encoded by {encoding}; prepare it with encoding none, bytes or zlib"
-        )
+        raise UnreadableSource(f"{root}: {name} has encoding {encoding}, not none, bytes or zlib")
     return InputFeature(name=name, form=form, shape=shape, dtype=np.dtype(tensor["dtype"]).name)  # type: ignore[arg-type]
 
 

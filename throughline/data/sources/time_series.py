@@ -209,9 +209,7 @@ def _check_unnamed_times(table: TextTable) -> list[str]:
 
 def _refuse_total(table: TextTable) -> None:
     if find_total(table, map(table.numbers, _list_numeric(table))):
-        raise UnreadableSource(
-            f"{table.path}: row {len(table)} holds sums or means of the others", "remove it"
-        )
+        raise UnreadableSource(f"{table.path}: row {len(table)} holds totals or means", "remove it")
 
 
 def _fill_gaps(table: TextTable, name: str) -> tuple[np.ndarray, str]:

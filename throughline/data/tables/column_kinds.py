@@ -192,7 +192,7 @@ def find_merging(values: np.ndarray) -> str | None:
 
 
 def list_marks(words: Collection[str], *more: str) -> list[str]:
-    """Return the words that usually mean a missing cell (- not beside +), or are among `more`."""
+    """Return the words that usually mean a missing cell (- unless + is one), or are in `more`."""
     known = _MISSING.union(more) - ({"-"} if "+" in words else set())
     return [word for word in words if word.lower() in known]
 

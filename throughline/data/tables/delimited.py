@@ -65,8 +65,7 @@ def open_delimited(
     """Open delimited text; `errors` is passed to `open`, for bytes not in `data.encoding`.
 
     Raises:
-      UnreadableSource: on opening or while records are read; names the file, and mostly the line
-        and what to do.
+      UnreadableSource: on opening or while records are read; names the file, often the line.
     """
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
@@ -246,7 +245,7 @@ class RowLine(NamedTuple):
 
 
 def find_row_lines(record: Record, table: DelimitedText, place: int) -> Iterator[RowLine]:
-    """Yield a record's lines, except the last, with as many cells as the header and a label."""
+    """Yield a record's lines, except the last, with the header's number of cells and a label."""
     last = record.line + len(record.text) - 1
     for number, line in enumerate(record.text[:-1], start=record.line):
         cells = line.replace('"', "").strip("\r\n").split(table.delimiter)

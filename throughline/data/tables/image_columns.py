@@ -44,7 +44,7 @@ class ImageColumn:
 def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
     """Return the column of encoded images: the one that is `named`, or the only one.
 
-    Returns None if there is none, or if `named` holds none, unless it is `path` beside `bytes`.
+    Returns None if there is none, or `named` holds no images, unless it is `path` beside `bytes`.
 
     Raises:
       UnreadableSource: several columns may hold the images.

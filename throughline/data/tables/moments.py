@@ -51,7 +51,7 @@ class TimeProblem:
 
 
 def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
-    """Refuse times that do not increase or are unclear; return the rows after gaps, and a warning.
+    """Refuse unreadable, ambiguous or non-increasing times; return rows after gaps, and a warning.
 
     Several columns of times, such as date and time of day, are read as one.
     """

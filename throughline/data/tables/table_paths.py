@@ -44,7 +44,7 @@ def find_delimited(
 ) -> tuple[dict[Path, str | None], Mapping[str, int], Sequence[str]]:
     """Return the delimited files at or in `path`, how many lines are left out, and warnings.
 
-    Each of several has its name's split, unless a column `split` exists. All need equal columns.
+    Several have the splits in their names, unless a column `split` exists. All need equal columns.
     """
     if path.is_file():
         return {path: None}, {}, ()

@@ -199,7 +199,7 @@ def _check_column(table: TextTable, column: str, key: str) -> None:
 
 
 def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
-    """Refuse a table without the column that `key` names; `auto`: data.header of text is auto."""
+    """Refuse a table without the column that `key` names; `auto`: text read with header auto."""
     hint, remedy = did_you_mean(name, names), f"set {key}"
     if auto and key.endswith("_column") and hint.startswith("known"):
         remedy += ", or data.header: none if its first line is a row"
