@@ -170,7 +170,7 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
     said = json.loads(failure.read_text())
     assert said["kind"] == "ServiceFailed"
     assert f"no tf.data service at {address}" in said["message"]
-    assert "It has not answered for 0.1 s" in said["message"]
+    assert "No answer for 0.1 s" in said["message"]
 
 
 @pytest.mark.parametrize("form", ["grpc://{nobody}", "127.0.0.1", "grpc://127.0.0.1:port"])

@@ -174,7 +174,7 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
         (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
         (ROWS, {"preprocess": (GIVEN,)}, None),
         (IMAGES, {"preprocess": (Rescale(), Resize(height=8, width=8))},
-         "preprocess: rescale makes the floats that a model sees, but a snapshot stores what is"),
+         "preprocess: rescale makes the floats that a model sees, but a snapshot stores the"),
         (IMAGES, {"postprocess": (Resize(height=8, width=8),)},
          "postprocess: resize has no Keras layer, but a model holds what postprocess does"),
         (IMAGES, {"postprocess": (Categories(),)}, "categories works on numbers, not on images"),
@@ -228,5 +228,5 @@ def test_a_split_shorter_than_a_window_is_refused():
     with pytest.raises(InvalidParams, match="the test split has 11 time steps, fewer than"):
         choose_window(SETTINGS, {"train": 40, "test": 11}, ["rain", "wind"])
     assert choose_token_window(8, {"train": 90, "test": 9}).count(9) == 1
-    with pytest.raises(InvalidParams, match="the test split has 8 tokens, fewer than 8 and one"):
+    with pytest.raises(InvalidParams, match="the test split has 8 tokens, fewer than 8 plus one"):
         choose_token_window(8, {"train": 90, "test": 8})

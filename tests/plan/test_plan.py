@@ -154,7 +154,7 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
          "flip cannot run on the device"),
         ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),
         ({"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
-         "sampling: only classes can be drawn by, not numbers; drop `sampling`;.*;"
+         "sampling: the targets are numbers, not classes; drop `sampling`;.*;"
          f" augment: mixup {NEEDED}.*; postprocess: one_hot {NEEDED}"),
         ({"ops": {"postprocess": (Standardize(mean=(0.5,) * 2, deviation=(1.0,) * 2),)}},
          "`mean` has 2 values, but the number of channels or columns is 3;"),

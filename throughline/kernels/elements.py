@@ -1,4 +1,4 @@
-"""Runs ops on elements, and selects the parts of an element that form a batch."""
+"""Runs ops on elements, and selects the features of an element that the model or trainer needs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

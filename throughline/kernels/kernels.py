@@ -41,7 +41,9 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`.
 
     Raises:
-      ImpossiblePlan: If a user's op draws random numbers from a state of the process.
+      ImpossiblePlan: A user's op draws random numbers from a state of the process, or an op before
+        this one returns images that it does not accept.
+      NotImplementedError: The op has no kernel.
     """
     own = getattr(op, "compute", None)
     if own is None:
@@ -63,7 +65,7 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
 def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of a user's op as AutoGraph rewrites it for tensors.
 
-    Return the method unchanged in eager mode, or if its source cannot be read.
+    Return it unchanged in eager mode, or if it is static or AutoGraph cannot rewrite it.
     """
     function = getattr(method, "__func__", None)
     if function is None or tf.executing_eagerly():

@@ -45,13 +45,13 @@ class RandomStream:
 
 
 def find_stateful_draws(definition: tf.compat.v1.GraphDef) -> set[str]:
-    """Find the random ops in a graph and its functions that draw from a state."""
+    """Return the types of the random ops in a graph and its functions that draw from a state."""
     nodes = [definition.node, *(one.node_def for one in definition.library.function)]
     return {node.op for each in nodes for node in each if _DRAWING.fullmatch(node.op)}
 
 
 def find_python_call(library: Any) -> str | None:
-    """Name the op that calls Python in a graph's function library; None if there is none."""
+    """Name the first op that calls Python in a graph's function library; None if there is none."""
     nodes = [node for one in library.function for node in one.node_def]
     called = next((node.name for node in nodes if "PyFunc" in node.op), None)
     return called and (called.rpartition("/")[0] or called)

@@ -1,6 +1,6 @@
 """Tokenizers in TensorFlow, the same for writing a snapshot and for streams.
 
-Number 0 is padding, never a token. If a tokenizer's file numbers a token 0, all are shifted by one.
+Number 0 is padding or the end of a document. If a file gives it to a token, all are shifted by one.
 """
 
 import re

@@ -76,8 +76,8 @@ class BuildContext:
     def options(self) -> tf.data.Options:
         """Return tf.data's options for the plan.
 
-        By default tf.data rewrites the graph, which would make a naive pipeline less naive.
-        Processes that share a host share AUTOTUNE's cores and memory.
+        tf.data's default rewrites of the graph would make a naive pipeline less naive, so the plan
+        must ask for them. Processes that share a host share AUTOTUNE's cores and memory.
         """
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
@@ -117,7 +117,7 @@ def map_rows(
     first: tf.Tensor,
     stop: tf.Tensor,
 ) -> Dataset:
-    """Call `fetch` with the number and the rows of each step in [first, stop).
+    """Call `fetch` with the number and the rows of each training step in [first, stop).
 
     `first` and `stop` are int64 scalars, counted over all epochs. The rows of many steps are
     computed in one call.
@@ -286,7 +286,7 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
 
     Raises:
-      ImpossiblePlan: If a user's op calls Python.
+      ImpossiblePlan: A user's op calls Python.
     """
     library = tf.compat.v1.get_default_graph().as_graph_def().library
     if called := find_python_call(library):

@@ -39,8 +39,8 @@ class InputPipeline:
     """The batches of one split, epoch by epoch, as a plan makes them.
 
     Batches are (input, label). The input is image (batch, height, width, channels), features
-    (batch, …) or text (batch, longest) int32; with table columns it is {image, columns: (batch,
-    columns) float32}. The label is (batch,) int64, or what the task predicts. With `with_keys`,
+    (batch, …) or text (batch, longest) int32; with table columns, a dict of it and columns (batch,
+    columns) float32. The label is (batch,) int64, or what the task predicts. With `with_keys`,
     batches are dicts that also have `key` (batch,) int64. In packed batches, the input is {text,
     segment_ids, positions}, and a weight per document follows the label. `scratch` holds disk
     caches and lives as long as the pipeline.
@@ -106,7 +106,7 @@ class InputPipeline:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a full batch's input as it leaves the host, without the padding of texts."""
+        """Bytes of all workers' input in a full batch on the host, without the padding of texts."""
         specs = tf.nest.flatten(self.element_spec[0])
         variable = self.segments is None and self.plan.window is None
         if self.data.shards.schema.is_text and variable:
@@ -280,9 +280,9 @@ def _build_stream_batches(
 
 
 def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
-    """Split a stream's steps into those built once, for every epoch, and after all epochs.
+    """Split a stream's steps: those built once, those built for each epoch, and a final prefetch.
 
-    Those built once end with a cache, or else are the reading of files or arrays.
+    The first part ends with the cache; without one, it is the reading of files or arrays, if any.
     """
     steps = plan.steps
     caches = [number for number, step in enumerate(steps) if isinstance(step, Cache)]

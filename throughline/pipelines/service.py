@@ -115,7 +115,7 @@ def _watch(address: str, outage_s: float, left: threading.Event) -> None:
             if time.monotonic() - away_since > outage_s and not left.is_set():
                 end_process(
                     ServiceFailed(
-                        f"{failed}. It has not answered for {outage_s:g} s. When it is back, run"
+                        f"{failed}. No answer for {outage_s:g} s. When the dispatcher is back, run"
                         " the same command again: training continues from its last checkpoint"
                     )
                 )
@@ -192,7 +192,7 @@ def _parse_options() -> argparse.Namespace:
     known.add_argument(
         "--workers",
         type=int,
-        help="number of workers that will join from this host; static sharding needs it",
+        help="number of workers that will join, all from this host",
     )
     known.add_argument(
         "--worker",

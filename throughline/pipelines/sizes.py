@@ -101,8 +101,8 @@ def check_extent(plan: Plan, data: PreparedData, split: str) -> None:
     """Check a plan against the extent of a split.
 
     Raises:
-      ImpossiblePlan: A shuffle buffer does not fit into memory, or the workers of a tf.data
-        service outnumber the shards that they share.
+      ImpossiblePlan: A shuffle buffer does not fit into memory, or a local tf.data service with
+        static sharding has more workers than the split has shards.
     """
     _check_service(plan, data, split)
     _check_buffer(plan, data, split)

@@ -14,7 +14,7 @@ METHOD: Any = Field(
     default="area",
     description=(
         "interpolation: area averages pixels where an image shrinks and is bilinear elsewhere;"
-        " bilinear is so everywhere, which aliases where an image shrinks"
+        " bilinear interpolates everywhere, which aliases where an image shrinks"
     ),
 )
 LARGEST_KERNEL = 10.0  # sigma [pixels]
@@ -33,7 +33,7 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 
 @register
 class RandomCrop(Sized):
-    """Cut (height, width) out of the image at a random place; in evaluation, out of its center."""
+    """Crop to (height, width) at random, in evaluation at the center; smaller images are padded."""
 
     name = "random_crop"
     random = True
@@ -205,7 +205,7 @@ class Grayscale(Op):
 
 @register
 class Saturation(Op):
-    """Blend every image with or away from its luma by a random factor; gray ones are unchanged."""
+    """Move colors toward or away from their luma by a random factor; gray images are unchanged."""
 
     name = "saturation"
     random = True

@@ -13,7 +13,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
-    """Return TF_CONFIG of this task: as given, or from Slurm, or of an Indexed Job on `hosts`.
+    """Return this task's TF_CONFIG: as set, else for Slurm, else for an Indexed Job on `hosts`.
 
     Raises:
       ImpossiblePlan: Nothing says which task this is, there are too few `hosts`, or Slurm's tasks

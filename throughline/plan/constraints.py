@@ -52,8 +52,8 @@ def _of_caches(
     names, after = [op.name for op in preprocess], config.cache.after
     if after in [op.name for op in augment]:
         yield (
-            f"cache.after: {after} is random, and a cache would repeat its draws of the first epoch"
-            " in every epoch; name an op of preprocess"
+            f"cache.after: {after} is in augment, and a cache would repeat its draws of the first"
+            " epoch in every epoch; name an op of preprocess"
         )
     elif after not in [*names, "preprocess"]:
         yield (
@@ -99,7 +99,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
             " or use `read: snapshot`"
         )
     if config.interleave and config.read != "shards":
-        yield f"interleave: only shards can be interleaved, not `read: {config.read}`"
+        yield f"interleave: only shards can be interleaved, not `read: {config.read}`; drop it"
     if config.interleave and isinstance(config.interleave.parallel, int):
         readers, shards = config.interleave.parallel, config.interleave.cycle_length
         if readers > shards:
@@ -142,7 +142,7 @@ def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[s
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
     if config.snapshot_on == "device":
         if config.read != "snapshot":
-            yield f"snapshot_on: only a snapshot can live on the device, not `read: {config.read}`"
+            yield "snapshot_on: only a snapshot can live on the device; drop it, or read a snapshot"
         if config.snapshot.fraction < 1:
             yield (
                 "snapshot.fraction: rows that are not stored are decoded on the host; use"
@@ -248,5 +248,5 @@ def _of_lanes(config: PipelineConfig, batch_size: int) -> Iterator[str]:
     elif lanes and batch_size % lanes:
         yield (
             f"shuffle.lanes: every batch takes equally many rows of each lane, but batch_size,"
-            f" {batch_size}, is not a multiple of {lanes}"
+            f" {batch_size}, is not a multiple of {lanes}; change one of the two"
         )

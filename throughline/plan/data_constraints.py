@@ -65,7 +65,7 @@ def find_data_problems(
     if encoding.name == "image" and config.decode.ratio != 1:
         problems += _of_sizes([op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":
-        problems.append("sampling: only classes can be drawn by, not numbers; drop `sampling`")
+        problems.append("sampling: the targets are numbers, not classes; drop `sampling`")
     if config.batch and config.batch.pack and (columns or predicts_number):
         what = "columns" if columns else "numbers to predict"
         problems.append(
@@ -168,7 +168,7 @@ def _of_op(op: Op, *, section: str, encoding: Encoding) -> Iterator[str]:
     if op.works_on and modality not in op.works_on:
         yield (
             f"{section}: {op.name} works on {' and '.join(op.works_on)}, not on {encoding.noun};"
-            f" drop it; an overlay needs its own `{section}` for that"
+            f" drop it, in an overlay by setting `{section}` without it"
         )
     if section == "preprocess" and op.on_labels:
         yield (
@@ -179,8 +179,8 @@ def _of_op(op: Op, *, section: str, encoding: Encoding) -> Iterator[str]:
     measured = isinstance(op, Standardize) and op.mean is None
     if section == "preprocess" and (isinstance(op, Categories) or made_by_rescaling or measured):
         yield (
-            f"preprocess: {op.name} makes the floats that a model sees, but a snapshot stores what"
-            " is before them; move it to postprocess"
+            f"preprocess: {op.name} makes the floats that a model sees, but a snapshot stores the"
+            " values before that; move it to postprocess"
         )
     if section != "postprocess":
         return

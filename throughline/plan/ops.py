@@ -1,4 +1,4 @@
-"""The base class of ops, and the ops of preprocessing. Each op is a frozen value.
+"""The base class of ops, and the ops of pre- and postprocessing. Each op is a frozen value.
 
 This module imports no TensorFlow, so that a plan can be made, checked and printed in milliseconds;
 `kernels.py` computes the ops. A change of what an op computes needs a new `version`, which changes
@@ -65,7 +65,7 @@ class Op(BaseModel):
       device: It can also run as the first layer of the model.
       works_on: Modalities of the data that it accepts (`plan/schema.py`); empty: all.
       on_labels: It changes labels, and stays on the host.
-      mixes_labels: It needs labels that are vectors.
+      mixes_labels: It mixes the labels of examples, which become vectors.
       counts_pixels: Its arguments count pixels of the full-size image.
       crops: Its result is a rectangle of the image, perhaps resized, which `draw_crop_windows`
         draws, so that a fetch from the snapshot reads nothing else.
@@ -115,7 +115,7 @@ class Op(BaseModel):
         return before
 
     def in_evaluation(self) -> Op | None:
-        """Return what replaces this op in evaluation if it is random; None: nothing does."""
+        """Return what replaces this op in evaluation if it is random; None: it is left out."""
         return None
 
     def bind(self, facts: DataFacts) -> Op:
@@ -158,8 +158,8 @@ class Load(Op):
 
 
 class Parse(Op):
-    """Parse serialized tf.train.Example records into key, label and input; planned automatically if
-    shards are read. `sizes` gives the lengths of features with several numbers.
+    """Parse serialized tf.train.Example records into key and features; planned automatically unless
+    files are read. `sizes` gives the lengths of features with several numbers.
     """
 
     name = "parse"
@@ -194,14 +194,14 @@ class DecodeImage(Op):
     crop: tuple[int, int] | None = None
 
     def shape(self, before: Shape) -> Shape:
-        """Return the crop's shape; None if a ratio is set, which only JPEG files obey."""
+        """Return the crop's shape, or else `before`, or None if a ratio scales only the JPEGs."""
         if self.crop:
             return (*self.crop, self.channels)
         return before if self.ratio == 1 else None
 
 
 class DecodeRaw(Op):
-    """Reinterpret raw values in shape `size` (None: any): `decode` for arrays, tables, series."""
+    """Read bytes as values of shape `size` (None: any): `decode` for arrays, tables and series."""
 
     name = "decode"
     size: tuple[int | None, ...]
@@ -250,7 +250,7 @@ class Resize(Op):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, version and the arguments that are set, so that a new argument keeps old keys."""
+        """Name, version and the arguments that are set, so that old keys survive new arguments."""
         given = {key: value for key, value in super().identity.items() if value is not None}
         return given if self.shorter is None else {**given, "longest_aspect": LONGEST_ASPECT}
 
@@ -320,7 +320,7 @@ class Rescale(Op):
 @register
 class Standardize(Op):
     """Subtract the mean and divide by the standard deviation of each channel or column of the
-    training split.
+    training split, or those given.
     """
 
     name = "standardize"

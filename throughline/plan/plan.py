@@ -50,7 +50,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """What every configuration computes. `batch_size` counts the examples of all workers."""
+    """What all configurations of a run compute alike; `batch_size` counts all workers' examples."""
 
     schema: Schema
     preprocess: Sequence[Op]
@@ -66,7 +66,7 @@ class InputSpec:
 
     @property
     def ops_to_uniform_shape(self) -> Sequence[Op]:
-        """The leading augmenting ops that bring images of variable size to one size, else all."""
+        """The leading augmenting ops until images of variable size have one size; all if never."""
         needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
         return (
             self.augment
@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def seekable(self) -> bool:
-        """Whether the plan can start at any step and be shared by workers; a stream cannot."""
+        """Whether epochs can be entered at any step and shared by workers, unlike a stream's."""
         return isinstance(self.steps[0], Gather | ReadIndexedShards)
 
     @property
@@ -177,8 +177,8 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
     """Lay out the steps for one configuration.
 
     Raises:
-      ImpossiblePlan: The combination would be wrong or useless, or the examples cannot be batched;
-        the message gives every reason.
+      ImpossiblePlan: The combination would be wrong or useless (the message gives every reason),
+        the images cannot be batched, or an op does not fit their shape.
     """
     schema = spec.schema
     encoding, predicts_number = schema.input.encoding, schema.predicts_number
@@ -217,7 +217,7 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
 
 
 def set_storage_order(config: PipelineConfig) -> PipelineConfig:
-    """Return the configuration in storage order, each example once, to evaluate or compare it."""
+    """Return the configuration without shuffling, sampling by class or data on the device."""
     return config.model_copy(
         update={
             "shuffle": ShuffleSettings(kind="none"),
@@ -335,7 +335,7 @@ def _prefetch(config: PipelineConfig) -> list[Step]:
 
 
 def _preprocess(config: PipelineConfig, spec: InputSpec) -> Ops:
-    """Return the ops from what is read to what a snapshot stores."""
+    """Return the ops that turn what is read into what a snapshot stores."""
     opening: dict[str, Ops] = {"files": (Load(feature=spec.schema.input.name),), "arrays": ()}
     opened = opening.get(config.read, (Parse.of(spec.schema),))
     return opened + resolve_decode(spec.preprocess, spec.schema, config)
@@ -346,7 +346,7 @@ def _map(config: PipelineConfig, ops: Ops) -> Map:
 
 
 def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
-    """Split ops after the one of this name; after all for `preprocess`, or a fused crop."""
+    """Split ops after the one of this name, or at the end for `preprocess` or a fused crop."""
     end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
     return ops[:end], ops[end:]
 

@@ -42,9 +42,9 @@ class Encoding:
     compressed: ClassVar[bool] = False
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op | None:
-        """Return the op that `decode` stands for in a configuration, or in the snapshot if None.
+        """Return the op that `decode` stands for under `config` (None: when a snapshot is written).
 
-        None means that values need no op: they are numbers, or texts, which `tokenize` takes.
+        The result is None if values need no op, as numbers, or texts for `tokenize`.
         """
         return None
 
@@ -59,7 +59,7 @@ ENCODINGS: dict[str, Encoding] = {}
 
 
 def register(kind: type[Encoding]) -> type[Encoding]:
-    """Make an encoding known by its name."""
+    """Add an encoding to `ENCODINGS` under its name; a class decorator."""
     ENCODINGS[kind.name] = kind()
     return kind
 
@@ -68,7 +68,7 @@ def find_encoding(named: Any) -> Encoding:
     """Return the encoding with this name, or the given encoding.
 
     Raises:
-      ValueError: There is none.
+      ValueError: No encoding has this name.
     """
     if isinstance(named, Encoding):
         return named
@@ -150,7 +150,7 @@ class Schema:
 
     @property
     def columns(self) -> TableColumns:
-        """The columns of the table or series that the model sees, if any."""
+        """The columns of the table or series that the model sees; without names for other data."""
         return (self.table_input or self.input).columns
 
     def with_columns(self, columns: TableColumns) -> Schema:

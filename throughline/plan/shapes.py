@@ -13,7 +13,7 @@ from throughline.shared.errors import ImpossiblePlan, InvalidParams
 def resolve_decode(
     preprocess: Sequence[Op], schema: Schema, config: PipelineConfig | None = None
 ) -> tuple[Op, ...]:
-    """Replace `decode` by the op for the data's encoding and `config`, with the crop if fused."""
+    """Replace `decode`, and a crop fused with it, by the encoding's op for `config`, if any."""
     value = schema.input
     decode = value.encoding.decode(value, config)
     ops = [decode if isinstance(op, Decode) else op for op in preprocess]
@@ -91,9 +91,9 @@ def choose_window(
     *,
     cuts: Sequence[int] = (),
 ) -> Window:
-    """Return the windows of a series of these `columns`; `steps` are the time steps of each split.
+    """Return the windows of a series of these `columns`; `steps` counts each split's time steps.
 
-    The splits follow one another. No window crosses one of the `cuts` of the whole series.
+    The splits follow one another. No window crosses one of the `cuts`, counted in the whole series.
 
     Raises:
       InvalidParams: A target is not a column, or no window fits into a split.
@@ -113,7 +113,7 @@ def choose_window(
     for split, count in steps.items():
         if window.count(split, count) == 0:
             needed = f"window.length + window.horizon = {window.length + window.horizon}"
-            fewer = "fewer between any two gaps than" if window.cuts_of(split) else "fewer than"
+            fewer = "but no window fits between gaps:" if window.cuts_of(split) else "fewer than"
             raise InvalidParams(
                 [
                     f"window: the {split} split has {count} time steps, {fewer} {needed}; shorten"
@@ -131,10 +131,10 @@ def _find_cuts(steps: Mapping[str, int], cuts: Sequence[int]) -> Iterator[tuple[
 
 
 def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:
-    """Return windows of `length` tokens; `tokens` are the numbers of tokens of each split.
+    """Return windows of `length` tokens; `tokens` counts the tokens of each split.
 
     Raises:
-      InvalidParams: A split has fewer tokens than one window.
+      InvalidParams: A split has fewer tokens than one window and the token after it.
     """
     window = TokenWindow(length=length)
     for split, count in tokens.items():
@@ -142,7 +142,7 @@ def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:
             raise InvalidParams(
                 [
                     f"window.tokens: the {split} split has {count:,} tokens, fewer than"
-                    f" {length:,} and one to predict; shorten the window or give the split more"
+                    f" {length:,} plus one to predict; shorten the window or give the split more"
                     " text"
                 ]
             )

@@ -76,8 +76,8 @@ class Step(ABC):
 class Window(Step):
     """Windows of a series: `length` steps of all columns, then `horizon` steps of `targets`.
 
-    `targets` are indices of columns. No window crosses one of the `cuts`, each a split and the time
-    step of that split before which others are missing.
+    `targets` are indices of columns. No window crosses one of the `cuts`, each a split and the
+    number of a time step in it before which time steps are missing.
     """
 
     params_key: ClassVar[str] = "window"
@@ -103,7 +103,7 @@ class Window(Step):
         return sum(count for _, count in self.list_runs(split, steps))
 
     def list_runs(self, split: str, steps: int) -> list[tuple[int, int]]:
-        """Return, for each part between cuts, the number of its first window and their count.
+        """Return the number of the first window and the count of windows in each part between cuts.
 
         Window n of a split begins at its time step n × `stride`.
         """
@@ -132,7 +132,7 @@ class TokenWindow(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Read(Step):
-    """Deliver file names, records in memory, or serialized records of shards, maybe shuffled."""
+    """Deliver file names, records in memory, or records of shards, whose order may be shuffled."""
 
     params_key: ClassVar[str] = "read"
 
@@ -180,7 +180,7 @@ class ReadIndexedShards(Step):
 @dataclass(frozen=True, kw_only=True)
 class Gather(Step):
     """Deliver whole batches of preprocessed examples by row number from the snapshot's
-    memory-mapped columns, and run `ops` on them.
+    columns, memory-mapped or copied to the device, and run `ops` on them.
 
     If only the first `fraction` of the rows is read there, the others are decoded from the shards'
     records by the ops of `decoding`. The first `example_op_count` ops run on single examples before

@@ -56,7 +56,7 @@ class Tokenize(Op):
         return () if self.kind == "bytes" else TOKENIZERS
 
     def bind(self, facts: DataFacts) -> Op:
-        """Return the tokenizer with the file in the snapshot, whether it was fitted or given."""
+        """Return the op with the snapshot's file, fitted or given, as `model`; bytes need none."""
         if not self.file:
             return self
         return self.model_copy(update={"model": str(facts.snapshot / self.file)})

@@ -51,8 +51,8 @@ class TrainingWorker:
         """Check that batches can be shared equally.
 
         Raises:
-          ImpossiblePlan: The batch cannot be cut into equal slices, lanes would be divided, or
-            there are fewer examples than workers.
+          ImpossiblePlan: `batch_size` or the multiple cannot be shared equally, lanes would be
+            divided, or there are fewer examples than the multiple or lanes.
         """
         multiple = self.multiple
         if lanes and lanes % multiple:
@@ -82,10 +82,10 @@ class TrainingWorker:
         if examples < multiple:
             raise ImpossiblePlan(
                 f"there are fewer examples than train.batch_multiple, {multiple}, and every batch"
-                " is a multiple of it"
+                " is a multiple of it; lower it"
                 if multiple > self.count
                 else f"there are fewer examples than the {self.count} processes, each of which"
-                " needs one"
+                " needs one; use fewer"
             )
 
 
@@ -129,7 +129,7 @@ def list_addresses(environment: Mapping[str, str]) -> list[str]:
 
 
 def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
-    """Return which worker this is by TF_CONFIG, the chief first; the only one if none are named.
+    """Return which worker this is by TF_CONFIG, the chief first; the only one if it names no other.
 
     Raises:
       ImpossiblePlan: TF_CONFIG cannot be read, has other roles than chief and worker, or does not
@@ -165,6 +165,6 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
 
 
 def name_gpus(environment: Mapping[str, str], count: int) -> list[str]:
-    """Return the names of the first `count` visible GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the names of the first `count` visible GPUs, as written in CUDA_VISIBLE_DEVICES."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[:count] if named else [str(number) for number in range(count)]

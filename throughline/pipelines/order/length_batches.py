@@ -4,7 +4,7 @@ A bucket holds the examples for which its boundary is the smallest that suffices
 depends on the lengths alone and never changes. Each epoch permutes every bucket, cuts it into
 batches, the last one smaller, and permutes the batches of all buckets. So every example comes once,
 the number of steps is constant, an epoch can be entered anywhere, and no order pads less with these
-boundaries (docs/decisions, 2.3). With several workers, some are moved or left out: `make_buckets`.
+boundaries (docs/decisions, 2.3). `make_buckets` says what several workers change.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Buckets:
       counts: How many examples a bucket holds.
       used: How many of them an epoch uses.
       sizes: Examples in a full batch over all workers.
-      first_steps: A bucket's first batch in an epoch that is not shuffled.
+      first_steps: The number of a bucket's first batch in an epoch that is not shuffled.
     """
 
     rows: np.ndarray
@@ -60,8 +60,8 @@ def make_buckets(
 
     `sizes` are the examples of full batches per boundary, multiples of `workers`. Every batch can
     be cut into equal slices for the workers: a bucket's surplus, its longest examples, moves up one
-    bucket. What remains of the whole, fewer examples than workers, is left out of the largest
-    bucket, different ones each epoch if shuffled. Empty buckets are dropped.
+    bucket. What remains of the whole, fewer examples than workers, is left out of one large bucket,
+    different ones each epoch if shuffled. Buckets of which an epoch uses nothing are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)
@@ -106,7 +106,7 @@ def double_until(longest: int) -> list[int]:
 
 
 def sizes_for_tokens(tokens: int, boundaries: Sequence[int], *, workers: int = 1) -> list[int]:
-    """Return, per boundary, how many examples fit into a batch of `tokens`, padding included.
+    """Return how many examples, a multiple of `workers`, fit into `tokens` padded to each boundary.
 
     Raises:
       ImpossiblePlan: One example per worker, padded to the last boundary, does not fit.
@@ -142,7 +142,7 @@ class LengthBatches:
         return self.buckets.steps_per_epoch
 
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return this worker's rows (n, width) of `steps` (n,), filled up with each's last row."""
+        """Return this worker's rows (n, width) of `steps` (n,), each filled up by its last row."""
         epoch, bucket, first, stop = self._slices(steps)
         width = -(-int(self.buckets.sizes.max()) // self.worker.count)
         positions = first[:, None] + tf.range(width, dtype=tf.int64)

@@ -132,7 +132,7 @@ class PackedBatches:
 
 
 def plan_packs(lengths: np.ndarray, row_length: int) -> PackPlan:
-    """Plan rows of `row_length` tokens for documents of `lengths` (documents,), none longer.
+    """Plan rows of `row_length` tokens for documents of `lengths` (documents,) up to that length.
 
     Every document is in one row, by best-fit decreasing. An empty document takes the room of one
     token, so that it has a place.

@@ -87,7 +87,7 @@ def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
 def window_shuffle(
     positions: tf.Tensor, *, count: int, window: int, seed: int, epoch: tf.Tensor
 ) -> tf.Tensor:
-    """Map positions to rows so that any `window` positions read only a few chunks of rows.
+    """Map positions to rows so that any `window` successive ones read only a few chunks of rows.
 
     For data larger than memory or on slow disks: chunks of a sixteenth of the window come in random
     order, and the rows within a window are permuted. A bijection, different each epoch.

@@ -71,13 +71,13 @@ class PreparedData:
         return self.fetched.folder if self.fetched else self.snapshot_folder
 
     def for_rows(self, rows: tuple[int, int]) -> PreparedData:
-        """Return the data for a reader of rows [first, stop); a store's other rows stay there."""
+        """Return the data for a reader of rows [first, stop) only: no others are fetched."""
         if self.fetched is None:
             return self
         return replace(self, fetched=replace(self.fetched, rows=rows))
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """List what is wrong with the bytes of a shard, and what to do; empty for a whole shard."""
+        """List what is wrong with the bytes of a shard, and what to do; empty for an intact one."""
         problems = self.shard_files.find_damage(shard)
         return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
@@ -135,7 +135,7 @@ class PreparedData:
         return window.count(split, self.shards.examples(split))
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
-        """Return ops completed with statistics, classes, categories and the fitted tokenizer."""
+        """Return ops completed with statistics, classes, categories and the stored tokenizer."""
         return tuple(op.bind(self._facts) for op in ops)
 
     @cached_property
@@ -166,7 +166,7 @@ def open_prepared_data(
 
     Raises:
       MissingInput, CorruptShard, CorruptColumn: Something is missing or damaged.
-      StaleSnapshot: The snapshot was made from other shards or ops.
+      StaleSnapshot: The snapshot was made from other shards or ops, or by other library versions.
     """
     index = read_shard_index(shards)
     fetches = storage is not None and not holds_columns(snapshot)

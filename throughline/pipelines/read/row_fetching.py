@@ -32,7 +32,8 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
     """Map the uncompressed shards of a split, and read their indexes.
 
     Raises:
-      MissingInput, CorruptShard: Shards are compressed, or an index does not belong to its shard.
+      MissingInput, CorruptShard: Shards are compressed, or have no offsets or those of others.
+      ObjectStoreFailed, DiskRefused: A shard cannot be fetched.
     """
     shards = data.shards.for_split(split)
     if any(shard.compression != "none" for shard in shards):

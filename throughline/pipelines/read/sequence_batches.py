@@ -49,7 +49,7 @@ def open_buckets(
     """Partition a split by length.
 
     Raises:
-      ImpossiblePlan: Sequences are longer than the last boundary, or a batch has no room for one.
+      ImpossiblePlan: A sequence exceeds the last boundary, or a batch cannot hold one per worker.
     """
     lengths = sequence_lengths(data, split)
     boundaries = (
@@ -125,7 +125,7 @@ def fetch_batch(
     step: tf.Tensor,
     rows: tf.Tensor,
 ) -> Element:
-    """Return the batch of a step (scalar) from its `rows`; if packed, from its documents."""
+    """Return the batch of a step (scalar) from its `rows`, which are documents if packed."""
     if isinstance(batches, PackedBatches):
         return _fetch_packed(columns, feature, rows, batches.plan.row_length)
     return fetch_padded(columns, feature, rows, length=batches.length(step))
@@ -167,8 +167,8 @@ def _check_longest(key: str, lengths: np.ndarray, longest: int, split: str) -> N
     if longer:
         raise ImpossiblePlan(
             f"{key}: sequences of the {split} split have up to {int(lengths.max()):,} tokens,"
-            f" {longer:,} of {len(lengths):,} more than {longest:,}; raise it to that, or cut them:"
-            f" `- truncate: {{tokens: {longest}}}` in preprocess"
+            f" {longer:,} of {len(lengths):,} more than {longest:,}; allow the longest, or cut them"
+            f" by `- truncate: {{tokens: {longest}}}` in preprocess"
         )
 
 

@@ -236,7 +236,7 @@ class SnapshotReader:
         return examples | ({"key": tf.gather(columns["key"], starts)} if "key" in columns else {})
 
     def _number_windows(self, window: Window, rows: tf.Tensor) -> tf.Tensor:
-        """Return the numbers (batch,) of windows, given their places among those without a cut."""
+        """Return the numbers (batch,) of windows; `rows` count only those that cross no cut."""
         if not window.cuts_of(self.split):
             return rows
         runs = window.list_runs(self.split, self.data.shards.examples(self.split))

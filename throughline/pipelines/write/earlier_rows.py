@@ -208,7 +208,7 @@ def _open_earlier(
 def _copy_objects(
     context: WriteContext, store: ObjectStore, placed: PlacedShard, earlier: EarlierRows
 ) -> Sequence[str] | None:
-    """Let the store copy a shard's objects; return their new names, or None if it does not."""
+    """Let the store copy a shard's objects, except offsets; return new names, None if it fails."""
     objects = [one for one in earlier.objects if one.column != context.value.extent.name]
     shift = placed.start - earlier.start
     names = [one.name_at(context.key, one.rows.start + shift) for one in objects]

@@ -107,7 +107,7 @@ class WriteContext:
         return self.folder / split / f".part-{start:012d}"
 
     def write_bytes(self, split: str, column: Column, start: int, data: bytes) -> None:
-        """Write the bytes of rows from `start` into their column, or a part of a ragged one."""
+        """Write the bytes of rows from `start` into their column, or a ragged one's part file."""
         if column.ragged:
             with atomic_file(self.part_path(split, start)) as temporary:
                 temporary.write_bytes(data)

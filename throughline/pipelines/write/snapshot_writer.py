@@ -151,7 +151,7 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
 
 
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
-    """Return a split's columns, joining the parts of a ragged column and adding its offsets."""
+    """Return a split's columns, after joining a ragged column's parts and writing its offsets."""
     chunks = [chunk for rows in written for chunk in rows.chunks]
     count = sum(chunk.count for chunk in chunks)
     column = context.value
