@@ -1,6 +1,6 @@
 """Tokenizers in TensorFlow, the same for writing a snapshot and for streams.
 
-Number 0 is padding or the end of a document. If a file gives it to a token, all are shifted by one.
+Number 0 is padding or a document's end. If a file gives it to another token, all shift by one.
 """
 
 import re

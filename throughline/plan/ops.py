@@ -158,8 +158,8 @@ class Load(Op):
 
 
 class Parse(Op):
-    """Parse serialized tf.train.Example records into key and features; planned automatically unless
-    files are read. `sizes` gives the lengths of features with several numbers.
+    """Parse serialized tf.train.Example records into key and features; planned automatically if
+    shards are read. `sizes` gives the lengths of features with several numbers.
     """
 
     name = "parse"
@@ -378,7 +378,7 @@ class Categories(Op):
     device = True
     works_on = ("numbers",)
     sizes: tuple[int, ...] = Field(
-        default=(), description="how many each column has; empty: as many as the data has"
+        default=(), description="categories of each column; empty: as many as the data has"
     )
 
     def bind(self, facts: DataFacts) -> Op:

@@ -117,8 +117,8 @@ class PreparedData:
         wanted, stored = count_stored(rows.count, fraction), rows.rows(self.input_column)
         if wanted > stored:
             raise StaleSnapshot(
-                f"{self.snapshot_folder} stores {stored:,} of the {wanted:,} rows to be read of the"
-                f" {split} split; run `dvc repro snapshot`"
+                f"{self.snapshot_folder} stores {stored:,} of the {wanted:,} rows of the {split}"
+                " split that are to be read; run `dvc repro snapshot`"
             )
         return wanted
 
@@ -166,7 +166,7 @@ def open_prepared_data(
 
     Raises:
       MissingInput, CorruptShard, CorruptColumn: Something is missing or damaged.
-      StaleSnapshot: The snapshot was made from other shards or ops, or by other library versions.
+      StaleSnapshot: The snapshot was made from other shards, or by other ops, code or versions.
     """
     index = read_shard_index(shards)
     fetches = storage is not None and not holds_columns(snapshot)
