@@ -41,8 +41,7 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`.
 
     Raises:
-      ImpossiblePlan: A user's op draws random numbers from a state of the process, or an op before
-        this one returns images that it does not accept.
+      ImpossiblePlan: A user's op draws from a random state, or the op does not accept the image.
       NotImplementedError: The op has no kernel.
     """
     own = getattr(op, "compute", None)

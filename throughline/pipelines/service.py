@@ -221,7 +221,6 @@ def _parse_options() -> argparse.Namespace:
 
 
 def _serve(options: argparse.Namespace) -> tuple[Any, str]:
-    """Start TensorFlow's server for the role; return it with its address."""
     import tensorflow as tf
 
     service = tf.data.experimental.service

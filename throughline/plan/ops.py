@@ -182,9 +182,7 @@ class Decode(Op):
 
 
 class DecodeImage(Op):
-    """Decode one JPEG or PNG: `decode` for image files. `crop` is the (height, width) of a center
-    crop that is done while decoding.
-    """
+    """`decode` for a JPEG or PNG; `crop` is the (height, width) of a center crop fused with it."""
 
     name = "decode"
     takes = "example"

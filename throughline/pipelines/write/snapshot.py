@@ -87,9 +87,8 @@ def write_snapshot(
     of examples by key, for messages.
 
     Raises:
-      CorruptShard: A record cannot be read or decoded, or a shard holds another number of records
-        than the index says; names shard and example. With `on_corrupt: skip`, only if too many
-        records are damaged, or a series would have gaps.
+      CorruptShard: A record cannot be read or decoded (names shard and example), or the shard index
+        is wrong. With `on_corrupt: skip`, only if too many cannot, or a series would have gaps.
       InvalidParams: The tokenizer's file is not of its kind, or none can be fitted on the texts.
       ImpossiblePlan: The results of preprocessing do not fit into their column.
     """
