@@ -26,7 +26,7 @@ RANDOM_ACCESS = {
 def find_config_problems(
     config: PipelineConfig, ops: Sequence[tuple[str, Op]], *, batch_size: int
 ) -> list[str]:
-    """List every reason against a configuration; `ops` are (section, op)."""
+    """List the reasons against a configuration, whatever the data; `ops` are (section, op)."""
     preprocess, augment, postprocess = (
         [op for section, op in ops if section == name]
         for name in ("preprocess", "augment", "postprocess")
@@ -142,7 +142,7 @@ def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[s
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
     if config.snapshot_on == "device":
         if config.read != "snapshot":
-            yield "snapshot_on: only a snapshot can live on the device; drop it, or read a snapshot"
+            yield "snapshot_on: only a snapshot can live on the device; use host or read a snapshot"
         if config.snapshot.fraction < 1:
             yield (
                 "snapshot.fraction: rows that are not stored are decoded on the host; use"
