@@ -91,6 +91,7 @@ def write_snapshot(
         is wrong. With `on_corrupt: skip`, only if too many cannot, or a series would have gaps.
       InvalidParams: The tokenizer's file is not of its kind, or none can be fitted on the texts.
       ImpossiblePlan: The results of preprocessing do not fit into their column.
+      ObjectStoreFailed: The object store cannot be read or written.
     """
     settings = settings or SnapshotSettings()
     skips = settings.on_corrupt == "skip"
