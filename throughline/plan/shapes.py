@@ -38,7 +38,7 @@ def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
 
 
 def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
-    """Return the schema with files of any size, if `ops` give them one size; else unchanged."""
+    """Return the schema for image files of any size if `ops` give them one size; else unchanged."""
     value = schema.input
     if value.encoding.storage != "files":
         return schema

@@ -248,7 +248,7 @@ class Map(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleByClass(Step):
-    """Draw examples class by class, so that rare classes come more often."""
+    """Draw each example's class by weight (balanced: all alike), and then an example of it."""
 
     params_key: ClassVar[str] = "sampling"
     trace_name: ClassVar[str] = "sample"
@@ -289,7 +289,7 @@ class Shuffle(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Step):
-    """Stack `size` consecutive examples; the last batch of an epoch may be smaller."""
+    """Batch `size` consecutive examples, padding texts; an epoch's last batch may be smaller."""
 
     params_key: ClassVar[str] = "batch_size"
     trace_name: ClassVar[str] = "batch"
