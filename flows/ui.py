@@ -91,7 +91,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     Runs that died with a worker can be retried.
 
     Raises:
-      ServiceFailed: a port is taken, or one of the three did not start or dies again and again.
+      ServiceFailed: a port is taken, the deployments cannot be sent, or one of the three did not
+        start or dies again and again.
     """
     check_free("prefect-port", endpoints.prefect_port)
     check_free("mlflow-port", endpoints.mlflow_port)

@@ -49,6 +49,7 @@ with warnings.catch_warnings():
             Raises:
               ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
                 marks it as crashed.
+              RuntimeError: its process did not start.
             """
             entrypoint = await find_entrypoint(flow_run)
 

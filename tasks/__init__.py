@@ -1,8 +1,8 @@
 """The stages of dvc.yaml and a few commands, each started by `python -m tasks.NAME`.
 
-When Python starts a stage, importing this package hands it to a server process that has its
-libraries already, if one runs. Otherwise the parameters are checked before the libraries are
-imported; meanwhile TensorFlow's log messages and garbage collection are off.
+When Python starts a stage of HEAVY_STAGES, importing this package hands it to a server process that
+has its libraries already, if one runs. Otherwise the parameters are checked before the libraries
+are imported; meanwhile TensorFlow's log messages and garbage collection are off.
 """
 
 import sys

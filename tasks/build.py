@@ -48,7 +48,7 @@ def build(
     Args:
       training: The pipeline with whole batches. The draws of one of its epochs are checked.
       in_order: Per split, the pipeline without shuffle, augmentation and postprocessing; digested.
-      exact: Per split, the snapshot's examples; `in_order` is compared if decoding is approximate.
+      exact: Per split, exactly decoded examples, with which approximate ones are compared.
       out: The configuration's results folder.
 
     Raises:

@@ -25,12 +25,12 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 
 
 def check_identity(root: Path = Path()) -> None:
-    """Check that the identity that DVC will record is today's.
+    """Check that this stage's identity file, which DVC will record, is still true.
 
     A stage calls it when it has read its parameters.
 
     Raises:
-      WorkspaceProblem: parameters, code or libraries have changed since it was written.
+      WorkspaceProblem: parameters, code, files or libraries have changed since it was written.
     """
     name = os.environ.get("DVC_STAGE", "").rpartition(":")[2].replace("@", "/")
     written = Layout(root).identities / f"{name}.json"
@@ -44,7 +44,7 @@ def check_identity(root: Path = Path()) -> None:
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
     """Link the shards and the snapshot that the last run of a stage read and wrote.
 
-    Returns links to DVC's cache, which last as long as `scratch`. Returns None if settings,
+    Returns a layout of links to DVC's cache that last as long as `scratch`. Returns None if settings,
     program, own code, files or libraries differ from that run's, so that the same input could give
     another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is set.
     """
@@ -109,5 +109,5 @@ def find_cache(root: Path) -> Path:
         check=False,
     )
     if done.returncode:
-        raise WorkspaceProblem(f"dvc cache dir: {done.stderr.strip()}")
+        raise WorkspaceProblem(f"`dvc cache dir` failed: {done.stderr.strip()}")
     return (root / done.stdout.strip()).absolute()

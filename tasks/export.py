@@ -20,7 +20,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Write a SavedModel that takes files, columns or texts."""
+    """Write a SavedModel that takes image files, columns, windows of a series or texts."""
     with trained_model_cli(main, declare_options) as context:
         from throughline.assembly.inference import describe_changed_data  # TensorFlow
         from throughline.models.inference import open_trained_model

@@ -32,7 +32,7 @@ def fetch(name: str, out: Path) -> str:
 
     Raises:
       DataNotFound: no place has the dataset; says what was tried.
-      UnexpectedFiles: the folder holds files that `fetch` did not write and would remove.
+      UnexpectedFiles: the folder is a link, or holds files that `fetch` did not write.
     """
     target = out / name
     with resumable_folder(target, key=digest_json([name, digest_program("fetch")])) as folder:

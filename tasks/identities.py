@@ -128,7 +128,7 @@ def read_edited(root: Path) -> dict[str, bytes]:
 
 
 def find_left_results(layout: Layout) -> list[str]:
-    """List the results of configurations that have left the project's params.yaml."""
+    """List results folders of configurations that params.yaml lacks now; empty in a worktree."""
     if layout.project.resolve() != layout.root.resolve():  # a run of some configurations
         return []
     named = read_yaml(layout.root / PARAMS_FILE)["pipelines"]

@@ -69,7 +69,7 @@ def named_modules(section: Any) -> Iterator[str]:
 
 
 def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
-    """List the files of the user modules that params.yaml names and of their imports."""
+    """List the non-empty files of the user modules that params.yaml names and of their imports."""
     modules = find_own_modules(document, "train", root)
     found = project_files(*modules, roots=[root], without=PROGRAM).values()
     return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
@@ -84,6 +84,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
 
     Raises:
       WorkspaceProblem: a listed file that is not Python is gone; it may have been listed by hand.
+      InvalidParams: dvc.yaml lacks the line above the list.
     """
     document = read_yaml(root / PARAMS_FILE)
     path = root / PIPELINE_FILE

@@ -32,7 +32,7 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
     """List on standard error the inputs that could not be used.
 
     Raises:
-      UnusableInputs: nothing was predicted; or, if `strict`, any input could not be used.
+      UnusableInputs: no input could be used; or, if `strict`, not every input could.
     """
     total, more = counts.predicted + counts.rejected, counts.rejected - len(counts.first)
     if total == counts.rejected == 1:

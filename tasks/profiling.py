@@ -2,7 +2,7 @@
 
 Writes runs/NAME/profile/: the trace, breakdown.json, findings.json and a timeline. Runs in its own
 process with freshly initialized weights, because their values do not change the time of a step. The
-race tries what the findings gain.
+race measures what the findings gain.
 """
 
 import time

@@ -64,7 +64,8 @@ class Study:
         """Read the study of the configuration that params.yaml describes now.
 
         Raises:
-          MissingInput: a file is missing, or the configuration has changed since its training.
+          MissingInput: a file is missing or another version of the program wrote it, or the
+            configuration has changed since its training.
         """
         name, plan = folder.name, PlanSummary.read(folder)
         if PipelineConfig.model_validate(plan.config) != config:
@@ -149,8 +150,8 @@ def print_result(name: str, raced: Raced) -> None:
         echo_fact(f"{name} was measured {raced.note}")
     if raced.exchange_ms is not None:
         echo_fact(
-            f"a step of {name}'s training takes {raced.exchange_ms:.2f} ms more: what its processes"
-            " exchange"
+            f"a step of {name}'s training takes {raced.exchange_ms:.2f} ms more than in the race,"
+            " where its processes exchange nothing"
         )
     if raced.verdict == UNDECIDED:
         echo_problem(f"undecided: {raced.cause}; {raced.fix}")
@@ -208,7 +209,7 @@ def record(
 def emulate(params: Params, accelerator: Accelerator) -> Params:
     """Replace the model by the emulated train step of an accelerator, in a single process.
 
-    The process takes the whole batches of all processes that would train together.
+    The process gets the whole batches of all processes that would train together.
 
     Raises:
       UnknownModel: the model predicts next tokens.
@@ -234,7 +235,7 @@ def print_fed(raced: Raced, accelerator: Accelerator) -> None:
     shape = "×".join(map(str, accelerator.shape))
     echo(
         f"  this host feeds {fed:.1f} of them: the input alone delivers {raced.input.value:,.0f}"
-        f" examples/s, one\n  takes {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
+        f" examples/s, one\n  uses {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
         f" {accelerator.batch_size}; {accelerator.source}), of examples that are {shape}"
     )
 
@@ -245,8 +246,9 @@ def race_one(
     """Race one configuration by itself, with an emulated accelerator if one is given, and print it.
 
     Raises:
-      ThresholdExceeded: a figure meets the condition.
+      ThresholdExceeded: the figure meets the condition, or was not measured.
       MissingInput: the configuration as it is has not been profiled, or dropped out of the race.
+      UnknownModel: an accelerator is to be emulated, but the model predicts next tokens.
     """
     study = Study.read(Layout().results(name), params.pipelines[name])
     title = name

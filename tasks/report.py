@@ -35,7 +35,7 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
     A configuration that lacks results is left out; the report says what it lacks.
 
     Raises:
-      MissingInput: no configuration has been built, trained and profiled.
+      MissingInput: no configuration has been built, trained and profiled, or there was no race.
       UnequalConfigurations: two configurations delivered different examples; nothing is compared.
     """
     results, missing = read_all(names, layout)

@@ -46,7 +46,8 @@ def verify(params: Params, layout: Layout) -> str:
     """Compare every object of the project's shards and snapshot with its digests.
 
     Raises:
-      ObjectStoreFailed: an object is missing or damaged; names it and its shard or rows.
+      ObjectStoreFailed: the store is away, or an object is missing or damaged; names the object and
+        its shard or rows.
     """
     scratch = Scratch()
     data = open_prepared_data(
@@ -118,7 +119,7 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
     Looks at all commits, experiments and worktrees, including those of unfinished runs.
 
     Raises:
-      WorkspaceProblem: a part of the history cannot be read; says which, and what to do.
+      WorkspaceProblem: a part of the history cannot be read, or a locked worktree is not there.
     """
     outputs = ("snapshot", "shards") if with_shards else ("snapshot",)
     unreadable, keys = [], set[str]()
@@ -206,7 +207,7 @@ def _read_names(path: Path) -> set[str]:
 def _git(root: Path, *words: str) -> str:
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise WorkspaceProblem(f"git {words[0]}: {done.stderr.strip()}")
+        raise WorkspaceProblem(f"`git {words[0]}` failed: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -218,7 +219,7 @@ def collect_garbage(
     Yields a line per snapshot, and one for all shards.
 
     Raises:
-      WorkspaceProblem: a part of the history cannot be read.
+      WorkspaceProblem: as for `find_reachable`; nothing is removed then.
     """
     objects = [*store.list()]
     with_shards = any(is_of_shard(one.name) for one in objects)

@@ -26,7 +26,8 @@ def upload(source: Path, url: str) -> str:
 
     Raises:
       DataNotFound: there is no such file or folder, or no file in it.
-      UnexpectedFiles: a file cannot be read, leads out of the folder or has a bad name; names it.
+      UnexpectedFiles: a file cannot be read, is not a regular file, is a link out of the folder, or
+        has a name that is not UTF-8; names it.
       InvalidParams: the URL is not that of a bucket.
       ObjectStoreFailed: the store was not reached or refuses; names the object.
     """
@@ -90,7 +91,9 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _refuse(error: OSError) -> None:
-    raise UnexpectedFiles(f"{error.filename} cannot be listed: {error.strerror}") from error
+    raise UnexpectedFiles(
+        f"{error.filename} cannot be listed: {error.strerror}; remove it, or let this user list it"
+    ) from error
 
 
 def _put(store: ObjectStore, file: tuple[str, Path]) -> int:

@@ -111,7 +111,7 @@ def print_comparison(compared: Comparison, where: str) -> None:
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
-    """Return a line with the command that races `names` again, otherwise with its `arguments`.
+    """Return a line with the command that races `names` again and keeps its other `arguments`.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, ["b"])

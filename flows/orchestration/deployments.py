@@ -98,6 +98,7 @@ def send_all() -> None:
 
     Raises:
       ServiceFailed: `prefect deploy` failed, or another project has deployments of these names.
+      MissingInput: there is no prefect.yaml, or it does not name exactly one pool.
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     # If several workers start together, they deploy one at a time.
@@ -153,7 +154,7 @@ def refuse_other_project(
     A folder on this machine without a prefect.yaml does not count: the project may have moved.
 
     Raises:
-      ServiceFailed: names the folder, and what to do.
+      ServiceFailed: another project sent some of them; names its folder, and what to do.
     """
     here = urlsplit(server).hostname in (HOST, "localhost")
     folders = {deployment.name: _read_folder(deployment) for deployment in deployments}
@@ -170,7 +171,7 @@ def refuse_other_project(
             f" project, {folder}: {', '.join(others)}. Rename this project's deployments and work"
             f" pool in {DEPLOYMENTS_FILE}, or use a separate server, such as with"
             " `PREFECT_HOME=$PWD/.throughline/prefect make ui`. If this project was moved from that"
-            f" folder, delete each deployment there: `prefect deployment delete FLOW/{name}`"
+            f" folder, delete each of them first: `prefect deployment delete FLOW/{name}`"
         )
 
 

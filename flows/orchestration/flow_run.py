@@ -103,7 +103,7 @@ class Run:
         return {tag: value for tag, value in tags.items() if value}
 
     def with_parent_run(self, parent: str | None) -> Run:
-        """Return a copy whose configurations' MLflow runs are children of the run `parent`."""
+        """Return a copy whose configurations' MLflow runs are children of `parent`, if given."""
         if parent is None:
             return self
         environment = {**self.stage_env.environment, lineage.PARENT_RUN: parent}
@@ -134,9 +134,9 @@ class Run:
         return _hold(self.workspace)
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
-        """Check, if something `changed`, that no stage went out of date during the run.
+        """Check, if something `changed`, that the run's stages did not go out of date meanwhile.
 
-        `saves` says that an isolated run is to become an experiment.
+        Preparation and report are checked only if an isolated run `saves` an experiment.
 
         Raises:
           WorkspaceProblem: stages are out of date again, so the results may not belong together.
@@ -181,7 +181,7 @@ class Run:
         return self.cleanup()
 
     def cleanup(self) -> Path | None:
-        """Remove the worktree of a run without a name; return where its report moved to."""
+        """Remove the worktree of a run without a name; return where its report moved to, if any."""
         return remove_workspace(self.workspace) if self.workspace.ephemeral else None
 
 
@@ -199,6 +199,7 @@ def start_run(
       InvalidParams, UnknownPipeline: parameters are wrong, or not allowed for a run from the UI.
       DataNotFound, UnreadableSource: the source is missing, or DVC cannot read some of its files.
       WorkspaceProblem: git, DVC or the run's name does not allow the run.
+      StageFailed: DVC cannot read the project, or the stage `identities` failed.
     """
     configure_logging()
     resolved = resolve(Path.cwd(), changes, only)
@@ -279,7 +280,7 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Run an import server for stages during the block, unless one exists or only one stage runs.
+    """Run an import server for the stages, unless one exists or at most one stage is out of date.
 
     A single stage imports its libraries as fast as the server would.
     """

@@ -163,9 +163,9 @@ def show_on_terminal(
 ) -> Iterator[None]:
     """Show what the flow in the block does; if it fails, print one panel and end the process.
 
-    The exit code is 2 if the user can do something about it, 1 for a bug; a stopped run has no
-    panel and exits with 128 plus the signal's number. `verbose` shows what stages print, `debug`
-    also what Prefect prints and a bug's traceback.
+    The exit code is 2 for a user error or a failed stage, 1 for a bug in the flow's process; a
+    stopped run has no panel and exits with 128 plus the signal's number. `verbose` shows what
+    stages print, `debug` also what Prefect prints and a bug's traceback.
     """
     console, root = Console(stderr=True), logging.getLogger()
     view = StageView(console, verbose=verbose)

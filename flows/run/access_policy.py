@@ -37,7 +37,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     data_roots: tuple[Path, ...] = Field(
-        default=(), description="more folders that `data.path` may be in"
+        default=(), description="more folders that `data.path`, models and tokenizers may be in"
     )
     data_buckets: tuple[str, ...] = Field(
         default=(), description="buckets, or prefixes in them, that `data.path` may be in"
@@ -94,9 +94,10 @@ class AccessPolicy:
         """Check the parameters that a run asks for against what it may reach.
 
         Raises:
-          InvalidParams: the parameters name data that are hidden or outside the project and the
-            granted folders; code that is no tracked module of the project; a dispatcher that nobody
-            granted; or a Dask cluster, bucket or cache folder other than those of params.yaml.
+          InvalidParams: the parameters name data or files that are hidden, or outside the project
+            and what is granted; follow links that params.yaml does not follow; or name code that
+            is not a tracked module of the project, a dispatcher that nobody granted, or a Dask
+            cluster, `storage.url` or cache folder other than those of params.yaml.
         """
         problems = [
             *self._data(asked),
@@ -112,13 +113,13 @@ class AccessPolicy:
         """Check only the data that a run asks for.
 
         Raises:
-          InvalidParams: they are hidden, or outside the project and what is granted.
+          InvalidParams: they are hidden, outside the project and what is granted, or follow links.
         """
         if problems := [*self._data(asked)]:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether links below `data.path` may leave it: only if params.yaml allows it."""
+        """Return whether links below `data.path` may leave it: if params.yaml lets this path's."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 
@@ -293,7 +294,7 @@ def _is_own_layer(name: str) -> bool:
 
 
 def _is_module(module: str, tracked: frozenset[str]) -> bool:
-    """Return whether a dotted name is a module among the files that git tracks."""
+    """Return whether a dotted name is a module that git tracks and that is not this program's."""
     parts = module.split(".")
     if (
         not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts)

@@ -35,8 +35,11 @@ class NamedChanges:
     def apply(self, text: str, policy: AccessPolicy | None = None) -> Any:
         """Apply the changes to the text of params.yaml, and return the parsed document.
 
+        If they change the kind of data, sections of ops that they do not name are dropped.
+
         Raises:
-          InvalidParams: `auto` may not look at the data, by `policy`, or does not know their kind.
+          InvalidParams: an override cannot be applied, `policy` forbids `auto` to look at the data,
+            or `auto` does not know their kind.
         """
         document = YAML().load(text)
         source = _find_source(document)
@@ -105,7 +108,7 @@ def _reaches(overlay: Any, path: Sequence[str]) -> bool:
 
 
 def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
-    """Merge nested mappings into a document; replace other values, and mappings marked by `!`.
+    """Merge nested mappings into a document; replace other values, and values of keys with `!`.
 
     Comments next to replaced values are dropped. Other uses of a YAML anchor stay as they are.
     """

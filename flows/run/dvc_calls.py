@@ -55,7 +55,7 @@ def stale_stages(
     """Ask DVC which stages are out of date.
 
     Raises:
-      StageFailed: DVC cannot read the project.
+      StageFailed: DVC cannot read the project, or a process does not release DVC's lock file.
       WorkspaceProblem: the project is not a git repository, or DVC may not write its databases.
     """
     for _ in attempts(root, on_wait):
@@ -94,8 +94,8 @@ def find_site_problem(
     own = root.resolve() / OWN_SITE
     remedy = f"export {SITE_VARIABLE}={own}" if given else f"dvc config --local {SITE_KEY} {own}"
     return (
-        f"it may not write {found['path'] or site}, where it keeps databases, perhaps since another"
-        f" user owns them: `{remedy}` gives this project a folder of its own"
+        f"it may not write {found['path'] or site}, where it keeps databases, perhaps because"
+        f" another user owns them: `{remedy}` gives this project a folder of its own"
     )
 
 
@@ -174,8 +174,8 @@ def set_damaged_lock_aside(root: Path) -> bool:
 
 
 def _is_whole(lock: Path) -> bool:
-    """Return whether DVC itself takes a dvc.lock as it is."""
-    from dvc.dvcfile import Lockfile  # here, because it takes 0.1 s
+    """Return whether DVC itself accepts a dvc.lock."""
+    from dvc.dvcfile import Lockfile  # here, because importing it takes 0.1 s
     from dvc.exceptions import DvcException
     from dvc.utils import strictyaml
 

@@ -8,7 +8,7 @@ threads or devices.
 
 The server refuses a program, which then imports by itself, if an imported file or the set of
 installed packages has changed, or if the program belongs to another Python environment. A program
-in another folder takes only libraries from the server, and its own modules from that folder.
+in another folder shares only libraries with the server, and imports its own modules itself.
 """
 
 import importlib
@@ -63,7 +63,7 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
 
 
 def main() -> None:
-    """Import the modules named as arguments, and serve programs until this process is ended."""
+    """Import the modules named as arguments, then serve programs; end if a file has changed."""
     started_ns = time.time_ns()
     address, *modules = sys.argv[1:]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -169,7 +169,7 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
 
 
 def _import_program_from(folder: str) -> None:
-    """Import the program's own modules from another folder than the server's."""
+    """Let the program's own modules be imported anew, from another folder than the server's."""
     for name in list(sys.modules):
         if name.partition(".")[0] in PROGRAM:
             del sys.modules[name]

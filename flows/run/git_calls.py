@@ -57,7 +57,7 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
 
 
 def find_repository_problem(project: Path) -> str | None:
-    """Return why a project is not a git repository with a commit, and the remedy, or None."""
+    """Return why git finds no commit in a project or refuses it, and the remedy, or None."""
     problem = "is not the top folder of a git repository"
     if (project / ".git").exists():
         problem = "is a git repository without a commit"
@@ -99,7 +99,8 @@ def list_submodules(folder: Path) -> list[Path]:
 
 
 def find_committer(project: Path) -> dict[str, str]:
-    """Return a placeholder committer if git knows none: DVC does not commit without one."""
+    """Return variables of a placeholder committer, which DVC needs; empty if git knows a real one.
+    """
     with contextlib.suppress(WorkspaceProblem):
         if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
             return {}

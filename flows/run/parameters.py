@@ -50,7 +50,7 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the form's number fields; defaults replace those it cannot show."""
+    """Return the form's numbers; defaults replace values that are missing, unfit or too large."""
     train = as_mapping(document.get("train"))
     values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields
@@ -82,7 +82,7 @@ _OWN_NUMBERS = find_numbers(_OWN)
 OWN_PIPELINES = _configurations(_OWN)
 NO_PIPELINES: list[str] = []
 _PIPELINE_NAMES = _configurations(_OWN, *map(_read, _overlays()))
-PREFERRED = "optimized"  # offered first if it exists
+PREFERRED = "optimized"  # the form's default if it exists
 
 # The form offers the names and the server checks them, but they are not part of the type: an
 # overlay can add configurations, so only the run knows all of them.
@@ -146,7 +146,7 @@ class Changes(BaseModel):
         return {name: overlay for name, overlay in named.items() if overlay}
 
     def settings(self, own: Mapping[str, Any]) -> list[str]:
-        """Return all other changes as KEY=VALUE; `own` is the document of params.yaml."""
+        """Return all changes but overlays as KEY=VALUE; `own` is the document of params.yaml."""
         return [*self.numbers(own), *self.overrides]
 
     def numbers(self, own: Mapping[str, Any]) -> list[str]:
@@ -171,7 +171,7 @@ def check_name(name: str) -> None:
     """Refuse a run's name that could not be a folder's name or a git reference.
 
     Raises:
-      WorkspaceProblem: the name is too long, or has characters that are not allowed.
+      WorkspaceProblem: the name is empty or too long, or has characters that are not allowed there.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise WorkspaceProblem(

@@ -104,7 +104,7 @@ def resolve_command(
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
-    """Merge changes into params.yaml, overlays first, and check it, unless the command has.
+    """Merge changes into params.yaml, overlays first, and check it, or reuse the command's result.
 
     Raises:
       InvalidParams: lists all problems, or what a run from the UI may not access.

@@ -38,7 +38,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
 
     Raises:
       DataNotFound, ObjectStoreFailed: as for `check_exists`.
-      UnreadableSource: names the files that DVC cannot hash, and what to do.
+      UnreadableSource: names the first files that DVC cannot hash, and what to do.
     """
     check_exists(root, path, fetched=fetched)
     if is_address(path):

@@ -112,8 +112,8 @@ def open_workspace(
     unless a user has named it before.
 
     Raises:
-      WorkspaceProblem: the project is not the top folder of a git repository with a commit, or the
-        name is not valid, or means something else to git.
+      WorkspaceProblem: the project is not the top folder of a git repository with a commit, git
+        fails, DVC's configuration cannot be read, or the name is not valid or is known to git.
     """
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
@@ -203,7 +203,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
     """Return the experiment's params.yaml, or None if it is the run's.
 
-    It adds configurations with results in dvc.lock; DVC cannot apply an experiment with others.
+    It adds configurations with results in dvc.lock; without results, DVC could not apply them.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]

@@ -98,7 +98,7 @@ def _read_path(file: Path) -> Path:
 
 
 def _commit_changes(project: Path, head: str) -> str:
-    """Commit uncommitted changes to no branch, by a separate index; return `head` if none."""
+    """Commit uncommitted changes to no branch; return the commit, or `head` without changes."""
     if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))

@@ -92,7 +92,7 @@ class Credentials:
 
 
 def load_credentials(project: Path) -> Credentials:
-    """Open the private folder of `make ui` in a project, with its secrets, or new ones if none."""
+    """Open a project's private folder of `make ui`; make new secrets if they cannot be read."""
     folder = private_folder(project / STATE_DIR / "ui").resolve()
     file = folder / _SECRETS
     try:

@@ -52,7 +52,7 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
     `running` are clients' variables for the project's `make ui`; empty if it does not run.
 
     Raises:
-      ServiceFailed: the server did not start, does not answer, or has gone.
+      ServiceFailed: the server did not start, does not answer, refuses the password, or has gone.
     """
     try:
         if configured := PREFECT_API_URL.value():

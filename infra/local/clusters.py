@@ -55,7 +55,7 @@ def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     Each worker has one thread, and is started again if it ends.
 
     Raises:
-      ServiceFailed: Dask is not installed, or the port is taken.
+      ServiceFailed: Dask is not installed, a port is taken, or a process did not start.
     """
     if not workers:
         yield []

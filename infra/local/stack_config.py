@@ -111,8 +111,7 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
         )
     except (ValueError, TypeError) as error:
         raise ServiceFailed(
-            f"{file} cannot be read ({error}); put it back from a backup, which holds it as"
-            f" {SETTINGS_FILE}"
+            f"{file} cannot be read ({error}); put it back from a backup of the stack's folder"
         ) from error
     if not file.exists() or asdict(settings) != known:
         write_private(file, json.dumps(asdict(settings), indent=2))
