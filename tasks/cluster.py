@@ -39,7 +39,7 @@ def main() -> None:
         hosts = list(filter(None, options.hosts.split(",")))
         os.environ[TF_CONFIG] = find_tf_config(os.environ, hosts)
         if shutil.which(options.command[0]) is None:
-            raise ServiceFailed(f"{options.command[0]} is not a program that can be run")
+            raise ServiceFailed(f"there is no program {options.command[0]} that can be run")
     os.execvp(options.command[0], options.command)
 
 

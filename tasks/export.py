@@ -1,4 +1,4 @@
-"""Export a trained model as a SavedModel that takes raw inputs: image files, values by column,
+"""Export a trained model as a SavedModel that accepts raw inputs: image files, values by column,
 windows of a series, or texts.
 
 Not a stage: nothing depends on its result. Load the result with
@@ -20,7 +20,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Write a SavedModel that takes image files, columns, windows of a series or texts."""
+    """Write a SavedModel that accepts image files, columns, windows of a series or texts."""
     with trained_model_cli(main, declare_options) as context:
         from throughline.assembly.inference import describe_changed_data  # TensorFlow
         from throughline.models.inference import open_trained_model
