@@ -99,8 +99,7 @@ def list_submodules(folder: Path) -> list[Path]:
 
 
 def find_committer(project: Path) -> dict[str, str]:
-    """Return variables of a placeholder committer, which DVC needs; empty if git knows a real one.
-    """
+    """Return variables of a placeholder committer if git knows none: DVC needs one to commit."""
     with contextlib.suppress(WorkspaceProblem):
         if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
             return {}

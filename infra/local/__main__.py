@@ -166,7 +166,7 @@ def store(
     """Run a command with an S3 store, whose address and keys are in its environment."""
     with report_user_errors():
         if shutil.which(command[0]) is None:
-            raise ServiceFailed(f"there is no program {command[0]} that can be run")
+            raise ServiceFailed(f"there is no program {command[0]}")
         with hold_stack(home), s3.temporary_store(home, bucket) as variables:
             os.umask(context.obj)  # no restriction on the files that the command writes
             environment = {**os.environ, **variables}
