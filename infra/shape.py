@@ -1,7 +1,4 @@
-"""Print figures of the shape of this program: `python infra/shape.py`.
-
-Packages with their levels, modules, lines and imports of each other.
-"""
+"""Print each package's level, modules, lines and imports of others: `python infra/shape.py`."""
 
 import ast
 from collections import Counter, defaultdict

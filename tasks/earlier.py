@@ -44,10 +44,9 @@ def check_identity(root: Path = Path()) -> None:
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
     """Link the shards and the snapshot that the last run of a stage read and wrote.
 
-    Returns a layout of links to DVC's cache, which last as long as `scratch`. Returns None if
-    settings, program, own code, files or libraries differ from that run's, so that the same input
-    could give another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is
-    set.
+    Returns a layout of links to DVC's cache, which last as long as `scratch`; None if settings,
+    program, own code, files or libraries differ from that run's, so that the same input could give
+    another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is set.
     """
     lock = root / "dvc.lock"
     if os.environ.get("THROUGHLINE_FRESH") or not lock.exists():

@@ -64,8 +64,7 @@ class Study:
         """Read the study of the configuration that params.yaml describes now.
 
         Raises:
-          MissingInput: a file is missing or another version of the program wrote it, or the
-            configuration has changed since its training.
+          MissingInput: a file is missing or outdated, or the configuration was changed afterwards.
         """
         name, plan = folder.name, PlanSummary.read(folder)
         if PipelineConfig.model_validate(plan.config) != config:

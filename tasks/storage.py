@@ -46,8 +46,7 @@ def verify(params: Params, layout: Layout) -> str:
     """Compare every object of the project's shards and snapshot with its digests.
 
     Raises:
-      ObjectStoreFailed: the store is away, or an object is missing or damaged; names the object and
-        its shard or rows.
+      ObjectStoreFailed: the store is away, or an object is missing or damaged; names the object.
     """
     scratch = Scratch()
     data = open_prepared_data(

@@ -129,8 +129,6 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of every flow's command line."""
-
     set_: list[str] | None
     overlay: list[Path] | None
     name: str | None

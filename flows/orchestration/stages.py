@@ -86,8 +86,7 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool
     asked because the stage was up to date.
 
     Raises:
-      StageFailed: DVC or the stage ended with an error (in the stage's own words, if it left any),
-        or took too long.
+      StageFailed: DVC or the stage failed (in the stage's own words, if any), or took too long.
     """
     logger = get_run_logger()
     if not upstream_changed and stage not in stage_env.stale | stage_env.forced:

@@ -72,7 +72,7 @@ def load_limits(project: Path) -> Limits:
 
 
 def is_confined() -> bool:
-    """Return whether the current run was started from the UI."""
+    """Return whether a deployment (from the UI, the API or a schedule) started the current run."""
     if os.environ.get(CONFINED):
         return True
     if "prefect" not in sys.modules:  # not imported here, because that takes seconds
@@ -113,13 +113,14 @@ class AccessPolicy:
         """Check only the data that a run asks for.
 
         Raises:
-          InvalidParams: they are hidden, outside the project and what is granted, or follow links.
+          InvalidParams: they are hidden, outside the project and what is granted, or follow links
+            although params.yaml does not.
         """
         if problems := [*self._data(asked)]:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether links below `data.path` may leave it: if params.yaml lets this path's."""
+        """Return whether links in `data.path` may leave it, as params.yaml may allow for its own."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 

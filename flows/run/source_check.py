@@ -109,10 +109,8 @@ def check_named_files(
 ) -> None:
     """Refuse files of params.yaml, or `listed` in dvc.yaml, that the run's folder lacks.
 
-    A worktree lacks files that git does not track.
-
     Raises:
-      InvalidParams: files are missing; names each, and what to do.
+      InvalidParams: files are missing, in a worktree untracked ones; names each, and what to do.
     """
     named = [*find_named_files(document), *(("dvc.yaml", name) for name in listed)]
     lacking = [(key, name) for key, name in named if not (root / name).is_file()]
