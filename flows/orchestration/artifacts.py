@@ -139,7 +139,7 @@ def show_training(
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Describe the comparison in Markdown: the headline, then each configuration's cause and fix."""
+    """Describe the comparison in Markdown: the headline, each configuration's cause and fix."""
     # The table would not fit: MLflow limits a note to 8,000 characters.
     fixes = [
         f"- **{row.pipeline}** ({row.verdict}): {row.cause}. Fix: `{row.fix}`"

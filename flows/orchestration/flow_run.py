@@ -280,7 +280,7 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
-    """Run an import server for the stages, unless one exists or at most one stage is out of date."""
+    """Run an import server for stages, unless one exists or at most one stage is out of date."""
     # A single stage imports its libraries as fast as the server would.
     alone = len(stage_env.stale) < 2 and IDENTITIES not in stage_env.stale  # noqa: PLR2004
     if alone or os.environ.get(STAGE_SERVER):

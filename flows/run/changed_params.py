@@ -38,8 +38,8 @@ class NamedChanges:
         If they change the kind of data, sections of ops that they do not name are dropped.
 
         Raises:
-          InvalidParams: an override cannot be applied; or `data.source: auto` does not know the kind
-            of the data, or may not look at them, by `policy`.
+          InvalidParams: an override cannot be applied, `policy` forbids a look at the data, or
+            `data.source: auto` does not know their kind.
         """
         document = YAML().load(text)
         source = _find_source(document)
