@@ -233,9 +233,10 @@ def print_fed(raced: Raced, accelerator: Accelerator) -> None:
     fed = raced.input.value / accelerator.examples_per_s
     shape = "×".join(map(str, accelerator.shape))
     echo(
-        f"  this host feeds {fed:.1f} of them: the input alone delivers {raced.input.value:,.0f}"
-        f" examples/s, one\n  uses {accelerator.examples_per_s:,.0f} ({accelerator.step_s} s for"
-        f" {accelerator.batch_size}; {accelerator.source}), of examples that are {shape}"
+        f"  this host feeds {fed:.1f} such accelerators: the input alone delivers"
+        f" {raced.input.value:,.0f} examples/s,\n  and one accelerator uses"
+        f" {accelerator.examples_per_s:,.0f} of {shape} ({accelerator.step_s} s for"
+        f" {accelerator.batch_size}; {accelerator.source})"
     )
 
 

@@ -120,7 +120,7 @@ class AccessPolicy:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether links in `data.path` may leave it; params.yaml can allow it for its own."""
+        """Return whether `data.path` is params.yaml's own, and params.yaml follows links out of it."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 

@@ -108,7 +108,7 @@ def _reaches(overlay: Any, path: Sequence[str]) -> bool:
 
 
 def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
-    """Merge nested mappings into a document; replace other values, and values of keys with `!`.
+    """Merge nested mappings into a document; replace other values, and those of keys ending in `!`.
 
     Comments next to replaced values are dropped. Other uses of a YAML anchor stay as they are.
     """

@@ -63,7 +63,7 @@ def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[st
 
 
 def main() -> None:
-    """Import the modules named as arguments, then serve programs; end if a file has changed."""
+    """Import the given modules, then serve programs, unless a file changed during the imports."""
     started_ns = time.time_ns()
     address, *modules = sys.argv[1:]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
