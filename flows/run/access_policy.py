@@ -113,14 +113,13 @@ class AccessPolicy:
         """Check only the data that a run asks for.
 
         Raises:
-          InvalidParams: they are hidden, outside the project and what is granted, or follow links
-            although params.yaml does not.
+          InvalidParams: they are hidden, not granted, or follow links although params.yaml does not.
         """
         if problems := [*self._data(asked)]:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether `data.path` is params.yaml's own, and params.yaml follows links out of it."""
+        """Return whether `data.path` is that of params.yaml, which follows links out of it."""
         data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 

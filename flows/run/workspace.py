@@ -30,7 +30,7 @@ from throughline.shared.scratch import Scratch
 
 DATA_LINK = Path(STATE_DIR) / "data-link"  # in a worktree: names its link to data
 UNNAMED = Path(STATE_DIR) / "unnamed"  # marks worktrees of runs without a name
-KEPT_REPORTS = 50  # of runs without a name
+KEPT_REPORTS = 50  # the latest ones in .throughline/reports, of runs without a name
 LAST_STAGE = "report"
 SWEPT_AFTER_S = 86_400.0  # until then, a retry of the run reuses its worktree
 
@@ -179,10 +179,7 @@ def _idle_s(root: Path) -> float:
 
 
 def remove_workspace(workspace: Workspace) -> Path | None:
-    """Remove a worktree whose results are kept; return the folder of its report, or None.
-
-    .throughline/reports/ keeps the latest KEPT_REPORTS reports.
-    """
+    """Remove a worktree whose results are kept; return the new folder of its report, or None."""
     report, kept = (
         Layout(workspace.root).report,
         workspace.project / STATE_DIR / "reports" / workspace.root.name,
