@@ -113,7 +113,7 @@ class AccessPolicy:
         """Check only the data that a run asks for.
 
         Raises:
-          InvalidParams: they are hidden, not granted, or follow links although params.yaml does not.
+          InvalidParams: they are hidden, not granted, or follow links that params.yaml does not.
         """
         if problems := [*self._data(asked)]:
             raise InvalidParams(problems)
