@@ -32,7 +32,7 @@ _VALID = datetime.timedelta(days=36_500)
 def command(
     data: Annotated[Path, typer.Option(help="folder of the objects")],
     port: Annotated[
-        int, typer.Option(help="of S3; master, volume and filer use the next; gRPC 10,000 above")
+        int, typer.Option(help="of S3; other servers use the next three, and gRPC those + 10,000")
     ] = 8333,
     bind: Annotated[str, typer.Option(help="address on which S3 listens")] = LOOPBACK,
 ) -> None:
@@ -84,7 +84,7 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
 
 
 def draw_certificates(folder: Path) -> dict[str, str]:
-    """Create an authority and a certificate; return settings that make the servers demand it."""
+    """Create an authority and a certificate; return variables that make the servers demand it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     authority_key, key = (

@@ -208,7 +208,7 @@ def _run_once(
 
 @contextmanager
 def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
-    """End a process that exceeds THROUGHLINE_STAGE_TIMEOUT_S, and then set the yielded event."""
+    """End a process that exceeds THROUGHLINE_STAGE_TIMEOUT_S, after setting the yielded event."""
     timed_out = threading.Event()
 
     def end() -> None:

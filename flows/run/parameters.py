@@ -50,7 +50,7 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
 
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form's numbers; defaults replace values that are missing, unfit or too large."""
+    """Return the form's numbers; defaults replace those missing, not numeric or too large."""
     train = as_mapping(document.get("train"))
     values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
     fields = ParamsDocument.model_fields

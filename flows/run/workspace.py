@@ -147,7 +147,7 @@ def open_workspace(
 
 
 def keep_worktree(workspace: Workspace) -> None:
-    """Keep the worktree of a run without a name, which alone has the run's results."""
+    """Keep an unnamed run's worktree from being swept, because it alone has the run's results."""
     (workspace.project / UNNAMED / workspace.root.name).unlink(missing_ok=True)
 
 
