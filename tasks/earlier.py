@@ -25,7 +25,7 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 
 
 def check_identity(root: Path = Path()) -> None:
-    """Check that this stage's identity file, which DVC will record, is still true.
+    """Check that this stage's identity file, which DVC will record, is up to date.
 
     A stage calls it when it has read its parameters.
 

@@ -235,7 +235,7 @@ def print_fed(raced: Raced, accelerator: Accelerator) -> None:
     echo(
         f"  this host feeds {fed:.1f} such accelerators: the input alone delivers"
         f" {raced.input.value:,.0f} examples/s,\n  and one accelerator uses"
-        f" {accelerator.examples_per_s:,.0f} of {shape} ({accelerator.step_s} s for"
+        f" {accelerator.examples_per_s:,.0f} of shape {shape} ({accelerator.step_s} s for"
         f" {accelerator.batch_size}; {accelerator.source})"
     )
 
