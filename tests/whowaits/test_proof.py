@@ -149,7 +149,7 @@ def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbi
     ("report", "outcome", "said"),
     [
         (report_with(change_of()), NoPatch("not faster"), "no patch: not faster"),
-        (report_with(), None, "no change of a dataset was tried"),
+        (report_with(), None, "no change of the input was tried"),
         (report_with(change_of(meaning=DRAWN_ONCE)), None, "no change that was tried can be"),
         ("no report", None, ""),
     ],

@@ -197,7 +197,7 @@ def write_report(path, **values):
     [
         ({"step_ms": 20.0, "verdict": "undecided"}, "the second trains 2.00 times as fast"),
         ({"step_ms": 39.0}, "no more than in two runs of the same script (1.03 ×)"),
-        ({"model_ms": None}, "the model alone was not timed in both"),
+        ({"model_ms": None}, "the model was not timed alone in one or both"),
         ({"examples": 64}, "their batches differ in size"),
     ],
 )

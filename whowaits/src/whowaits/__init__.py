@@ -1,4 +1,4 @@
-"""Says whether training waits for its input, in any script as it is.
+"""Says whether a training waits for its input, in any unchanged script.
 
 `whowaits train.py` is the command. Within a program, such as a notebook, `with whowaits.watch():`
 times the trainings in its block, and `whowaits.Callback()` times one `fit` of Keras.
@@ -14,7 +14,7 @@ __all__ = ["Callback", "__version__", "load_ipython_extension", "watch"]
 def watch(name: str = "this block") -> Any:
     """Return a context manager that times the trainings in its block, unchanged.
 
-    At its end it prints a report, and keeps it as `report`.
+    At its end it prints a report on the one with the most steps, and keeps it as `report`.
     """
     from .within import Watch
 
@@ -24,7 +24,7 @@ def watch(name: str = "this block") -> Any:
 def Callback(keras: Any = None) -> Any:  # noqa: N802 - stands for a class
     """Return a callback that times the `fit` it is given to, and prints a report.
 
-    `keras` is the module that trains; by default the imported keras or tf_keras, else ImportError.
+    `keras` is keras or tf_keras, by default the imported one; without one, raises ImportError.
     """
     from .within import make_callback
 

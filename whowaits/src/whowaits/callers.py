@@ -69,7 +69,7 @@ def _is_of_others(name: str) -> bool:
 
 
 def calls_by_itself(frame: Any) -> bool:
-    """Return whether the script made a call itself or through Python's library except tempfile."""
+    """Return whether the script made a call itself, or by a standard module other than tempfile."""
     for each, _ in traceback.walk_stack(frame):
         name = each.f_code.co_filename
         if not _is_of_others(name):
@@ -80,7 +80,7 @@ def calls_by_itself(frame: Any) -> bool:
 
 
 def calls_from(frame: Any, package: str) -> bool:
-    """Return whether a call came from the script's own code through a module of a package."""
+    """Return whether the script's own code made a call through a module of `package`."""
     while frame is not None and _is_of_others(frame.f_code.co_filename):
         if str(frame.f_globals.get("__name__")).startswith(package):
             return True

@@ -26,7 +26,7 @@ LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed.la
 # What the watched process is given, as its `session.Options`.
 ASKED = ("script", "as_module", "seconds", "training", "keep", "tries", "as_json", "fail_if")
 EXITS = """exit codes: 0 measured; the script's own if it failed; 2 nothing measured, or wrong
-usage; 3 a condition of --fail-if is met; 4 one is undecided; 5 no patch; 130 interrupted"""
+usage; 3 a --fail-if is met; 4 one is undecided or unmeasured; 5 no patch; 130 interrupted"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--json", dest="as_json", action="store_true", help="print the report as JSON only"
     )
     parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="exit with 3 if so"
+        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="exit with 3 if true"
     )
     parser.add_argument(
         "--patch",
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(fault)
     interpreter = find_interpreter(options.python)
     if interpreter is None:
-        return _refuse(f"{options.python or 'python'} is not a Python that can be run")
+        return _refuse(f"--python {options.python} is not an executable file, nor one on PATH")
     asked = {name: getattr(options, name) for name in ASKED}
     start = str(Path(__file__).with_name("start.py"))
     arguments = _own_arguments(given, options)
@@ -129,9 +129,9 @@ def _find_fault(options: argparse.Namespace) -> str:
     if fault:
         return fault
     if not 0 < options.seconds < math.inf:
-        return f"--seconds must be a finite number above 0, and is {options.seconds:g}"
+        return f"--seconds must be a finite number above 0, but is {options.seconds:g}"
     if options.training < 1:
-        return f"--training must be 1, the first training, or more, and is {options.training}"
+        return f"--training must be 1 (the first training) or more, but is {options.training}"
     if options.patch and (options.keep or options.as_json or options.fail_if or not options.tries):
         return "--patch cannot be combined with --keep, --json, --fail-if or --no-try"
     return ""

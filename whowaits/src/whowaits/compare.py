@@ -13,7 +13,7 @@ ROWS = (
     ("first batch of an epoch", "gap_ms", "ms"),
     ("cores of other programs", "others_pct", "%"),
 )
-DRIFT = 1.1  # how much the model alone may differ between two runs on the same machine
+DRIFT = 1.1  # factor by which two runs of a script on the same machine may differ
 
 
 class NotAReport(ValueError):
@@ -57,7 +57,7 @@ def _conclude(first: dict[str, Any], second: dict[str, Any]) -> str:
         return "their batches differ in size, so their steps cannot be compared"
     before, after = first.get("model_ms"), second.get("model_ms")
     if not before or not after:
-        return "the model alone was not timed in both, so the machine may have changed unnoticed"
+        return "the model was not timed alone in one or both, so the machine may differ unnoticed"
     drift = after / before
     if not 1 / DRIFT <= drift <= DRIFT:
         return (

@@ -34,7 +34,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec that other finders find, with a loader that calls the actions."""
+        """Return other finders' spec of a watched module, with a loader that calls the actions."""
         if fullname not in self._actions:
             return None
         for finder in sys.meta_path:

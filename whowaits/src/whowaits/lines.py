@@ -47,7 +47,7 @@ class LineTimes:
         self._stacks[list_own_lines(frame)] += self._looked - before
 
     def list_lines(self) -> list[LineTime]:
-        """Return the lines of the loop: the outermost function with time in more than one line."""
+        """Return the loop's lines: those of the outermost function with time in several lines."""
         stacks, total = self._stacks, self.seconds
         while total:
             lines: dict[Line, float] = defaultdict(float)

@@ -109,8 +109,8 @@ class Report:
                 yield "  the stall does not include this, since the steps per epoch are not known"
         if self.first_epoch_only:
             yield (
-                "  only the first epoch was seen: this includes neither the gaps between epochs nor"
-                " what later epochs find in memory"
+                "  only the first epoch was seen: the stall includes neither gaps between epochs"
+                " nor what later epochs find in memory"
             )
         elif self.rounds and not self.gaps:
             yield "  no two epochs in a row ran undisturbed: the stall includes no gap between them"

@@ -82,7 +82,7 @@ def observe(session: Session) -> FitWatch:
 
 
 def _set_seeds(imports: ImportWatch) -> None:
-    """Make two copies of a script draw the same random numbers, unless it sets seeds."""
+    """Seed Python, NumPy and TensorFlow alike in both copies of a script, unless it sets seeds."""
     random.seed(0)
     imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
     imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))

@@ -29,7 +29,7 @@ from .training import Training
 from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
-# Limits after the first steps: for the verdict (or --seconds and SPARE_S); more, for trials.
+# Limits after the first steps: for the verdict (--seconds + SPARE_S if longer), and trials on top.
 VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 70.0
 TRIED_S = 60.0  # after the verdict's limit; then no further trial begins
 AFTER_END_S = 5.0  # for the script to clean up
@@ -154,7 +154,7 @@ class Session:
         raise Ended
 
     def refuse(self, reason: str) -> None:
-        """End the script before its first step; with `keep`, only time nothing."""
+        """End the script before its first step; with `keep`, let it run untimed."""
         self.refusal = reason
         if not self.options.keep:
             self.end()
@@ -168,7 +168,7 @@ class Session:
         )
 
     def check(self, training: Training) -> None:
-        """End the script if its training has been measured."""
+        """End the script if this training is the one asked for, and has been measured."""
         if training.timing.task == "done":
             if self.ends_with(training):
                 self.end()
@@ -193,7 +193,7 @@ class Session:
         return True
 
     def trials_end(self, training: Training) -> float:
-        """Return the `time.perf_counter` until which trials begin [s]; infinite with `channel`."""
+        """Return by which `time.perf_counter` [s] trials must end; infinite with `channel`."""
         if self.options.channel:
             return math.inf
         left_s = self.verdict_s + TRIED_S - training.timing.elapsed_s
@@ -217,7 +217,7 @@ class Session:
             self.say(f"something in whowaits failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """Report on the training asked for, by default the best measured; `reason`: why no more."""
+        """Report on the training asked for, by default the best; `reason` says why no more was seen."""
         script = self.options.script
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN

@@ -20,10 +20,10 @@ def is_torchrun(script: str, *, as_module: bool) -> bool:
 
 
 def become_its_process(arguments: list[str]) -> tuple[str, bool, list[str]]:
-    """Set what torchrun gives to a process; return script, whether it is a module, and arguments.
+    """Set the environment as torchrun does; return script, whether it is a module, and arguments.
 
     Raises:
-      CannotStart: there is no PyTorch, no such file, or more than one process is asked for.
+      CannotStart: there is no PyTorch or script, or not exactly one Python process is asked for.
     """
     try:
         torchrun: Any = importlib.import_module(MODULE)

@@ -17,7 +17,7 @@ def _write(text: str) -> None:
 
 
 class Watch:
-    """Context manager that times the trainings in its block; `report` is on the longest of them."""
+    """Times the trainings in its block; `report` is on the one with the most steps."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,8 +56,6 @@ def make_callback(keras: Any = None) -> Any:
 
 
 def register_magic(shell: Any) -> None:
-    """Register `%%whowaits` with IPython."""
-
     def whowaits(line: str, cell: str) -> None:
         with Watch(line or "this cell"):
             shell.run_cell(cell).raise_error()

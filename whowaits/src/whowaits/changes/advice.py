@@ -1,4 +1,4 @@
-"""What was tried, and what of it can be advised: changes that gain and keep the training's data."""
+"""Changes that were tried, and which can be advised: those that gain and keep the data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 # random draws, or something that is not known.
 SAME, ORDER, DRAWS, THREADS = "same", "order", "draws", "threads"
 DRAWN_ONCE, UNSHOWN = "drawn less often", "not shown"
-LOADER = "DataLoader"  # the kind of a change that is not one of a tf.data dataset
+LOADER = "DataLoader"  # the `kind` of changes of a PyTorch loader; others name a tf.data method
 WORTH = 1.1  # least gain of a change that is named first
 SHARED = "the same call may make another dataset, too, such as one for validation"
 SEVERAL = "the same call also makes other transformations of the dataset"
-ALIKE = 0.9  # of the best gain: of changes from there on, the one that alters least is first
+ALIKE = 0.9  # share of the best gain; of the changes that reach it, the one altering least is first
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Edit:
     """A change in the script: what is added to the call of `called` at FILE:LINE.
 
     Attributes:
-      adds: An argument; calls after this one, if it begins with a dot; or another method with
-        arguments, as in `interleave(num_parallel_calls=2)`.
+      adds: An argument (or its new value); calls after this one, if it begins with a dot; or a
+        method that replaces `called`, with arguments: `interleave(num_parallel_calls=2)`.
       given: The name of the function that the call is given, if it has one.
       exact: Whether LINE is that of the method's name, as Python gives it from 3.11 on.
     """
@@ -41,9 +41,9 @@ class Tried:
 
     Attributes:
       low, high: The interval of `gain`.
-      kind, number: The transformation: the kind, and which one of it from the dataset's end.
+      kind, number: The transformation's kind, and which one of it from the dataset's end.
       inside: The library function that makes it, if the script cannot change it.
-      shared: What else the call that makes it makes: SHARED, SEVERAL or "".
+      shared: What else the script's call makes, or may make: SHARED, SEVERAL or "".
     """
 
     text: str
@@ -63,7 +63,7 @@ class Tried:
 
     @property
     def alters_another(self) -> bool:
-        """Whether it would also change, or cache, what others deliver that the same call makes."""
+        """Whether it would alter another dataset or transformation that the same call makes."""
         alters = self.meaning != SAME or bool(self.keeps) or self.kind == LOADER
         return self.shared == SEVERAL or (bool(self.shared) and alters)
 
@@ -104,7 +104,7 @@ def find_first(tried: Sequence[Tried]) -> Tried | None:
 
 
 def rank(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the changes that may be advised once proven, the best one first."""
+    """Return the changes that may be advised once proven, in the order of `find_first`."""
     safe = [each for each in tried if each.may_be_proven]
     most = max((each.gain for each in safe), default=0.0)
 

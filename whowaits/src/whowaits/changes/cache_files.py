@@ -35,7 +35,7 @@ def _list_open_files() -> Iterator[Path]:
 
 
 def _part_of(path: Path) -> str | None:
-    """Return a cache file's name with its part's number; None for other files."""
+    """Return a cache file's path up to the number of its part; None for other files."""
     found = _FILE.fullmatch(path.name)
     return str(path.with_name(found[1] + found[2])) if found else None
 
@@ -46,7 +46,7 @@ def _name_of(dataset: Any) -> str:
 
 
 def _find_files(name: str) -> list[Path]:
-    """Return the files of an unfinished cache, the lock last."""
+    """Return the files of a cache if it is unfinished, the lock last."""
     whole = Path(name).absolute()
     if not name or Path(f"{name}.index").exists() or not whole.parent.is_dir():
         return []

@@ -1,7 +1,7 @@
 """Writes a change into the script's source, and returns the difference as a patch.
 
-Edits only the call at the change's line. The result is compared as a syntax tree with what was
-meant, and refused if anything else differs.
+Edits only the call at the change's line. Unless only a constant is replaced, the result is
+compared as a syntax tree with what was meant, and refused if anything else differs.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
     """Return a script's source with the edits; no line moves.
 
     Raises:
-      CannotBeWritten: the call cannot be edited so; the message says where and why.
+      CannotBeWritten: a call is not found or cannot be edited so, or the script cannot be parsed.
     """
     name = name_from_here(str(Path(script).absolute()))
-    # The last of the dataset first: where both follow the same call, it stays last.
+    # In reverse order: of two additions after the same call, the later one stays last.
     for edit in reversed(edits):
         source = _edit(source, name, edit)
     return source
 
 
 def diff(source: bytes, edited: bytes, script: str) -> str:
-    """Return a unified diff of a script, for `git apply` and `patch -p1` in the current folder."""
+    """Return a diff for `git apply` or `patch -p1`: in this folder, or the script's if outside."""
     path = os.path.relpath(script)
     path = Path(script).name if path.startswith(os.pardir) else path
     before, after = (
@@ -89,7 +89,7 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
 
 
 def find_calls(tree: ast.Module, line: int, name: str, exact: bool = Edit.exact) -> list[ast.Call]:
-    """Return the calls of a name at a line; before Python 3.11, all that include the line."""
+    """Return the calls of `name` that include a line; if `exact`, with the name in that line."""
     return [
         node
         for node in ast.walk(tree)
@@ -108,7 +108,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
         calls = [call for call in calls if not _is_given_another(tree, call, edit.given)]
     if len(calls) != 1:
         count = f"{len(calls)} calls" if calls else "no call"
-        raise CannotBeWritten(f"{edit.where} has {count} of {edit.called} to edit, not one")
+        raise CannotBeWritten(f"{edit.where} has {count} of {edit.called} to edit, but needs one")
     (call,) = calls
     keyword = _split(edit.adds)[1].partition("=")[0]
     most = 1 if keyword == "cycle_length" else MOST_POSITIONAL.get(edit.called, 1)
@@ -116,7 +116,8 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
     if not edit.adds.startswith(".") and (
         taken or any(isinstance(each, ast.Starred) for each in call.args)
     ):
-        raise CannotBeWritten(f"{edit.called} at {edit.where} may have {keyword} already")
+        why = "already, by position or in an unpacked argument"
+        raise CannotBeWritten(f"{edit.called} at {edit.where} may have {keyword} {why}")
     given = _given(call, keyword)
     if given is not None and not isinstance(given.value, ast.Constant):
         raise CannotBeWritten(
@@ -136,12 +137,12 @@ def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
     """Write another value of a keyword in the place of a constant."""
     line, end = value.end_lineno or 0, value.end_col_offset or 0
     if value.lineno != line:
-        raise CannotBeWritten(f"the value that ends in line {line} spans several lines")
+        raise CannotBeWritten(f"the value that ends in line {line} must be written on one line")
     return _insert(source, line, end, text, instead_of=end - value.col_offset)
 
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
-    """Return whether a call may be given the function `name`, or one that another call returns."""
+    """Return whether a call is given the function `name`, or another call's result instead."""
     return any(isinstance(each, ast.Call) or name_of(each) == name for each in _functions(call))
 
 
@@ -157,7 +158,7 @@ def _functions(call: ast.Call) -> list[ast.expr]:
 
 
 def name_of(function: ast.expr) -> str:
-    """Return x for x and y.x."""
+    """Return x for x and y.x, "" for other expressions."""
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
@@ -207,7 +208,7 @@ def _parse_call(text: str) -> ast.Call:
 
 
 def _candidates(call: ast.Call, adds: str) -> Iterator[tuple[int, int, str]]:
-    """Yield lines (from 1) and columns (from 0, bytes) for a text, and the text to insert there."""
+    """Yield where to try an addition: line (from 1), column (from 0, in bytes), text to insert."""
     line, column = call.end_lineno or 0, call.end_col_offset or 0
     if adds.startswith("."):
         yield line, column, adds

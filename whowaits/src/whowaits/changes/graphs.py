@@ -17,7 +17,7 @@ AUTOMATIC = -1  # the value of AUTOTUNE in a graph
 AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-# Stateful ops that give the same for the same input; functions they call are looked into.
+# In names of stateful ops that count as drawing nothing; functions they call are looked into.
 HARMLESS = (
     "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
     "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
@@ -32,7 +32,7 @@ Graph = Any
 
 
 def change_op(node: Node, op: str) -> None:
-    """Turn a node into another op that is deterministic, and drop attributes that op lacks."""
+    """Turn a node into another op, set to be deterministic; drop attributes that `op` lacks."""
     node.op = op
     definition: Any = op_def_registry.get(op)
     known = {attribute.name for attribute in definition.attr}
@@ -173,14 +173,14 @@ def spec_of(node: Node) -> Any:
 
 
 def title_of(node: Node) -> str:
-    """Return a transformation's name, with that of the function that it was given."""
+    """Return a transformation's name, with that of its function unless a lambda: map(decode)."""
     name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
     called = plain_kind_of(node)
     return f"{called}({name[1]})" if name and name[1] != "lambda" else called
 
 
 def plain_kind_of(node: Node) -> str:
-    """Return map, batch, …, whether in parallel or not."""
+    """Return a node's kind as the method's name, such as map, also for a parallel op."""
     kind = {"ParallelMap": "Map", "ParallelBatch": "Batch", "ParallelInterleave": "Interleave"}
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.get(kind_of(node), kind_of(node))).lower()
 
@@ -190,8 +190,8 @@ def parallel_edits(
 ) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
     """Yield how a node can run in parallel: in words, as an addition to its call, as a graph edit.
 
-    `cycle_length` is that of an interleave which was given none. `asks_for_order` says that order
-    must be asked for, by deterministic=True.
+    `cycle_length` is what TensorFlow chose for an interleave without one. `asks_for_order` says
+    that order must be asked for, by deterministic=True.
     """
     calls = f"num_parallel_calls={AUTOTUNE}"
     if asks_for_order:

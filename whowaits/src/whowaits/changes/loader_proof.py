@@ -33,7 +33,7 @@ class LoaderProof:
         self._own: dict[bool, Any] = {}  # passes of the unchanged loader
 
     def compare(self, change: LoaderChange) -> tuple[str, str]:
-        """Return what a change does to the batches, and a sentence on that, or ""."""
+        """Return SAME, ORDER, DRAWS or UNSHOWN for a change's batches, and a sentence or ""."""
         kind, says = self._compare(change, by_example=False)
         if kind != DIFFERS:
             return kind, says
@@ -76,7 +76,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 
 def run_forked(function: Callable[[], Any], *, limit_s: float) -> Any:
-    """Return what a function returns in a forked process, or {"failed": why}."""
+    """Return what a function returns in a forked process, by JSON, or {"failed": why}."""
     reads, writes = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -108,7 +108,7 @@ def _answer(function: Callable[[], Any], writes: int, limit_s: float) -> None:
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(limit_s) + 1)  # also if the training is killed meanwhile
+        signal.alarm(int(limit_s) + 1)  # so it ends even if the training is killed
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)

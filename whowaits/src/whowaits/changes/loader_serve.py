@@ -1,4 +1,4 @@
-"""Lets a script with a PyTorch loop alternate with a changed copy, as `serve` does a `fit`."""
+"""Lets a script with a PyTorch loop alternate with a changed copy, as `serve` does for `fit`."""
 
 import ast
 from typing import Any
@@ -11,11 +11,11 @@ class ServedLoader(LoaderTrials):
     """What can be asked of a loop, by `ask_` methods."""
 
     def ask_batches(self) -> dict[str, Any]:
-        """Digest the batches of an epoch in order, and their examples in any order."""
+        """Digest an epoch's batches, or its first, in order, and their examples in any order."""
         return self._proof.digest(UNCHANGED, by_example=False)
 
     def ask_drawn(self) -> dict[str, Any]:
-        """Digest an epoch's batches, with random draws seeded by the example's index."""
+        """Digest an epoch's batches, or its first, with random draws seeded by example index."""
         return self._proof.digest(UNCHANGED, by_example=True)
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:

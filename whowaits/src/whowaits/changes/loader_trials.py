@@ -32,7 +32,7 @@ from .ratios import Ratios
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.6, 1.2, 4
 REST_S = 1.0  # for workers of the copy whose turn has just ended
 PROBE_S = 5.0
-GAP_SHARE = 0.1  # of an epoch, from which on persistent workers are worth a trial
+GAP_SHARE = 0.1  # a gap's share of an epoch from which on persistent workers are worth a trial
 
 # A loop gets the yielded batch and sends back the seconds that it worked on it, None if the step
 # does not count, such as one with a validation.
@@ -55,7 +55,7 @@ class _Feed:
         self.gaps_s: list[float] = []  # waits for an epoch's first batch
 
     def take(self) -> tuple[Any, float, bool]:
-        """Return a batch, the time [s] that took, and whether it opens an epoch."""
+        """Return the next batch, the time [s] that took, and whether it is an epoch's first."""
         began, starts = perf_counter(), self._iterator is None
         opens = starts
         for _ in range(2):
@@ -68,7 +68,7 @@ class _Feed:
                     self.gaps_s.append(took_s)
                 return batch, took_s, opens
             self._iterator = None
-        raise CannotBeTried("an epoch of its loader has no batch")
+        raise CannotBeTried("an epoch of the DataLoader has no batch")
 
     def drain(self, most_s: float) -> None:
         began = perf_counter()
@@ -78,7 +78,7 @@ class _Feed:
                 return
 
     def pause(self) -> None:
-        """End workers, unless persistent, which would go on during another copy's turn."""
+        """End workers, which would work during another copy's turn, unless they are persistent."""
         if not self.loader.persistent_workers:
             self.close()
 
@@ -91,7 +91,7 @@ class _Feed:
 
 
 class LoaderTrials:
-    """Tries the changes of a training's loader until `deadline`; `found` has what is known."""
+    """Tries the changes of a training's loader until `deadline`; `found` has those timed so far."""
 
     def __init__(
         self, torch: Any, loader: Any, place: LoaderPlace, timing: Timing, *, deadline: float
@@ -108,7 +108,7 @@ class LoaderTrials:
         self.refused: list[str] = []  # changes that failed, or that would alter the examples
 
     def run(self) -> Steps:
-        """Try every change, then persistent workers with the best one, then the best ones again.
+        """Try changes, then the best with persistent workers if gaps are long, then the best again.
 
         Raises:
           CannotBeTried: nothing could be timed; the message says why.
@@ -165,7 +165,7 @@ class LoaderTrials:
             because = (
                 f": its dataset holds `{handle}`, which workers cannot share" if handle else ""
             )
-            raise CannotBeTried(f"its DataLoader leaves nothing to try{because}")
+            raise CannotBeTried(f"the DataLoader leaves nothing to try{because}")
         return changes
 
     def _has_long_gaps(self, gaps_s: list[float], step_ms: float) -> bool:
@@ -176,7 +176,7 @@ class LoaderTrials:
         return gap_s > GAP_SHARE * (gap_s + steps * step_ms / 1e3)
 
     def _keep_workers(self, change: LoaderChange) -> LoaderChange | None:
-        """Return the change with persistent workers, or None if gaps between epochs are short."""
+        """Add persistent workers to a change of workers if new and gaps are long, else None."""
         if self._loader.persistent_workers or not change.more_workers:
             return None
         step_ms = self._timing.step_ms / self.found[0].gain
@@ -189,7 +189,7 @@ class LoaderTrials:
         return perf_counter() + 2 * block_s < self._deadline
 
     def _is_refused(self, change: LoaderChange) -> bool:
-        """Return whether not to try a change of a stream, since workers repeat or lose examples."""
+        """Return whether a change of a stream is not tried, since it may alter the examples."""
         if not is_iterable(self._torch, self._loader):
             return False
         meaning, says = self._show(change)

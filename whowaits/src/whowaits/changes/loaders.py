@@ -40,7 +40,7 @@ class LoaderChange:
     """Keywords of a DataLoader to set, or whole batches: the dataset gets each batch's indices."""
 
     keywords: tuple[tuple[str, Any], ...] = ()
-    whole: str = ""  #: the sampler of whole batches, as it is written
+    whole: str = ""  #: the sampler of whole batches, as the script would write it
 
     def text(self, place: LoaderPlace) -> str:
         if self.whole:
@@ -78,11 +78,11 @@ def propose_changes(
 
 
 def propose_whole_batches(torch: Any, loader: Any) -> LoaderChange | None:
-    """Return the change to whole batches; None without a batch sampler or PyTorch's collation."""
+    """Return the change to whole batches; None without a batch sampler or default collation."""
     data, batches = torch.utils.data, loader.batch_sampler
     if batches is None or loader.collate_fn is not data.default_collate:
         return None
-    sampler, written = getattr(batches, "sampler", None), "the batch_sampler as it is"
+    sampler, written = getattr(batches, "sampler", None), "the unchanged batch_sampler"
     if type(batches) is data.BatchSampler:
         of = f"{type(sampler).__name__}(dataset)"
         written = f"BatchSampler({of}, {batches.batch_size}, {batches.drop_last})"
@@ -123,14 +123,14 @@ def is_iterable(torch: Any, loader: Any) -> bool:
 
 
 def spoils_another(torch: Any, loader: Any, place: LoaderPlace) -> bool:
-    """Return whether workers would repeat or share the data of another loader of the same call."""
+    """Return whether the same call made a loader of a stream or open file, which workers spoil."""
     made = [each for each in list(made_loaders) if each.whowaits_place == place and place.where]
     others = [each for each in made if each.dataset is not loader.dataset]
     return any(is_iterable(torch, each) or find_handle(each.dataset) for each in others)
 
 
 def find_handle(dataset: Any, depth: int = DEEPEST) -> str:
-    """Return the attribute with an open file or GPU tensor, which workers cannot share, or ""."""
+    """Return the attribute with an open file or GPU tensor, which workers cannot share; else ""."""
     for name, value in list(getattr(dataset, "__dict__", {}).items())[:MOST_LOOKED_AT]:
         many = value.values() if isinstance(value, dict) else value
         items = list(many)[:MOST_LOOKED_AT] if isinstance(value, (dict, list, tuple)) else [value]

@@ -16,9 +16,10 @@ def digest_epoch(
     *,
     by_example: bool = True,
 ) -> tuple[dict[str, Any], bool]:
-    """Digest an epoch in order, and its examples in any order; return whether it was whole.
+    """Return digests of an epoch, in order and in any order, and whether it was read to its end.
 
-    `is_over` tells from the number of elements so far whether to stop before the end.
+    `is_over` tells from the number of elements so far whether to stop before the end. Unless
+    `by_example`, an element counts as one example.
     """
     digests, total, count, whole = [], 0, 0, True
     for element in elements:
@@ -54,7 +55,7 @@ def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str,
 
 
 def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
-    """Yield a digest for each example of a batch, or one for an element without examples."""
+    """Yield a digest for each example, or one for all if not `by_example` or lengths differ."""
     lengths = {part.shape[0] if getattr(part, "ndim", 0) else None for part in arrays}
     examples: Any = [arrays]
     if by_example and len(lengths) == 1 and None not in lengths:

@@ -68,7 +68,7 @@ def _choose(report: Report, source: bytes) -> tuple[Tried, bytes]:
     if refused:
         raise NoPatch("; ".join(refused))
     tried = "no change that was tried can be advised"
-    raise NoPatch(tried if report.changes else "no change of a dataset was tried")
+    raise NoPatch(tried if report.changes else "no change of the input was tried")
 
 
 def _write(change: Tried, source: bytes, script: str) -> bytes:

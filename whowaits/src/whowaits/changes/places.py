@@ -23,13 +23,13 @@ made_datasets: WeakSet[Any] = WeakSet()  #: those that exist
 
 
 def remember(dataset: Any, caller: Any) -> None:
-    """Note on a dataset the call that makes it, and the script's lines from which that comes."""
+    """Note on a dataset the script's call that makes it, and the stack of its lines there."""
     dataset.whowaits_at, dataset.whowaits_lines = find_call(caller), list_own_lines(caller)
     made_datasets.add(dataset)
 
 
 def find_others(dataset: Any, kind: str, number: int) -> str:
-    """Say what else the call that makes a transformation makes, or may make later, or ""."""
+    """Return SEVERAL or SHARED if a transformation's call makes, or may make, others; else ""."""
     made = find_made(dataset, kind, number)
     place = getattr(made, "whowaits_at", Place())
     if not place.where:
@@ -89,7 +89,7 @@ def find(dataset: Any, kind: str, number: int) -> Any:
 
 
 def is_changed(dataset: Any, kind: str, number: int, added: str) -> bool:
-    """Return whether a transformation has what was added: a cache after it, or parallel calls."""
+    """Return whether the transformation has `added`: a cache right after it, or parallel calls."""
     *after, found = follow(dataset, kind, number)
     if added.startswith(".cache"):
         return bool(after) and kind_of_dataset(after[-1]) == "cache"
@@ -116,7 +116,7 @@ def _parts(dataset: Any) -> Iterator[Any]:
 
 
 def kind_of_dataset(dataset: Any) -> str:
-    """Return a dataset's kind: map for _ParallelMapDataset, or a reader such as TFRecordDataset."""
+    """Return a dataset's kind: map (also parallel), interleave (also flat_map), or a reader."""
     full = type(dataset).__name__.strip("_")
     name = full.partition("Dataset")[0].replace("Parallel", "")
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]

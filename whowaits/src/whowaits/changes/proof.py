@@ -21,9 +21,9 @@ from .advice import DRAWS, LOADER, ORDER, THREADS, WORTH, Tried
 from .passes import compare
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 9, 5, 90.0
-ANSWER_S = 120.0  # for one request, or until the second step
+ANSWER_S = 120.0  # for one request; the first also waits for the script's first steps
 END_S = 5.0  # for a copy to end
-REST_S = 2.0  # for its threads, before the other one's turn
+REST_S = 2.0  # for a copy's threads, before the other one's turn
 SEEDS = {"PYTHONHASHSEED": "0"}
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
@@ -53,12 +53,12 @@ class Proof:
 def prove(
     command: Sequence[str], asked: dict[str, Any], *, copy: bytes, change: Tried, step_s: float
 ) -> Proof:
-    """Run a script and a changed copy of it side by side.
+    """Compare and time a script and a changed copy of it, which train in turn.
 
     `command` starts a script, given its options as JSON after the first two words.
 
     Raises:
-      NoPatch: one of them fails, or the copy is not faster, or trains on other data.
+      NoPatch: one fails or takes too long, or the copy gains too little or trains on other data.
     """
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "changed.py"
@@ -68,7 +68,7 @@ def prove(
 
 
 def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: float) -> Proof:
-    """Compare and time a script and its changed copy, which run already."""
+    """Compare and time a script and its changed copy, which already run; or raise NoPatch."""
     data = _compare(script, other, change)
     _fill(script, other, change)
     ratios = _time(script, other, step_s)
@@ -83,7 +83,7 @@ def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: fl
 
 
 def _time(script: Asked, other: Asked, step_s: float) -> list[float]:
-    """Return the copy's rate divided by the script's, for one pair of blocks after the other."""
+    """Return the copy's rate divided by the script's for each pair of blocks."""
     ratios: list[float] = []
     began = time.perf_counter()
     while len(ratios) < PAIRS and (
@@ -124,10 +124,10 @@ def _compare(script: Asked, other: Asked, change: Tried) -> str:
 
 def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
     if not (one["whole"] and other["whole"]):
-        return NoPatch("an epoch is too long to compare all of its batches, and the first differ")
+        return NoPatch("an epoch is too long to compare, and its first batches differ or are few")
     return NoPatch(
         "the copy's batches differ from the script's, and not only in order; random draws that the"
-        " script does not seed, or makes in several threads, look the same"
+        " script does not seed, or makes in several threads, may be the cause"
     )
 
 
@@ -135,7 +135,7 @@ class _Copy:
     """A process that trains on request; if `source` is given, that file replaces the script."""
 
     def __init__(self, command: Sequence[str], asked: dict[str, Any], source: str = "") -> None:
-        self.name = "the patched copy" if source else "the script as it is"
+        self.name = "the patched copy" if source else "the unchanged script"
         reads, self._asks = os.pipe()
         self._answers, writes = os.pipe()
         asked = {**asked, "source": source, "channel": [reads, writes], "keep": True}
@@ -197,7 +197,7 @@ class _Copy:
 
 
 def answer(served: Any, reads: int, writes: int) -> Generator[Any, Any, None]:
-    """Answer the one that made a `_Copy` by `ask_` methods of `served`; yield what these yield."""
+    """Answer the requests of `_Copy.ask` by `ask_` methods of `served`; yield what these yield."""
     with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
         for line in asked:
             name, *arguments = json.loads(line)

@@ -1,5 +1,5 @@
 """Changes that may speed up any tf.data dataset, as rewrites of its graph: they can be tried while
-the script stays as it is.
+the script stays unchanged.
 
 A dataset serializes to a graph with a node per transformation. A change replaces or inserts a node:
 parallel calls, several files at once, a prefetch at the end, a cache. A cache is tried with the
@@ -90,16 +90,16 @@ class InputChange:
     number: int = 0  #: which one of that kind, from the dataset's end
     title: str = ""  #: as in the script: map(decode)
     inside: str = ""  #: the library function that makes it, if the script does not
-    adds: str = ""  #: to that call: an argument, or calls after it
+    adds: str = ""  #: to the transformation's call: an argument, or calls after it
     ahead: str = ""  #: what is added at the dataset's end
 
 
 def propose_changes(
     dataset: tf.data.Dataset, *, batch: int, steps: int | None = None
 ) -> list[InputChange]:
-    """Return the changes that a dataset leaves open, each by itself, but with a prefetch last.
+    """Return the changes that a dataset leaves open, each by itself, with a prefetch at the end.
 
-    `batch` is the number of examples per batch, `steps` that of batches in the input, if known.
+    `batch` is the number of examples per batch, `steps` the number of batches, if known.
 
     Raises:
       tf.errors.OpError, ValueError: the dataset cannot be serialized, such as one with more than 2
@@ -149,7 +149,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Yield a node's parallel edits; none for a generator, what is cached, or a library's."""
+        """Return a node's parallel edits; none if cached, made by a library, or bound by order."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
@@ -159,7 +159,7 @@ class _Draft:
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def _cycle_length(self, node: Node) -> int | None:
-        """Return the cycle length that TensorFlow chose if an interleave has none, else None."""
+        """Return the cycle length that TensorFlow chose for an interleave without one, or None."""
         if kind_of(node) != "Interleave":
             return None
         made = find_made(self._dataset, "interleave", self.position(node)["number"])
@@ -229,7 +229,7 @@ class _Draft:
         return self._reader(node) or title_of(node)
 
     def _kind(self, node: Node) -> str:
-        """Return map, batch, …, whether in parallel or not, with the names of `places`."""
+        """Return a node's kind with the names of `places`: map (also parallel), its reader, …"""
         kind = plain_kind_of(node)
         return self._reader(node) or ONE_KIND.get(kind, kind)
 
@@ -243,9 +243,9 @@ class _Draft:
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
-        """Return how many of a second pass's elements a first one had [%], and their mean bytes.
+        """Return the share of a second pass's first elements in the first pass [%], and mean bytes.
 
-        Fewer than all if something draws at random; shuffles before the node are left out.
+        It is below 100 % if something draws at random; shuffles before the node are left out.
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         source = leave_shuffles_out(graph, node.name)
@@ -339,7 +339,7 @@ class _Draft:
         return dataset.take(count) if count > 0 else dataset
 
     def _order(self, node: Node, per_step: int) -> str | None:
-        """Return the shuffle that must follow a cache, "" for none; None if its size is unknown."""
+        """Return the shuffle that must follow a cache, "" for none; None if it cannot be sized."""
         above = list(self._upstream(node))
         at = [number for number, other in enumerate(above) if reshuffles(other)]
         if not at:
@@ -377,7 +377,7 @@ class _Draft:
         return any(map(may_draw, self._functions.ops_within(node)))
 
     def _count(self, node: Node, per_step: int) -> int | None:
-        """Return how many elements a node delivers, at `per_step` per step, or None if unknown."""
+        """Return a node's number of elements, else `per_step` times the steps; None if unknown."""
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         count = int(as_dataset(end_at(graph, node.name), spec_of(node)).cardinality())
         if count < 0:

@@ -12,13 +12,13 @@ from whowaits.timing.rounds import median_interval
 from .advice import WORTH, Tried, find_first
 
 MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
-# With fewer pairs the interval is wider: by this factor at least, and by so many root mean squares
-# of how one block of the unchanged input differs from the next.
+# With fewer pairs than FEW the interval is wider: by this factor, or, if that is more, by SPREADS
+# root mean squares of how one block of the unchanged input differs from the next.
 FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
 
 
 class Ratios:
-    """Rates [steps/s] of changed inputs, divided by those of the unchanged one before and after."""
+    """Rates of changed inputs, divided by the mean of the unchanged one's before and after."""
 
     def __init__(self, pace: float) -> None:
         self._paces = [pace]  # of the unchanged input
@@ -43,9 +43,9 @@ class Ratios:
         return statistics.median(factors), low, high
 
     def find_doubtful(self, known: Mapping[int, Tried], plain: Sequence[int]) -> int | None:
-        """Return a change that may lead by chance, or None.
+        """Return the number of a change that may lead by chance, or None.
 
-        It gains most, of all or of the `plain` ones, or would be named first.
+        It has few pairs, and gains most, of all or of the `plain` ones, or would be named first.
         """
         named = find_first(list(known.values()))
         groups = (group for group in (plain, list(known)) if group)

@@ -1,4 +1,4 @@
-"""Lets a script alternate with a changed copy: it does what the other process asks, then rests."""
+"""Lets a script alternate with a changed copy: it does what `proof.py` asks, then rests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Served:
         self._epochs = Epochs(function, training.dataset)
 
     def serve(self, reads: int, writes: int) -> None:
-        """Answer requests until the other end closes."""
+        """Answer requests until the other end closes; then end the script."""
         self._session.beat(expects=None)
         list(answer(self, reads, writes))
         self._session.end()
@@ -42,7 +42,7 @@ class Served:
         return is_changed(self._dataset, kind, number, added)
 
     def ask_fill(self) -> bool:
-        """Train for an epoch; return whether it ended in time."""
+        """Train until the first epoch has ended; return whether it did in time."""
         began = perf_counter()
         while not self._epochs.ended and perf_counter() - began < EPOCHS_S:
             self._epochs.step()

@@ -19,7 +19,7 @@ from .ratios import Ratios
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
-MEMORY_RESERVE = 2.0  # another change needs so many times the most memory that one has taken
+MEMORY_RESERVE = 2.0  # free memory to try another change, as a multiple of the most that one took
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Trials:
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
-        """Try every change, then the best one again; yield what is known so far."""
+        """Try changes while time and memory last, then the best again; yield all tried so far."""
         changes = propose_changes(self._dataset, batch=examples, steps=self._batches)
         self._beat()
         unchanged = Epochs(self._function, self._dataset)
@@ -167,7 +167,7 @@ class Epochs:
         return steps
 
     def step(self) -> Any:
-        """Train on the next batch, or the next epoch's first; return the result, None if empty."""
+        """Train on the next batch, or the next epoch's first; return None if that is empty."""
         for _ in range(2):
             try:
                 return self._function(self._iterator)

@@ -34,7 +34,7 @@ COUNTING = (
     "tf_keras.src.engine.data_adapter",
 )
 COUNTED = ("_num_batches", "_inferred_steps", "_insufficient_data")
-ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts, since they wait for each other"
+ON_SEVERAL_HOSTS = "the model alone is not timed on several hosts or processes, which synchronize"
 
 
 class FitWatch:
@@ -100,9 +100,9 @@ class FitWatch:
                 self.clock.close()
 
     def take(self, take_batch: Callable[[], Any]) -> Any:
-        """Take a batch, and time the wait on the main thread.
+        """Take a batch; time the wait if this is the main thread.
 
-        If another thread takes batches, the main thread waits elsewhere.
+        While another thread takes batches, the main thread waits elsewhere.
         """
         if threading.current_thread() is not threading.main_thread():
             return take_batch()
@@ -238,7 +238,7 @@ def _steps_per_execution(model: Any) -> int:
 
 
 class _Pause:
-    """A callback that comes before the script's own ones, whose time is not limited."""
+    """A callback that comes before the script's own, so that their time is not limited."""
 
     model: Any
     session: Session
@@ -317,7 +317,7 @@ class _Clock:
             self.timed.open_epoch(math.ceil(batches / each) if batches else None)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop a training without input, or after the script's epochs unless it is measured."""
+        """Continue a measured training unless starved; end an untimed one after its epochs."""
         if self.timed:
             self.timed.close_epoch()
         if self.training:

@@ -61,7 +61,7 @@ class Loop:
     repeated: int = 0  # batches given from memory, in this epoch
     ended: bool = False  # whether this epoch's iterator is exhausted
     opens: bool = True
-    exhausted: Exception | None = None  #: by which the iterator has ended, if that was noticed
+    exhausted: Exception | None = None  #: the error that ended the iterator, if noticed
     memory: list[Any] = field(default_factory=list)
     copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
     from_memory: bool = False
@@ -98,7 +98,7 @@ class Loop:
 
 
 def refer_to(iterator: Any) -> Callable[[], Any]:
-    """Return a function that returns an iterator, and keeps it alive only if it has to."""
+    """Return a weak reference to an iterator, or, if it allows none, a function that returns it."""
     try:
         return weakref.ref(iterator)
     except TypeError:

@@ -61,7 +61,7 @@ class LoopWatch:
         *,
         opening_s: float | None = None,
     ) -> Any:
-        """Take a loop's next batch; `opening_s` is the time that making its iterator just took."""
+        """Return a loop's next batch, maybe from memory; making its iterator took `opening_s`."""
         if self.taking:
             return take()
         self.taking = True
@@ -127,7 +127,7 @@ class LoopWatch:
         return found
 
     def _at_work(self, loop: Loop, take: Callable[[], Any]) -> tuple[Any] | None:
-        """Return a batch from memory if the timing wants that, else None for the next real one."""
+        """Return a batch from memory or a trial, as a tuple, or None for the next real one."""
         training = loop.training
         if training is None:
             self.session.beat(expects=None)  # a validation takes as long as it takes
@@ -155,7 +155,7 @@ class LoopWatch:
         return loop.trials is not None
 
     def _try(self, loop: Loop, training: Training) -> tuple[Any] | None:
-        """Return the next batch on which changes are tried; end the script after the last."""
+        """Return the next batch on which changes are tried; after the last, end the script."""
         self.session.beat(expects=None)  # workers may take long to start
         batch = None
         try:
@@ -211,7 +211,7 @@ class LoopWatch:
                 other.validates = other.validates or validates
 
     def _end_step(self, loop: Loop, now: float) -> None:
-        """Record a step, if the script has taken gradients with the batches that it was given."""
+        """Record a step if it took gradients and did not validate or look at another dataset."""
         pulls = self._add_pull(loop, now)
         if loop.trials is not None:
             loop.tried_s = None if pulls.validates or pulls.others else pulls.work_s

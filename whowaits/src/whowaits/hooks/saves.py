@@ -2,7 +2,7 @@
 later run would continue from such a save, or take it for a result.
 
 Libraries' functions are in a table; the script's own file operations are found by their calling
-frame, and write to the null device.
+frame: `open` gets the null device, the others do nothing.
 """
 
 import builtins
@@ -78,7 +78,7 @@ class SaveWatch:
         builtins.open = io.open = open_file
 
     def _saves(self, caller: Any) -> bool:
-        """Return whether the script itself makes a call, and not to make a batch."""
+        """Return whether the script itself makes a call, in its main thread and not for a batch."""
         here = threading.current_thread() is threading.main_thread()  # batches are made in others
         return here and not self._makes_batch() and calls_by_itself(caller)
 
@@ -96,7 +96,7 @@ class SaveWatch:
                 self._wrap(owner, name, called=package + path, of_script=of_script)
 
     def _wrap(self, owner: Any, name: str, *, called: str, of_script: bool) -> None:
-        """Leave calls out, except saves to memory; if `of_script`, only the script's own calls."""
+        """Skip calls, except to memory, while saves are left out; if `of_script`, the script's."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

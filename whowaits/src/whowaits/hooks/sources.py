@@ -21,7 +21,7 @@ GENERATOR = (
 
 
 def tried_dataset(model: Any, arguments: dict[str, Any]) -> Any:
-    """Return the input of `fit` if it is a tf.data dataset that `fit` uses as it is, else None."""
+    """Return the input of `fit` if it is a tf.data dataset that `fit` uses unchanged, else None."""
     x = arguments.get("x")
     return x if is_dataset(x) and not explain_untried(model, arguments) else None
 
@@ -56,7 +56,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
 
 
 def count_steps(arguments: dict[str, Any]) -> float:
-    """Return all steps of a `fit` on arrays; infinite if unknown or for other inputs."""
+    """Return the number of steps of a `fit` on arrays; infinite if unknown or for other inputs."""
     x = arguments.get("x")
     examples = count_examples(x) if _holds_arrays(x) and not _makes_batches(x) else None
     if examples is None:

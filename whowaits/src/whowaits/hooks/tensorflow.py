@@ -20,7 +20,7 @@ LOOP = (
     "no change is tried in a loop of the script's own; what helps its dataset: maps with"
     " num_parallel_calls, a cache before random draws, .prefetch(tf.data.AUTOTUNE)"
 )
-# Modules by their class of iterators.
+# Modules, and their classes of iterators.
 ITERATORS = {
     "tensorflow.python.data.ops.iterator_ops": "OwnedIterator",
     "tensorflow.python.distribute.input_lib": "DistributedIteratorBase",
@@ -74,7 +74,7 @@ class _Hooks:
             if type(made) is strategy and loops.session.here:
                 loops.session.refuse(
                     f"a {strategy.__name__} was made: its workers take batches where whowaits does"
-                    " not see it, so nothing is measured"
+                    " not see them, so nothing is measured"
                 )
 
         strategy.__init__ = initialize

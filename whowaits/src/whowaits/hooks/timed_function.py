@@ -44,7 +44,7 @@ class TimedFunction:
         return getattr(self._function, name)
 
     def open_epoch(self, steps: int | None = None) -> None:
-        """Start an epoch of so many steps, if known."""
+        """Start an epoch; `steps` is its number of steps, if known."""
         if self._epoch >= 0 and not self._took:
             steps = self.steps_in_epoch
         self._timing.steps_per_epoch = steps or self._timing.steps_per_epoch
@@ -131,7 +131,7 @@ class TimedFunction:
         return result
 
     def _count_together(self, step: Step) -> int:
-        """Return how many next steps to record as one.
+        """Return how many of the next steps to record together.
 
         A record takes some 60 µs, so a training that is only watched gets one every 10 ms.
         """
@@ -184,7 +184,7 @@ class TimedFunction:
             training.note_failed_trials(error)
 
     def _count_batches(self) -> int | None:
-        """Return the number of batches in the input; None if unknown, or if epochs end before."""
+        """Return the number of batches in the input; None if unknown, as with `steps_per_epoch`."""
         steps = None if self._training.steps else self._timing.steps_per_epoch
         return steps and steps * self._training.steps_per_execution
 

@@ -188,7 +188,7 @@ class _Hooks:
         return self._loops.pull(source, iterator, take, opening_s=opening)
 
     def _try_changes(self, torch: Any, loader: Any, training: Training) -> Any:
-        """Yield batches of copies of a loader until every change of it is tried."""
+        """Yield batches of copies of a loader until its changes are tried or the time is over."""
         from whowaits.changes.loader_serve import ServedLoader
         from whowaits.changes.loader_trials import CannotBeTried
         from whowaits.changes.proof import answer
@@ -210,7 +210,7 @@ class _Hooks:
         training.notes += [*trials.refused, *say_disturbed(others)]
 
     def _accelerators(self, torch: Any) -> set[Any]:
-        """Return the devices in use, with CUDA's current one, as optimizers may be on the host."""
+        """Return the accelerators in use: the parameters' and, once initialized, CUDA's current one."""
         devices = {each for each in self._devices if each.type != "cpu"}
         if torch.cuda.is_initialized():
             devices.add(torch.device("cuda", torch.cuda.current_device()))

@@ -12,7 +12,7 @@ from .machine import memory_left_bytes
 
 MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
 MEMORY_FRACTION = 0.1  # of the memory left
-DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], of a step; a ready batch takes less
+DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], share of a step; ready batches take less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
 ENDS = ("OutOfRangeError", "StopIteration")  # errors by which an iterator says that it is over
 MAX_DEPTH = 8  # levels of nesting; an object may contain itself
@@ -118,7 +118,7 @@ def count_bytes(batch: Any) -> int:
 
 
 def _lengths_of(part: Any) -> tuple[Any, ...] | None:
-    """Return an array's shape, () if it does not say, or None for other values."""
+    """Return an array's shape, () if it has none to read, or None for other values."""
     try:
         shape = getattr(part, "shape", None)
         return None if shape is None else tuple(shape)

@@ -177,7 +177,7 @@ class Timing:
         self.on_took()
 
     def collected(self, batches: int) -> None:
-        """Time the model alone on the collected batches; with none, wait for the next epoch."""
+        """Time the model alone on the collected batches; without any, await an epoch or the end."""
         if not batches:
             if self.over:
                 self.task = "done"
@@ -275,14 +275,14 @@ class Timing:
 
     @property
     def step_ms(self) -> float:
-        """Time of a step in the steady state: the rounds' median; without, as it was seen."""
+        """Time of a step in the steady state: the rounds' median; before them, as first seen."""
         if not self.rounds:
             return self.passive.step_ms
         return statistics.median(each.training.step_ms for each in self.steady)
 
     @property
     def between_ms(self) -> float:
-        """Time between two steps, an epoch's end included, which no change of the input lowers."""
+        """Time between two steps, with a share of an epoch's end; no input change lowers it."""
         blocks = [each.training for each in self.steady] or [self.passive]
         closing_s = statistics.median(self.closings_s) if self.closings_s else 0.0
         of_an_epoch_ms = 1e3 * closing_s / self.steps_per_epoch if self.steps_per_epoch else 0.0

@@ -18,7 +18,7 @@ GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inact
 
 
 def memory_left_bytes() -> int | None:
-    """Return the memory that is free for a cache, or None if unknown.
+    """Return the memory that this process can still take, or None if unknown.
 
     Considers control groups of both versions, with their file caches as free.
     """

@@ -62,7 +62,7 @@ class Block:
         return replace(self, wait_s=each_s * (self.steps - gaps) + gaps * gap_s)
 
     def without_gaps(self) -> Block:
-        """Return the block with an average wait for an epoch's first batch, too."""
+        """Return the block as if an epoch's first batch took no longer than the others."""
         return self.with_gaps(0.0, math.inf)
 
     def add(self, step: Step) -> None:
@@ -126,7 +126,7 @@ class Round:
 
     @property
     def unexplained_pct(self) -> float:
-        """Part of the stall [%] that waits and the input's CPU time do not explain; may be NaN."""
+        """Share of a step [%] by which the stall exceeds waits and the input's CPU time, or NaN."""
         training, alone = self.training, self.alone
         input_s = training.cores_s / training.steps - alone.cores_s / alone.steps
         caused_ms = 1e3 * (training.wait_s / training.steps + max(input_s, 0.0))

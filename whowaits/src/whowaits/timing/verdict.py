@@ -209,7 +209,7 @@ def describe_others(pct: float, who: str) -> str:
 
 
 def say_disturbed(others: OtherPrograms) -> Iterator[str]:
-    """Say what other programs took of the cores while changes were tried, if that is much."""
+    """Say other programs' share of the cores while changes were tried, if it is large."""
     pct, who = others.read()
     if pct >= DISTURBED_PCT:
         yield f"{describe_others(pct, who)} while changes were tried: run it again"
