@@ -69,7 +69,7 @@ def _is_of_others(name: str) -> bool:
 
 
 def calls_by_itself(frame: Any) -> bool:
-    """Return whether the script made a call itself, or by a standard module other than tempfile."""
+    """Return whether the script made a call itself, or through a standard module but tempfile."""
     for each, _ in traceback.walk_stack(frame):
         name = each.f_code.co_filename
         if not _is_of_others(name):

@@ -55,7 +55,7 @@ class Options:
     as_module: bool = False
     seconds: float = 40.0
     keep: bool = False
-    tries: bool = True  #: whether changes of the dataset are tried
+    tries: bool = True  #: whether changes of the input are tried
     training: int = 1
     as_json: bool = False
     fail_if: tuple[Condition, ...] = ()
@@ -91,7 +91,7 @@ class Session:
 
     @property
     def here(self) -> bool:
-        """Whether this is the measured process and thread, and nothing was refused."""
+        """Whether this is the main thread of the watched process, and nothing was refused."""
         main = threading.current_thread() is threading.main_thread()
         return main and os.getpid() == self.pid and not self.refusal
 
@@ -217,7 +217,7 @@ class Session:
             self.say(f"something in whowaits failed, so the script is only watched: {text}")
 
     def make_report(self, reason: str = "") -> Report:
-        """Report on the training asked for, by default the best; `reason` says why no more was seen."""
+        """Report on the training asked for, by default the best; `reason` says why it ended."""
         script = self.options.script
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN

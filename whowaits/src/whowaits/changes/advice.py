@@ -104,7 +104,7 @@ def find_first(tried: Sequence[Tried]) -> Tried | None:
 
 
 def rank(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the changes that may be advised once proven, in the order of `find_first`."""
+    """Return the changes that may be advised once proven, sorted as `find_first` prefers them."""
     safe = [each for each in tried if each.may_be_proven]
     most = max((each.gain for each in safe), default=0.0)
 

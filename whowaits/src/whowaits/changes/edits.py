@@ -43,7 +43,7 @@ def edit_source(source: bytes, script: str, edits: Sequence[Edit]) -> bytes:
 
 
 def diff(source: bytes, edited: bytes, script: str) -> str:
-    """Return a diff for `git apply` or `patch -p1`: in this folder, or the script's if outside."""
+    """Return a `patch -p1` diff for the current folder, or for the script's if it is outside."""
     path = os.path.relpath(script)
     path = Path(script).name if path.startswith(os.pardir) else path
     before, after = (

@@ -17,7 +17,7 @@ AUTOMATIC = -1  # the value of AUTOTUNE in a graph
 AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-# In names of stateful ops that count as drawing nothing; functions they call are looked into.
+# Parts of names of stateful ops that count as drawing nothing; called functions are looked into.
 HARMLESS = (
     "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
     "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",

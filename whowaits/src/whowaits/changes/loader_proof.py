@@ -76,7 +76,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 
 def run_forked(function: Callable[[], Any], *, limit_s: float) -> Any:
-    """Return what a function returns in a forked process, by JSON, or {"failed": why}."""
+    """Return a function's result, sent as JSON, from a forked process, or {"failed": why}."""
     reads, writes = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,11 +11,11 @@ class ServedLoader(LoaderTrials):
     """What can be asked of a loop, by `ask_` methods."""
 
     def ask_batches(self) -> dict[str, Any]:
-        """Digest an epoch's batches, or its first, in order, and their examples in any order."""
+        """Digest an epoch's batches, or the first ones, in order, and their examples in any."""
         return self._proof.digest(UNCHANGED, by_example=False)
 
     def ask_drawn(self) -> dict[str, Any]:
-        """Digest an epoch's batches, or its first, with random draws seeded by example index."""
+        """Digest an epoch's batches, or the first ones, with draws seeded by the example's index."""
         return self._proof.digest(UNCHANGED, by_example=True)
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:

@@ -210,7 +210,7 @@ class _Hooks:
         training.notes += [*trials.refused, *say_disturbed(others)]
 
     def _accelerators(self, torch: Any) -> set[Any]:
-        """Return the accelerators in use: the parameters' and, once initialized, CUDA's current one."""
+        """Return the accelerators in use: the parameters', and CUDA's current one if set up."""
         devices = {each for each in self._devices if each.type != "cpu"}
         if torch.cuda.is_initialized():
             devices.add(torch.device("cuda", torch.cuda.current_device()))

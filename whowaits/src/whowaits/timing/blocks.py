@@ -177,7 +177,7 @@ class Timing:
         self.on_took()
 
     def collected(self, batches: int) -> None:
-        """Time the model alone on the collected batches; without any, await an epoch or the end."""
+        """Time the model alone on the collected batches; with none, go on, or end if it is over."""
         if not batches:
             if self.over:
                 self.task = "done"
