@@ -11,11 +11,11 @@ class ServedLoader(LoaderTrials):
     """What can be asked of a loop, by `ask_` methods."""
 
     def ask_batches(self) -> dict[str, Any]:
-        """Digest an epoch's batches, or the first ones, in order, and their examples in any."""
+        """Digest an epoch's (first) batches in order, and their examples in any order."""
         return self._proof.digest(UNCHANGED, by_example=False)
 
     def ask_drawn(self) -> dict[str, Any]:
-        """Digest an epoch's batches, or the first ones, with draws seeded by the example's index."""
+        """Digest an epoch's (first) batches, with random draws seeded by the example's index."""
         return self._proof.digest(UNCHANGED, by_example=True)
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:

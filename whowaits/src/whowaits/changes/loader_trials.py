@@ -176,7 +176,7 @@ class LoaderTrials:
         return gap_s > GAP_SHARE * (gap_s + steps * step_ms / 1e3)
 
     def _keep_workers(self, change: LoaderChange) -> LoaderChange | None:
-        """Add persistent workers to a change of workers if new and gaps are long, else None."""
+        """Add persistent_workers to a change of num_workers if unset and gaps are long, or None."""
         if self._loader.persistent_workers or not change.more_workers:
             return None
         step_ms = self._timing.step_ms / self.found[0].gain

@@ -124,7 +124,7 @@ def _compare(script: Asked, other: Asked, change: Tried) -> str:
 
 def _refuse(one: dict[str, Any], other: dict[str, Any]) -> NoPatch:
     if not (one["whole"] and other["whole"]):
-        return NoPatch("an epoch is too long to compare, and its first batches differ or are few")
+        return NoPatch("an epoch is too long to compare; its first batches differ or are too few")
     return NoPatch(
         "the copy's batches differ from the script's, and not only in order; random draws that the"
         " script does not seed, or makes in several threads, may be the cause"

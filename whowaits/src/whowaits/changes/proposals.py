@@ -149,7 +149,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Return a node's parallel edits; none if cached, made by a library, or bound by order."""
+        """Return parallel edits; none if a generator, cached, a library's, or its order counts."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):

@@ -167,7 +167,7 @@ class Epochs:
         return steps
 
     def step(self) -> Any:
-        """Train on the next batch, or the next epoch's first; return None if that is empty."""
+        """Train on the next batch, opening an epoch if needed; return the result, None if empty."""
         for _ in range(2):
             try:
                 return self._function(self._iterator)

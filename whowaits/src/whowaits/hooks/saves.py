@@ -96,7 +96,7 @@ class SaveWatch:
                 self._wrap(owner, name, called=package + path, of_script=of_script)
 
     def _wrap(self, owner: Any, name: str, *, called: str, of_script: bool) -> None:
-        """While saves are left out, skip them except in memory; if `of_script`, the script's own."""
+        """Skip calls while saves are left out, except to memory; if `of_script`, the script's."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
