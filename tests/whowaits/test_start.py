@@ -220,7 +220,7 @@ def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process()
         (["--seconds", "nan", __file__], "--seconds must be a finite number above 0, but is nan"),
         (["--training", "0", __file__], "--training must be 1 (the first training) or more"),
         (["--patch", "--keep", __file__], "--patch cannot be combined with --keep"),
-        (["--python", "/nowhere/python", __file__], "/nowhere/python is not a Python"),
+        (["--python", "/nowhere/python", __file__], "/nowhere/python is not an executable"),
     ],
 )
 def test_what_cannot_be_started_is_refused(capsys, arguments, reason):

@@ -175,7 +175,7 @@ class Session:
             training.timing.task = "train"
 
     def begin_trials(self, training: Training) -> bool:
-        """Return whether changes of a measured training's input are to be tried."""
+        """Return whether to try changes of a measured training's input; announce it if so."""
         skips = training.passive_because or not self.options.tries
         if skips or not self.ends_with(training):
             return False
