@@ -208,7 +208,7 @@ def test_links_lead_out_of_data_only_where_params_yaml_names_it(monkeypatch, tmp
     ids=lambda value: value[:12],
 )
 def test_an_override_that_would_grow_or_never_end_is_refused_at_once(value):
-    with pytest.raises(InvalidParams, match="is not a YAML value"):
+    with pytest.raises(InvalidParams, match="expected a short YAML value without aliases"):
         apply_overrides({}, [f"key={value}"])
 
 

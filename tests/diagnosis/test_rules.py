@@ -94,7 +94,7 @@ LIMITS = [
     ("sequential_read", {}, works(0.49), works(0.5), "reading takes 0.50 ms of a step"),
     ("repeated_work", {}, {"config": {"cache": {}}}, {}, "the ops take 5.00 core-ms"),
     ("no_cache", {}, {"stored_mib": 10_000.0}, {"stored_mib": 9_999.0},
-     "which take 9,999 MiB"),
+     "their results take 9,999 MiB"),
     ("decode_bound", {}, works(1.99), works(2.0), "decoding and what follows take 2.00 core-ms"),
     ("host_widening", {}, works(0.49), works(0.5), "a batch has 9.0 MiB after rescale on the host"),
     ("variable_cost", WELL, straggling(12.0), straggling(12.1),

@@ -114,7 +114,7 @@ def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[
     Without `shards`, they are not searched after an InvalidArgumentError, which models raise, too.
 
     Raises:
-      CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's own error.
+      CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's error, if one explains it.
     """
     import tensorflow as tf
 
@@ -178,7 +178,7 @@ def open_input_pipeline(
     and not to `evaluate`.
 
     Raises:
-      ImpossiblePlan: The plan does not fit the memory, the amount of data, or the processes.
+      ImpossiblePlan: The plan is impossible, or does not fit memory, data or processes.
       StaleSnapshot: The configuration reads more of the snapshot than it stores.
     """
     config = params.pipelines[name]

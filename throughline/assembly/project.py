@@ -50,10 +50,11 @@ class Project:
     ) -> InputPipeline:
         """Open the input pipeline of configuration `name`, with `changes` to its fields.
 
-        With purpose `evaluate`, it reads in storage order and without augmentation.
+        With another purpose than `train`, it reads in storage order and without random ops.
 
         Raises:
           UnknownPipeline: There is no such configuration.
+          ValidationError: A changed field does not exist, or its value is wrong.
           ImpossiblePlan: The configuration cannot work; the message gives the reason.
         """
         check_pipelines_exist(self.params.pipelines, [name], option="name")
@@ -75,7 +76,7 @@ class Project:
     def compile_models(self, pipeline: InputPipeline) -> Models:
         """Build and compile the network, and the full model, which takes stored examples.
 
-        Only the network is compiled if its builder compiles it.
+        The full model is not compiled if the network's builder has compiled the network.
         """
         models = build_models_for(self.params, self.data)
         whole = [] if models.network.compiled else [models.full_model]

@@ -56,9 +56,9 @@ class SplitPipelines:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """A training's result, one of `rows` per epoch, its `steps`, and what ended it early.
+    """A training's `rows` (one per epoch), result, `steps`, and the params.yaml key that ended it.
 
-    `ended_by` is a key of params.yaml, or empty.
+    `ended_by` is empty unless it ended early.
     """
 
     rows: list[dict[str, float]]
@@ -220,7 +220,7 @@ def run_epochs(
     settings: TrainSettings,
     replicas: Replicas,
 ) -> Usage:
-    """Train from the start position to the end, and return what that used of the machine."""
+    """Train from the start position to the end, and return the time and hardware that it used."""
     train_function, start, epochs = training.train_function, training.start, settings.epochs
     if checkpoints.ended:
         echo_fact("the interrupted training has no step left; continuing after its last epoch")
@@ -259,10 +259,10 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
-    """Check, before the first step, that a first batch has all metrics that are needed later.
+    """Check, after evaluating one batch, that the model has all metrics that are needed later.
 
     Raises:
-      UnknownModel: There is no such metric.
+      UnknownModel: It lacks one.
     """
     stopping = settings.early_stopping
     if stopping and (problem := find_monitor_problem(stopping.monitor, first)):

@@ -151,10 +151,10 @@ def trained_model_cli(
 ) -> Iterator[TrainedModelContext]:
     """Parse the command line of a command that uses a trained model.
 
-    The model's file replaces params.yaml. Imports no TensorFlow; the block may.
+    Reads the model's file instead of params.yaml. Imports no TensorFlow; the block may.
 
     Raises:
-      MissingInput: No such run or model, or several models without --pipeline; says what to do.
+      MissingInput: No such run or model, or no or several models without --pipeline and --model.
     """
     _start_process()
     with report_user_errors():

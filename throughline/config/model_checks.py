@@ -38,7 +38,7 @@ FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_ac
 
 
 def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
-    """Return the built-in models that fit; `auto` is the first, or the source's `auto_model`."""
+    """Return built-in models that fit, except `emulated`; `auto`: the source's, or the first."""
     wanted = encoding.modality if window.tokens is None else NEXT_TOKENS
     return tuple(name for name, takes in BUILT_IN_MODELS.items() if wanted in takes)
 
@@ -186,7 +186,7 @@ def _find_monitor_problems(params: Params, encoding: Encoding) -> Iterator[str]:
 
 
 def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
-    """Return why early stopping cannot monitor this name; None for `metrics`, also with val_."""
+    """Return why early stopping cannot monitor this; None for `metrics`, with or without val_."""
     known = [*(f"val_{name}" for name in metrics), *metrics]
     if monitor in known:
         return None
@@ -198,7 +198,7 @@ def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
 
 
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
-    """List options that the model's builder does not accept; its source, if any, is read, not run.
+    """List options that the model's builder does not accept, as far as its source, not run, tells.
 
     Raises:
       InvalidCode: The source is not Python.

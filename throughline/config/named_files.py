@@ -33,7 +33,7 @@ def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
 def read_model_objects(path: Path) -> list[str]:
     """Return the objects, as module:name, that a model's file needs. Imports no Keras.
 
-    Empty if the file is missing or not written by this program; training reports that.
+    Empty if the file is missing, or was not written by this program; training reports that.
     """
     try:
         if not path.is_file():

@@ -125,7 +125,7 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
 
 
 def _find_task_problems(params: Params) -> Iterator[str]:
-    """Check that the data have what is to be predicted."""
+    """Check the settings of windows and labels against the kind of data."""
     encoding = find_source_encoding(params.data)
     text = encoding.modality == "text"
     if params.window.tokens is not None and not text:
@@ -215,7 +215,7 @@ def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[s
 
 
 def _find_storing_problems(params: Params) -> list[str]:
-    """List problems of `snapshot.fraction`, unless a configuration with that value reports them."""
+    """List problems of the top-level `snapshot.fraction` that no configuration reports."""
     stored = params.snapshot.stored_fraction
     if stored < 1 and params.shard.compression == "gzip":
         return [

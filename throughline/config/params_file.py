@@ -70,7 +70,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             value = _read_value(text)
         except (YAMLError, ValueError, RecursionError):
             # Invalid YAML, date or number; endless nesting.
-            problems.append(f"--set {override[:200]}: is not a YAML value, too long or has aliases")
+            problems.append(f"--set {override[:200]}: expected a short YAML value without aliases")
             continue
         target: Any = document
         *parents, last = key.strip().split(".")

@@ -16,7 +16,7 @@ MOST_TRIED = 3  # per configuration
 
 
 def find_all(name: str, facts: Facts) -> list[Finding]:
-    """Return the findings about configuration `name`, the likeliest first.
+    """Return the findings about configuration `name`, in the order of `RULES`.
 
     Only the first `MOST_TRIED` changes that can be tried keep a `config` for the race.
     """

@@ -112,7 +112,7 @@ def _no_cache(facts: Facts) -> str | None:
     fits = facts.stored_mib < facts.available_memory_mib / 2
     if not repeated or not fits or facts.plan.service:
         return None
-    return f"{repeated}, which take {facts.stored_mib:,.0f} MiB"
+    return f"{repeated}; their results take {facts.stored_mib:,.0f} MiB"
 
 
 @rule(

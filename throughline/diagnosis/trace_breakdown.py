@@ -113,7 +113,7 @@ def find_timeline(trace: Trace) -> Timeline | None:
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:
-    """Format the iterators as an indented table, the consumer first."""
+    """Format the first `TREE_ROWS` iterators as an indented table, the consumer first."""
     rows = [
         f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
         f"{'ms/call':>9}{'threads':>9}{'critical':>10}"

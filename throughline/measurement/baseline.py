@@ -42,8 +42,8 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
 def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
     """Describe the windows of the test split, or of the validation split if there is none.
 
-    The constant prediction is the most frequent token. Windows are assumed to be independent, the
-    tokens of a window are not.
+    The constant prediction is the most frequent token. Windows are assumed to be independent;
+    tokens of the same window are not.
     """
     split = "test" if "test" in data.shards.splits else "validation"
     windows = data.count_examples(split, window)

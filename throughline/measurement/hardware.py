@@ -88,7 +88,7 @@ class UsageMonitor:
             failed = len(self._failures)
             echo_problem(
                 f"{failed} of {failed + len(self._samples)} readings of the GPU failed (NVML:"
-                f" {self._failures[-1]}); GPU metrics come from the other readings"
+                f" {self._failures[-1]}); GPU metrics come from the others, if any"
             )
         utilization, memory, power = (
             sorted(sample[name] for sample in self._samples if name in sample)

@@ -72,7 +72,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """The share that others used beyond the idle share, which shows what we did not need."""
+        """The share that others used, less the idle share, which we did not need; at least 0."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:

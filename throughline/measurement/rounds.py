@@ -152,7 +152,7 @@ class Race:
         return [name for name in names if name in best]
 
     def drift(self, name: str) -> float:
-        """Return the factor by which a rate varied: the root of fastest over slowest round."""
+        """Return the factor by which a rate varied: the square root of fastest ÷ slowest round."""
         rates = [_rate(name, [each]) for each in self._rounds_of(name)]
         return math.sqrt(max(rates) / min(rates)) if rates else 1.0
 

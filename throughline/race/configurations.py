@@ -2,8 +2,8 @@
 
 First the configurations race against their models alone, then the changes that rules propose for
 input-bound ones, then the input of each alone. All are measured in turns of processes that are
-frozen in between (`contestant.py`). A phase ends when its verdicts, places or gains are decided,
-or its time is up. Imports no TensorFlow.
+frozen in between (`contestant.py`). The first two phases end when their verdicts, places or gains
+are decided, or their time is up; the last has `INPUT_ROUNDS` at most. Imports no TensorFlow.
 """
 
 import os
@@ -93,11 +93,11 @@ class Measured:
 
     @property
     def pace(self) -> str:
-        """The model-only contestant that shows the machine's speed; "" if none is left."""
+        """The model-only contestant that shows the machine's speed; "" if none has raced."""
         return next((each for each in self.models.values() if each in self.training.names), "")
 
     def input_speed(self, name: str) -> Estimate | None:
-        """Return an input's rate at the pace of the trainings' rounds; None if it had no turn."""
+        """Return an input's rate [examples/s] at the pace of training; None if it had no turn."""
         gain = self.of_phase(INPUTS).gain(name, self.pace)
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
@@ -315,7 +315,7 @@ def find_worker(params: Params) -> TrainingWorker:
 
 
 def local_environments(params: Params) -> list[dict[str, str]]:
-    """Return the environment variables of each process on this host: TF_CONFIG and its GPU."""
+    """Return the variables of each process on this host: TF_CONFIG and its GPU; none if alone."""
     worker = find_worker(params)
     if worker.count == 1:
         return [{}]

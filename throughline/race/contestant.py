@@ -33,7 +33,7 @@ from throughline.shared.limits import own_memory
 SERVED = "throughline.race.training"  # the server imports it before it forks
 TRAINING, MODEL_ALONE = f"{SERVED}:Training", f"{SERVED}:ModelAlone"
 OPENING_S, ANSWER_S, END_S = 600.0, 120.0, 10.0
-TURN_S = 0.3  # the shortest turn
+TURN_S = 0.3  # the usual turn; slow steps make it longer
 TRANSIENT = ("DiskFull", "DiskRefused", "OutOfMemory", "ServiceFailed", "ProcessLost")
 
 

@@ -117,7 +117,7 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Run a turn of each open contestant, reversed in odd rounds; `pulling` ones only pull."""
+        """Give each open contestant a turn, backwards in odd rounds; `pulling` ones do not train."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:

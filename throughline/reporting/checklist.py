@@ -42,7 +42,7 @@ def _judge_storage(
     compression = train[0].compression if train else "none"
     packed_twice = encoding.compressed and compression == "gzip"
     return bool(train) and not packed_twice and config.read != "files", (
-        f"{len(train)} shards of {encoding.name} records, compression {compression}; read:"
+        f"shards of {encoding.name} records: {len(train)}, compression: {compression}, read:"
         f" {config.read}"
     )
 

@@ -61,7 +61,7 @@ def read_all(names: Sequence[str], layout: Layout) -> tuple[dict[str, RunResults
     """Read the results of all complete configurations, and name the files that others lack.
 
     Raises:
-      MissingInput: If no configuration has been built, trained and profiled.
+      MissingInput: If no configuration has all of its result files.
       UnequalConfigurations: If two configurations delivered different examples.
     """
     lacking = {name: _missing_files(layout.results(name)) for name in names}

@@ -110,7 +110,7 @@ class SplitSettings(Settings):
     """How examples are assigned to splits if the source does not do so: by their content alone."""
 
     validation: Fraction = 0.1
-    """share of the training examples held out for validation"""
+    """share held out for validation, of the examples that the source itself does not assign"""
     test: Fraction = 0.1
     """share held out for the final test; unused where the source brings its own test split"""
     seed: int = Field(default=0, ge=0)

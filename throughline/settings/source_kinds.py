@@ -16,7 +16,7 @@ class SourceKind:
     Attributes:
       encoding: Name of the examples' encoding.
       auto_model: What `model.name: auto` means, if not the first model that fits.
-      in_table: A table holds labels, and perhaps columns that the model also sees.
+      in_table: A table or JSON lines hold labels, and perhaps columns that the model also sees.
       label_kind: `data.label_kind` applies.
       in_bucket: How a bucket is read: objects one by one, a temporary copy, or not at all.
     """

@@ -70,7 +70,7 @@ OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not abou
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return UI addresses of a run and of its configurations' view; None if no server has it."""
+    """Return UI addresses of a run and its configurations' view; None if no server shows it."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -151,9 +151,9 @@ def close_comparison(
 ) -> bool:
     """Complete the parent run, and return whether the store has all of it.
 
-    Every configuration gets a child run. If it was trained in an earlier comparison, this is a copy
-    of that run, whose id is in the tag `reused_run_id`. Unless `promotion` is `none`, the best
-    model may become champion. `note` (Markdown) is shown on the run's first page. If the store
+    Every configuration whose run the store has gets a child run. If it was trained elsewhere, this
+    is a copy of that run, whose id is in the tag `reused_run_id`. Unless `promotion` is `none`, the
+    best model may become champion. `note` (Markdown) is shown on the run's first page. If the store
     cannot be reached, children, view and champion are not kept for later.
     """
     rows = list(comparison.configurations)
@@ -202,7 +202,7 @@ def close_comparison(
 
 
 def has_comparison(report: Path) -> bool:
-    """Return whether the store has all of this folder's comparison; True if it does not answer."""
+    """Return whether the store has all of a folder's comparison, if any; True without an answer."""
     try:
         digest = digest_json(to_json(Comparison.read(report)))
     except UserError:  # there is none, or of another version
@@ -222,8 +222,8 @@ def has_comparison(report: Path) -> bool:
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
     """Give the best configuration's model the alias `champion`, and return the decision.
 
-    Its quality must suffice. A champion that was set by hand, or is judged by another metric, is
-    replaced only if `asked_for`.
+    Its quality must suffice, and MLflow must have the model. A champion that was set by hand, or is
+    judged by another metric, is replaced only if `asked_for`.
     """
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)

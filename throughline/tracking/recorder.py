@@ -65,8 +65,8 @@ class Recorder:
     """Writes a run; a context manager, which can be entered again to continue the run.
 
     After the first failure to reach the store, everything is kept in a file of .throughline/unsent/
-    for `sync`. Metrics that the run already has at a step are not logged again. Tags and artifacts
-    that were kept for later do not replace those of a later measurement.
+    for `sync`. Metrics that the run already has at a step, with the same value, are not logged
+    again. Tags and artifacts that were kept for later do not replace those of a later measurement.
 
     Args:
       run_id: Continues the run with this id.
@@ -176,7 +176,7 @@ class Recorder:
         """Log a model from its .keras file, so that it can be registered and served.
 
         `objects` are the project's classes and functions that it needs, as module:name; their code
-        is logged, too. A model that cannot be logged is logged as a file.
+        is logged, too. A model that cannot be loaded is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 

@@ -129,7 +129,7 @@ def reason(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a retry is useless: after most 4xx statuses, and errors not of the store."""
+    """Return whether a retry is useless: after most 4xx statuses, or errors not of the store."""
     if not isinstance(error, STORE_ERRORS):
         return True
     if isinstance(error, MlflowException):

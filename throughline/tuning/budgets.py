@@ -233,7 +233,7 @@ def format_bytes(count: float) -> str:
 
 
 def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
-    """Refuse to write a snapshot that exceeds `--disk`, if its rows are images of one size.
+    """Refuse to write a snapshot that exceeds `--disk`, if it is local and of images of one size.
 
     Raises:
       InvalidBudget: If it does; says how much it needs, and which fraction of it fits.

@@ -31,9 +31,9 @@ class Choice:
     """The choice of a search.
 
     Attributes:
-      incumbent: The fastest of the user's own configurations.
+      incumbent: The fastest of the user's own configurations; without any, the slowest rival.
       to_baseline, to_incumbent: Its time as a multiple of theirs.
-      pays_from: The first epoch after which it has taken no more time than the baseline.
+      pays_from: As in `find_break_even`.
       lost: Whether one of the user's own was lost; it may have been the fastest.
     """
 
@@ -140,7 +140,7 @@ def find_baseline(own: Sequence[str]) -> str:
 
 
 def is_compute_bound(race: Race, name: str) -> bool:
-    """Return whether even a free input would certainly make training less than 5 % faster."""
+    """Return whether even a free input would certainly shorten training by less than 5 %."""
     to_ceiling = race.ratio(name, CEILING)
     return to_ceiling.rounds > 0 and to_ceiling.high < 1 / (1 - NEGLIGIBLE)
 

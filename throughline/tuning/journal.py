@@ -38,7 +38,7 @@ class Pages:
     Attributes:
       dropped: Why contestants were dropped.
       lost: Dropped contestants that may succeed in the next search.
-      proven: Digests of configurations that are proven to deliver the snapshot's examples.
+      proven: The training split's digests of configurations with exactly its examples.
       refuted: Why configurations do not deliver them.
     """
 

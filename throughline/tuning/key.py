@@ -1,7 +1,7 @@
 """The key of a search: two searches with the same key ask the same question.
 
 The key covers the prepared data, all parameters except `pipelines.tuned`, the budgets except the
-time, the machine, the program with its libraries, and the user's own code. Imports no TensorFlow.
+time, the machine, the program, its libraries and the user's own files. Imports no TensorFlow.
 """
 
 import dataclasses

@@ -19,7 +19,7 @@ FILL_SHARE = 0.5  # share of the search's time within which a cache must be full
 
 
 class SearchPool(Pool):
-    """Open contestants of a search; those whose trainings need more than `ram_bytes` are dropped.
+    """The contestants of a search; those whose trainings need more than `ram_bytes` are dropped.
 
     `own` are the user's: the next search tries them again even if their caches took too long.
     `besides_steps_bytes` and `sampled_share` are those of the survey.
@@ -43,7 +43,7 @@ class SearchPool(Pool):
         self._opened_at = time.monotonic()
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
-        """Group names so that each group fits into memory `together_with` others."""
+        """Group names that fit into memory `together_with` others; a large one is alone."""
         taken = sum(self._bytes(name) for name in together_with)
         group: list[str] = []
         for name in names:
@@ -59,7 +59,7 @@ class SearchPool(Pool):
         return name in self._journal.pages.dropped
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
-        """Fill the contestant's cache or load its data, and note the one-time cost of training."""
+        """Fill the contestant's cache or load its data, then note its costs and its memory."""
         timed = self._time_alone(name, opened.order, until) if opened.order else (0.0, False)
         if timed is None:
             return

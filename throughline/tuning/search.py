@@ -1,11 +1,11 @@
 """The search for the configuration with the shortest training, within budgets.
 
-The phases are: the user's own configurations, rules of thumb and the model alone; the likeliest
-form of each family; the leanest forms of families whose likeliest was dropped; other forms of the
-best families; forms next to the fastest; a final. It ends after the first phase if the input hardly
-matters. After each phase, candidates leave that the fastest certainly beats, and all but the best
-few of those that the search proposed. Measurements are journaled, so an interrupted search
-continues. Imports no TensorFlow.
+The phases are: the user's own configurations, rules of thumb and the model alone; the presumably
+fastest form of each family; the leanest forms of families whose first was dropped; other forms of
+the best families; forms that differ from the fastest in one respect; a final. The search ends after
+the first phase if the input hardly matters. After each phase, candidates leave that the fastest
+certainly beats, and all but the best few of those that the search proposed. Measurements are
+journaled, so an interrupted search continues. Imports no TensorFlow.
 """
 
 import time
@@ -80,7 +80,7 @@ class Search:
         if opened:  # raises InvalidBudget if each takes too much memory
             find_excess({name: self.measured_needs[name] for name in opened}, self.question.limits)
         reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
-        raise Untunable(f"no contestant could be raced: {reasons}")
+        raise Untunable(f"no configuration is left; remedy one of these causes: {reasons}")
 
     @property
     def race(self) -> Race:
@@ -135,7 +135,7 @@ class Search:
         families = self._searched_families
         first = {family: forms[0].name for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
-        # If the likeliest form of a family was dropped, the leanest may fit.
+        # If the first form of a family was dropped, the leanest may fit.
         lean = [
             form.name
             for family, name in first.items()

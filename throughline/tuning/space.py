@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The candidates (given ones, then families, likeliest forms first) and the refusals."""
+    """The candidates (given ones, then families, presumably fastest forms first) and refusals."""
 
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
@@ -61,10 +61,10 @@ class Conditions:
     """The conditions on which families depend.
 
     Attributes:
-      beyond_memory: Whether the snapshot exceeds the memory.
+      beyond_memory: Whether the snapshot's training split exceeds the allowed memory.
       accelerator: Whether there is a GPU, whose memory may hold a split.
       stored: The fraction of the snapshot's rows that is stored.
-      fitting: The fraction of the snapshot's rows that may be read.
+      fitting: The largest stored fraction that fits into the allowed disk and memory.
       shared: Whether several processes share each batch, or batches are cut to a multiple.
     """
 
@@ -137,7 +137,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Read `fraction` of the snapshot, with the sampling and batches of the first of `own`."""
+    """Return a configuration that reads the snapshot with sampling and batches of `own`'s first."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
@@ -203,7 +203,7 @@ def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, di
 def _forms(
     values: Mapping[str, Any], conditions: Conditions
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a family's forms as (name suffix, fields), the likeliest fastest one first.
+    """Yield a family's forms as (name suffix, fields), the presumably fastest one first.
 
     A family says where examples are read and cached; a form says how their ops run.
     """
@@ -233,7 +233,7 @@ def _forms(
 def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
     """Pick the names of at most `count` forms of a family.
 
-    The first is the likeliest; each further one differs most from those that are picked.
+    The first is the presumably fastest; each further one differs most from those picked.
     """
     left, picked = list(forms), list[Candidate]()
     while left and len(picked) < count:
@@ -255,7 +255,7 @@ def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
 
 
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
-    """Return the variants that differ from `form` in one respect."""
+    """Return the forms that differ from `form` in one respect."""
     return [one for one in forms if _differ(form, one) == 1]
 
 

@@ -1,4 +1,4 @@
-"""Surveys the data before a search's race, and proves after it that the winner is right.
+"""Surveys the data before a search's race, and proves after it that the winner's examples are.
 
 The survey finds the candidates and what each needs. The memory includes what a training needs
 beyond the steps that contestants run: it also validates, writes checkpoints, saves the model and
@@ -158,7 +158,7 @@ def watched() -> Iterator[list[int]]:
 def _estimate_needs(
     candidates: Sequence[Candidate], data: PreparedData, root: Path, *, least_bytes: float
 ) -> dict[str, Need]:
-    """Estimate what candidates need for all splits; what equal reads and caches keep, once."""
+    """Estimate what candidates need for all splits; once for all with equal reads and caches."""
     known: dict[object, list[dict[str, float]]] = {}
     needs: dict[str, Need] = {}
     snapshot, examples = SnapshotBytes.of(data), data.shards.examples("train")
