@@ -152,7 +152,7 @@ def test_all_problems_are_told_together():
          "a time series accepts interpolate, previous or cut"),
         ({**TABLE, "data__missing": "previous"},
          "interpolate, previous and cut are for source: time_series"),
-        ({"data__missing": "median"}, "the source image_folder is not a table; drop it"),
+        ({"data__missing": "median"}, "the source image_folder is not a table; remove this key"),
         (lanes(kind="lanes"), "shuffle.lanes: `kind: lanes` needs it"),
         (lanes(kind="global", lanes=4), "`kind: global` has no lanes"),
         (lanes(kind="lanes", lanes=5), "256, is not a multiple of 5"),

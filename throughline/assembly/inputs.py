@@ -71,7 +71,7 @@ def make_series_window(params: Params, data: PreparedData) -> Window | None:
     """Return the windows of a time series; None for other data.
 
     Raises:
-      InvalidParams: A target is not a column, or a split is shorter than one window.
+      InvalidParams: A target is not a column, or no window fits into a split.
     """
     shards = data.shards
     if not shards.schema.is_series:

@@ -154,7 +154,7 @@ def trained_model_cli(
     Reads the model's file instead of params.yaml. Imports no TensorFlow; the block may.
 
     Raises:
-      MissingInput: No such run or model, or no or several models without --pipeline and --model.
+      MissingInput: There is no such run or model; or none is named, and not exactly one exists.
     """
     _start_process()
     with report_user_errors():
@@ -186,7 +186,7 @@ def trained_model_cli(
 
 @contextmanager
 def _explain_run(name: str | None) -> Iterator[None]:
-    """Add to errors that advise `dvc repro` where run `name` keeps its files and how to redo it."""
+    """Add to errors that advise `dvc repro`: where run `name` has its files, how to redo it."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Problems of the model and of early stopping in params.yaml. Reads Keras without importing it."""
+"""Problems of model, optimizer, loss, metrics and early stopping. Does not import Keras."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str
 
 
 def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
-    """List problems of the model and of early stopping with data of this encoding."""
+    """List problems of model, optimizer, loss, metrics and early stopping for this encoding."""
     return [
         *_find_file_problems(params.model),
         *(_find_name_problems(params, encoding) or find_option_problems(params.model)),

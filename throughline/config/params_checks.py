@@ -130,21 +130,21 @@ def _find_task_problems(params: Params) -> Iterator[str]:
     text = encoding.modality == "text"
     if params.window.tokens is not None and not text:
         yield (
-            f"window.tokens: the source {params.data.source} is not text; drop it, or set"
+            f"window.tokens: the source {params.data.source} is not text; remove this key, or set"
             " data.source to text_folder, text_table or text_lines"
         )
     if encoding.storage != "blocks":
         set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
         yield from (
             f"window.{key}: only time series have it, and the source {params.data.source} is not"
-            " one; drop it, or set data.source to time_series"
+            " one; remove this key, or set data.source to time_series"
             for key in sorted(set_here)
         )
     kind, source = params.data.label_kind, params.data.source
     if kind in ("class", "number") and not SOURCES[source].label_kind:
         yield (
             f"data.label_kind: {kind} is for tables, JSON lines, records and arrays; the source"
-            f" {source} itself determines what its labels are; drop it"
+            f" {source} itself determines what its labels are; remove this key"
         )
     if len(params.data.label_columns) > 1 and kind != "number":
         yield (
@@ -164,15 +164,15 @@ def _find_column_problems(params: Params) -> Iterator[str]:
     in_table, series = SOURCES[data.source].in_table, encoding.storage == "blocks"
     key = "numeric" if data.numeric else "categorical" if data.categorical else ""
     if data.missing != "reject" and not (in_table or series):
-        yield f"data.missing: the source {data.source} is not a table; drop it"
+        yield f"data.missing: the source {data.source} is not a table; remove this key"
     if key and not (in_table or series):
-        yield f"data.{key}: the source {data.source} has no columns that a model sees; drop it"
+        yield f"data.{key}: the source {data.source} has no columns that a model sees; remove this key"
     if not _is_listed(data):
         return
     if not key and data.missing != "reject":
-        yield "data.missing: no column is named by data.numeric or data.categorical; drop it"
+        yield "data.missing: no column is named by data.numeric or data.categorical; remove this key"
     if data.ignore:
-        yield f"data.ignore: {data.source} leaves out all columns that are not named; drop it"
+        yield f"data.ignore: {data.source} leaves out all columns that are not named; remove this key"
     if params.window.tokens is not None and (key or data.label_kind == "number"):
         yield (
             f"data.{key or 'label_kind'}: window.tokens trains on the texts alone, without other"

@@ -16,12 +16,12 @@ def check_table(
 ) -> None:
     """Read a table of up to `READ_BYTES` as ingest does; of a table of texts only the header.
 
-    Skipped if ingest has read it since its last change and that of params.yaml, unless `changed`
-    says that the run's parameters differ. A series must also fit its `window`.
+    Skipped if ingest has read it since it and params.yaml were last changed, unless `changed` says
+    that the run's parameters differ. A series must also fit its `window`.
 
     Raises:
       UnreadableSource: Lists everything that is wrong with the table.
-      InvalidParams: The series is too short for its windows, or lacks a column to predict.
+      InvalidParams: No window fits into a split of the series, or it lacks a column to predict.
     """
     table, manifest = root / data.path, Layout(root).manifest / "manifest.json"
     if table.suffix.lower() not in TABLES or not table.is_file():

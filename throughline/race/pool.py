@@ -117,7 +117,7 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Give each open contestant a turn, backwards in odd rounds; `pulling` ones do not train."""
+        """Give open contestants a turn each, backwards in odd rounds; `pulling` ones only pull."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:

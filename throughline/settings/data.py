@@ -107,7 +107,7 @@ class RecordSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """How examples are assigned to splits if the source does not do so: by their content alone."""
+    """How examples without a split are assigned: by content or group; series are cut in order."""
 
     validation: Fraction = 0.1
     """share held out for validation, of the examples that the source itself does not assign"""

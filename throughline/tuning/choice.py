@@ -215,6 +215,6 @@ def _times(ratio: Estimate) -> str:
 
 
 def _number(ratio: Estimate, end: float) -> str:
-    """Format how many times as fast one is, if it takes `end` of the time."""
+    """Format how many times as fast a training is that takes `end` of the other's time."""
     digits = 2 if TWO_DIGITS_BELOW * ratio.high > 1 else 1
     return f"{1 / end:.{digits}f}" if end > 0 else "∞"
