@@ -166,13 +166,13 @@ def _find_column_problems(params: Params) -> Iterator[str]:
     if data.missing != "reject" and not (in_table or series):
         yield f"data.missing: the source {data.source} is not a table; remove this key"
     if key and not (in_table or series):
-        yield f"data.{key}: the source {data.source} has no columns that a model sees; remove this key"
+        yield f"data.{key}: a model sees no columns of the source {data.source}; remove this key"
     if not _is_listed(data):
         return
     if not key and data.missing != "reject":
-        yield "data.missing: no column is named by data.numeric or data.categorical; remove this key"
+        yield "data.missing: data.numeric and data.categorical name no column; remove this key"
     if data.ignore:
-        yield f"data.ignore: {data.source} leaves out all columns that are not named; remove this key"
+        yield f"data.ignore: {data.source} ignores all columns that are not named; remove this key"
     if params.window.tokens is not None and (key or data.label_kind == "number"):
         yield (
             f"data.{key or 'label_kind'}: window.tokens trains on the texts alone, without other"
