@@ -38,7 +38,7 @@ FROM_DATA = ("weights", "input_shape", "input_tensor", "classes", "classifier_ac
 
 
 def list_fitting_models(encoding: Encoding, window: WindowSettings) -> tuple[str, ...]:
-    """Return built-in models that fit, except `emulated`; `auto`: the source's, or the first."""
+    """List built-in models that fit, without `emulated`; `auto` is the source's, or the first."""
     wanted = encoding.modality if window.tokens is None else NEXT_TOKENS
     return tuple(name for name, takes in BUILT_IN_MODELS.items() if wanted in takes)
 

@@ -138,7 +138,7 @@ def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
 def count_confusions(
     truths: np.ndarray, predictions: np.ndarray, classes: Sequence[str], *, most: int = MOST_CLASSES
 ) -> Confusion:
-    """Count how often each class is taken for each class, from (examples,) arrays.
+    """Count how often each class is predicted as each class, from (examples,) arrays.
 
     If there are more than `most` classes, those with the most errors in either direction are kept.
     """
@@ -206,7 +206,7 @@ def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor
 def _keep_worst(
     worst: dict[str, np.ndarray], batch: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return the examples of both with the highest losses; NaN counts as the highest."""
+    """Return the `MOST_WORST` examples of both with the highest losses; NaN is the highest."""
     if worst:
         batch = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
     order = np.argsort(-np.nan_to_num(batch["losses"], nan=np.inf), kind="stable")[:MOST_WORST]

@@ -35,7 +35,7 @@ def estimate(
     """Estimate a positive number that `measure` computes from rounds, with an interval.
 
     Args:
-      fewest: The number of rounds behind the part with the fewest; by default, all `rounds`.
+      fewest: The fewest rounds behind any part of the number; by default, all `rounds`.
       compared: How many intervals must hold together.
     """
     count = len(rounds) if fewest is None else fewest
@@ -77,11 +77,11 @@ class Race:
         return max(self.names, key=lambda name: len(self._rounds_of(name)))
 
     def speed(self, name: str) -> Estimate:
-        """Return a contestant's examples per second at the machine's pace over all rounds."""
+        """Return a contestant's examples per second, scaled to all rounds of the reference."""
         return self._at_one_pace(name, lambda rate: rate)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return the ratio of one's speed to the other's; its interval is one of `compared`."""
+        """Return one's speed ÷ the other's, with one of `compared` intervals that hold together."""
 
         def measure(rounds: Sequence[Round]) -> float:
             return self._relative(one, rounds) / self._relative(other, rounds)
@@ -89,13 +89,13 @@ class Race:
         return self._estimate(measure, one, other, compared)
 
     def seconds(self, name: str) -> Estimate:
-        """Return how long a training takes at the machine's pace over all rounds [s]."""
+        """Return how long a training takes [s], scaled to all rounds of the reference."""
         return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
     def ratio(self, one: str, other: str, *, compared: int = 1) -> Estimate:
         """Return the ratio of one's training time to the other's, from the rounds of both.
 
-        The interval is one of `compared`.
+        The interval is one of `compared` that must hold together.
         """
         return estimate(
             lambda rounds: (

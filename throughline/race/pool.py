@@ -96,7 +96,7 @@ class Pool:
         self.end(name)
 
     def watch(self, name: str) -> None:
-        """Hook for subclasses, called after each turn of a contestant: check its memory."""
+        """Hook for subclasses, called after a round for each that had a turn: check its memory."""
 
     def end(self, name: str) -> None:
         if name in self._open:

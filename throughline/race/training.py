@@ -85,7 +85,7 @@ class Training:
         self._step.settle()
 
     def load(self) -> float:
-        """Load the sample into memory again; return the time for all [s]; 0 if none is."""
+        """Reload a sample that is in memory; return the time for all examples [s], or 0 without one."""
         if (step := _find_loaded(self._pipeline)) is None:
             return 0.0
         started_at = time.perf_counter()
@@ -230,7 +230,7 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
 
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
-    """Return this process's examples in a smaller last batch; None if none is, or sizes vary."""
+    """Return this process's share of a smaller last batch; None without one, or for whole texts."""
     last = pipeline.examples % pipeline.batch_size
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
     if texts or pipeline.plan.batching or not last or pipeline.steps_per_epoch == 1:

@@ -31,7 +31,7 @@ def to_records(result: TuningResult) -> list[dict[str, str]]:
 
 
 def to_markdown(result: TuningResult) -> str:
-    """Format the sentence and the table, without forms that were not needed."""
+    """Format the sentence and the table, without forms that were not raced."""
     rule = ["---:" if title in NUMERIC else "---" for title in COLUMNS]
     lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates if not _unneeded(each))]
     table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -39,7 +39,7 @@ def to_markdown(result: TuningResult) -> str:
 
 
 def to_terminal(result: TuningResult) -> Table:
-    """Make the table for a terminal; forms that were not needed are only counted."""
+    """Make the table for a terminal; forms that were not raced are only counted."""
     shown = [each for each in result.candidates if not _unneeded(each)]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in COLUMNS:

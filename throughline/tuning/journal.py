@@ -38,8 +38,8 @@ class Pages:
     Attributes:
       dropped: Why contestants were dropped.
       lost: Dropped contestants that may succeed in the next search.
-      proven: The training split's digests of configurations with exactly its examples.
-      refuted: Why configurations do not deliver them.
+      proven: Digests of the training split, of configurations that passed the proof.
+      refuted: Why configurations failed the proof that they deliver the snapshot's examples.
     """
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Journal:
         self.drop(name, reason)
 
     def forget_disturbed(self) -> None:
-        """Forget rounds and costs that other programs disturbed, to measure them again."""
+        """Forget disturbed rounds, and contestants with disturbed costs, to measure them again."""
         entrances = self.pages.entrances
         again = {name for name, entrance in entrances.items() if entrance.disturbed}
         self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}

@@ -109,7 +109,7 @@ def lay_out_space(
 def _groups(
     own: Mapping[str, PipelineConfig], spec: InputSpec, conditions: Conditions
 ) -> Iterator[tuple[str, str, dict[str, PipelineConfig]]]:
-    """Yield given configurations one by one, then families: the title, the family, its forms."""
+    """Yield (title, family, forms by name): given configurations one by one, then families."""
     same = _delivered(own)
     for name, config in own.items():
         yield name, OWN, {name: config}
@@ -137,7 +137,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Return a configuration that reads the snapshot with sampling and batches of `own`'s first."""
+    """Return a configuration that reads `fraction` of the snapshot; it draws as `own`'s first."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 
