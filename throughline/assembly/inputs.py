@@ -111,7 +111,7 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
     """Explain TensorFlow's read errors: damaged records, missing files, a restarted service.
 
-    Without `shards`, they are not searched after an InvalidArgumentError, which models raise, too.
+    Without `shards`, shards are not checked after an InvalidArgumentError: models raise it, too.
 
     Raises:
       CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's error, if one explains it.

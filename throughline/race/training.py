@@ -85,7 +85,7 @@ class Training:
         self._step.settle()
 
     def load(self) -> float:
-        """Reload a sample that is in memory; return the time for all examples [s], or 0 without one."""
+        """Load the sample again; return the time for all examples [s], or 0 if none is in memory."""
         if (step := _find_loaded(self._pipeline)) is None:
             return 0.0
         started_at = time.perf_counter()
