@@ -85,7 +85,7 @@ class Training:
         self._step.settle()
 
     def load(self) -> float:
-        """Load the sample again; return the time for all examples [s], or 0 if none is in memory."""
+        """Load the sample again; return the time for all examples [s], 0 if none is in memory."""
         if (step := _find_loaded(self._pipeline)) is None:
             return 0.0
         started_at = time.perf_counter()
