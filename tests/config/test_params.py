@@ -149,7 +149,7 @@ def test_all_problems_are_told_together():
         ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
         ({**TEXT, "model__name": "transformer_decoder"}, "predicts next tokens"),
         ({"data__source": "time_series", "data__missing": "median"},
-         "a time series accepts interpolate, previous or cut"),
+         "a time series accepts reject, interpolate, previous or cut"),
         ({**TABLE, "data__missing": "previous"},
          "interpolate, previous and cut are for source: time_series"),
         ({"data__missing": "median"}, "the source image_folder is not a table; remove this key"),

@@ -66,8 +66,8 @@ class Project:
         if config.service and not address and purpose != "evaluate" and split == "train":
             raise ImpossiblePlan(
                 f"pipelines.{name}.service: only stages start its workers; for a loop of your own,"
-                " start it yourself (python -m throughline.pipelines.service) and give its address,"
-                " or leave it out with service=None"
+                " start a service (python -m throughline.pipelines.service) and give its address,"
+                " or use none with service=None"
             )
         return open_input_pipeline(
             params, name, self.data, split=split, purpose=purpose, address=address

@@ -123,7 +123,7 @@ def train(
     network, callbacks = training.network, training.callbacks
     usage = run_epochs(training, pipelines.train, checkpoints, settings, replicas)
     if not checkpoints.rows:
-        raise UnknownModel("train.callbacks: one of them ended the training before its first epoch")
+        raise UnknownModel("train.callbacks: one ended training before its first epoch was done")
     cpu_s = float(replicas.exchange([round(usage.cpu_s * 1e6)]).sum() / 1e6)  # of all processes
     test = {}
     if pipelines.test is not None:

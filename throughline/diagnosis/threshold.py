@@ -40,8 +40,8 @@ class Threshold:
         value = metrics[self.metric]
         if value is None or value != value:  # NaN compares as false with everything
             raise ThresholdExceeded(
-                f"{self.metric} was not measured on this machine; `--fail-if '{self}'` fails,"
-                " because the condition may hold"
+                f"{self.metric} was not measured; `--fail-if '{self}'` fails, because the condition"
+                " may hold; name a metric that was measured"
             )
         try:
             limit = self.limit if isinstance(value, str) else float(self.limit)

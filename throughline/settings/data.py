@@ -229,7 +229,7 @@ class DataSettings(Settings):
         ways = {*self.missing.values()} if isinstance(self.missing, dict) else {self.missing}
         of_series = {"interpolate", "previous", "cut"}
         if self.source == "time_series" and not ways <= of_series | {"reject"}:
-            raise ValueError("missing: a time series accepts interpolate, previous or cut")
+            raise ValueError("missing: a time series accepts reject, interpolate, previous or cut")
         if self.source != "time_series" and ways & of_series:
             raise ValueError("missing: interpolate, previous and cut are for source: time_series")
         return self

@@ -248,7 +248,7 @@ class Recorder:
         if self.run_id is None and self.unsent:
             self.run_id = find_sent(self._run_key, self.unsent)
             if self.run_id is None and self._follows:
-                raise MissingInput("the run that this belongs to has not been sent yet")
+                raise MissingInput("the run to which this is added has not been sent yet")
         self._earlier, self._known = find_run(self.run_id), {}
         if (run := self._earlier) is not None:
             tags.pop(PARENT_TAG, None)

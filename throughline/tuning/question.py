@@ -74,11 +74,11 @@ def survey_data(question: Question, folder: Path) -> Survey:
         )
     except ContestantLost as lost:
         raise Untunable(
-            f"the prepared data could not be read, or not trained on for a few steps: {lost}"
+            f"the prepared data could not be read, or trained on for a few steps: {lost}"
         ) from lost
     if (steps := surveyed.steps_per_epoch) < FEWEST_STEPS:
         raise Untunable(
-            f"an epoch has {steps} step{'s' * (steps > 1)}, but at least {FEWEST_STEPS} are"
+            f"an epoch has {steps} step{'s' * (steps != 1)}, but at least {FEWEST_STEPS} are"
             " needed to measure their speed; use more data, or a smaller batch_size"
         )
     return surveyed
