@@ -64,7 +64,7 @@ def check_started_stage() -> None:
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors.
 
-    Imports no TensorFlow. With `of_runs`, the stage accepts --name.
+    Removes what killed stages left. Imports no TensorFlow. With `of_runs`, --name is accepted.
     """
     opened = options_stage_cli(command, add_run_option if of_runs else None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
@@ -116,7 +116,7 @@ def refuse_early_exit() -> Iterator[None]:
 def command_cli(
     command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
-    """Like `stage_cli`, for a command that is not a stage, with options that `add` declares."""
+    """Parse the options that `add` declares, and check all parameters, for other commands."""
     _start_process()
     with report_user_errors():
         parser = _parser(command)

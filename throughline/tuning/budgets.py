@@ -86,7 +86,7 @@ class Budgets(Settings):
         default=AVAILABLE,
         description=(
             "what a configuration keeps on disk besides the shards, such as 20GiB; available: what"
-            " is free"
+            " is free, with the space of the present snapshot"
         ),
     )
     prepare: Annotated[str, AfterValidator(_check_time)] = Field(
