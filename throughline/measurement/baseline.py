@@ -59,7 +59,7 @@ def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
 def standard_error_of_mean(distances: np.ndarray) -> float:
     """Return the standard error of the mean of distances (examples,), which are not negative.
 
-    It is at least that of distances of which all but one are 0, as a few may agree by chance.
+    It is at least that of as many distances, all but one 0, because a few may agree by chance.
     """
     count = len(distances)
     return float(max(distances.std() / math.sqrt(count), distances.mean() / count))
