@@ -171,7 +171,7 @@ class StageFailed(UserError):
 
 class InvalidBudget(UserError):
     """A budget of `tasks.tune` is not a valid size, time or number; no configuration fits the
-    budgets; or the snapshot to be prepared does not. The message names the least that is needed.
+    budgets; or the snapshot to be prepared does not. The message names what is needed.
     """
 
 

@@ -25,6 +25,7 @@ from throughline.settings.base import Settings, word_or_count
 from throughline.shared.errors import InvalidBudget, Untunable
 from throughline.shared.layout import Layout
 from throughline.shared.limits import KEPT_SHARE, available_memory
+from throughline.shared.wording import name_some
 
 AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
 SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
@@ -179,21 +180,15 @@ def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     """Return why configurations exceed the limits, by name.
 
     Raises:
-      InvalidBudget: If all of them do; says the least that is needed.
+      InvalidBudget: If all of them do; says why those do that need the least memory.
     """
     excess = {name: why for name, need in needs.items() if (why := describe_excess(need, limits))}
     if len(excess) == len(needs):
-        least = Need(
-            ram_bytes=min(need.ram_bytes for need in needs.values()),
-            disk_bytes=min(need.disk_bytes for need in needs.values()),
-            prepare_s=min(need.prepare_s for need in needs.values()),
-        )
+        ordered = sorted(excess, key=lambda name: needs[name].ram_bytes)
+        reasons = [f"`{name}` {excess[name]}" for name in ordered]
         raise InvalidBudget(
-            "no configuration fits into the budgets. The least that any of them needs is"
-            f" {format_bytes(least.ram_bytes)} of memory (allowed:"
-            f" {format_bytes(limits.ram_bytes)}), {format_bytes(least.disk_bytes)} of disk"
-            f" ({format_bytes(limits.disk_bytes)}) and {format_seconds(least.prepare_s)} of"
-            f" preparation ({format_seconds(limits.prepare_s)}); raise --ram, --disk or --prepare"
+            f"no configuration fits into the budgets: {name_some(reasons, most=3)}; raise --ram,"
+            " --disk or --prepare"
         )
     return excess
 

@@ -68,7 +68,7 @@ class Search:
 
         Raises:
           Untunable: If the model alone could not be trained, or no candidate is left.
-          InvalidBudget: If each takes more memory than allowed; says the least that is needed.
+          InvalidBudget: If each takes more memory than allowed.
         """
         with self.open_pool() as pool:
             self._race_phases(pool)

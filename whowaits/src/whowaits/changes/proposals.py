@@ -305,7 +305,7 @@ class _Draft:
         elif any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
             meaning, says = (
                 DRAWN_ONCE,
-                f"what is made again in each epoch would be made once: {share:.0f} % of an epoch's"
+                f"what is made again in each epoch would be made once: {share:.3g} % of an epoch's"
                 " elements had been in the one before; with a cache, all are",
             )
         position = self.position(node)
