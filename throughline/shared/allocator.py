@@ -18,7 +18,7 @@ _VARIABLES = {
 
 
 def raise_malloc_thresholds() -> bool:
-    """Let this process reuse blocks of up to a gibibyte; return False if glibc refuses."""
+    """Let this process reuse freed blocks of up to a gibibyte; return False if glibc refuses."""
     mallopt = ctypes.CDLL(None).mallopt
     wanted = [option for option, variable in _VARIABLES.items() if variable not in os.environ]
     return all(mallopt(option, KEPT_BYTES) == 1 for option in wanted)

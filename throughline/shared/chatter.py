@@ -14,14 +14,14 @@ CHATTER = (
 # TensorFlow reports this as an error on machines without a GPU.
 NO_GPU = r"|E[0-9]{4} .* failed call to cuInit"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
-LAST_LINES_S = 0.3  # to wait for the last lines of the filter process
+LAST_LINES_S = 0.3  # longest wait for the last lines of the filter process
 
 
 def hide_tensorflow_chatter() -> None:
     """Hide TensorFlow's notes and warnings on this process's standard error until it ends.
 
-    Other output of libraries is shown, above all errors; Python's own `sys.stderr` is not filtered.
-    Nothing changes if TF_CPP_MIN_LOG_LEVEL is 0 or 1, or if `sys.stderr` was already replaced.
+    Errors are shown, except cuInit's without an NVIDIA driver; Python's `sys.stderr` is unfiltered.
+    Nothing changes if TF_CPP_MIN_LOG_LEVEL is 0 or 1, or if `sys.stderr` is None or replaced.
     """
     asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1")
     if sys.stderr is not sys.__stderr__ or sys.stderr is None or asked_for:
@@ -40,7 +40,7 @@ def hide_tensorflow_chatter() -> None:
 
 
 def _end(process: int, own: int, remaining: Popen[bytes]) -> None:
-    """Wait until the filter has written everything, but not for children that still write to it."""
+    """Wait up to `LAST_LINES_S` for the filter to end; children may still write to it."""
     if os.getpid() != process:  # a fork, whose parent does this
         return
     os.dup2(own, 2)

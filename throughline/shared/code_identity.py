@@ -28,9 +28,9 @@ def code_digest(
 ) -> str:
     """Return a digest of `modules` and all modules below `roots` that they import.
 
-    Modules in `without` are not followed. One of `modules` that is outside `roots` counts with its
-    own file alone, or with its name if it has no Python file. By default, `roots` are the current
-    folder and the folder that holds this program.
+    Modules and packages in `without` are left out. One of `modules` that is in `without` or outside
+    `roots` counts with its own file alone, or with its name if it has no Python file. By default,
+    `roots` are the current folder and the folder that holds this program.
     """
     files = project_files(*modules, roots=roots, without=without)
     others = [(name, find_source(name)) for name in modules if name not in files]
@@ -70,7 +70,7 @@ def computation_digest(files: Iterable[Path]) -> str:
     """Return the digest of what the modules in `files` compute.
 
     It covers their functions, and the constants and classes in these modules that the functions
-    use. Docstrings do not count, nor do the fields of classes, which only hold values.
+    use, also indirectly. Docstrings and fields of classes, which only hold values, do not count.
     """
     trees = [_without_fields(parse_source(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)
@@ -89,7 +89,7 @@ def computation_digest(files: Iterable[Path]) -> str:
 
 
 def imported_packages(*modules: str, roots: Sequence[Path]) -> set[str]:
-    """Return top-level packages, except Python's and the program's, that a user's code needs."""
+    """Return the top-level names of the third-party packages that a user's modules import."""
     files = project_files(*modules, roots=roots, without=PROGRAM)
     tops = {
         imported.partition(".")[0]
@@ -148,7 +148,7 @@ def _find_file(module: str, roots: Sequence[Path]) -> Path | None:
 
 
 def find_source(module: str) -> Path | None:
-    """Return a module's file without importing it; None if it is not found or has no .py file."""
+    """Find a module's .py file, importing only its parent packages; None if there is none."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):

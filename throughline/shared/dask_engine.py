@@ -1,7 +1,7 @@
 """Run the work of a stage on a Dask cluster.
 
-Items are sent one by one, at most two for each thread of the workers, so that memory in the stage
-and in the scheduler does not grow with the number of items.
+Items are sent one by one, and at most two for each thread of the workers are pending, so that
+neither the stage nor the scheduler holds all items at once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _connect(address: str, security: Security | None = None) -> Iterator[Client]
 
 
 class DaskEngine:
-    """Calls functions on the workers of a Dask cluster, whose `name` is its address or a key."""
+    """Calls functions on a Dask cluster; messages call it `name`, its address or a settings key."""
 
     def __init__(self, client: Client, name: str, scratch: Scratch) -> None:
         self._client, self._name = client, name
@@ -104,8 +104,8 @@ class DaskEngine:
         """Yield function(item) for all items in order; the cluster decides the number of threads.
 
         Raises:
-          EngineFailed: The cluster is gone, has had no workers for a minute, or runs another
-            program; or an item, which the message names, ended its worker in every attempt.
+          EngineFailed: The cluster is gone, has had no workers for a minute, or lacks the program or
+            files; or an item, which the message names, ended its worker in every attempt.
         """
         pickled, numbered = pickle.dumps(function), enumerate(items)
         sent = _Sent(self._client, self._describe(pickled), pickled)
@@ -170,8 +170,8 @@ class DaskEngine:
         except KilledWorker as error:
             raise EngineFailed(
                 f"engine: {item} has ended {error.allowed_failures + 1} workers one after another;"
-                " see their logs, or find the record that does so with threads: leave `engine` out"
-                " of params.yaml"
+                " see the workers' logs, or run the stage in threads, without `engine` in params.yaml,"
+                " to find the record that does so"
             ) from error
         except ModuleNotFoundError as error:
             raise EngineFailed(

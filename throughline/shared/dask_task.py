@@ -38,9 +38,9 @@ class Stage:
 
     Attributes:
       root: The project's folder.
-      token, text: A file in that folder, and its random content.
+      token, text: A file below that folder, and its random content.
       modules: Modules of the called function and its bound arguments, including the user's own.
-      program: Digest of these modules and all that they import.
+      program: Digest of these modules and all that they import, and versions of libraries.
     """
 
     root: str
@@ -54,7 +54,7 @@ def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
     """Call the pickled function of a stage with one pickled item, on a worker.
 
     Raises:
-      EngineFailed: The worker sees other files or has another program than the stage.
+      EngineFailed: The worker does not see the stage's files, or has another program.
       DataNotFound, ObjectStoreFailed: Raised by the function. The message adds the worker's
         machine, whose files, network and credentials may differ from the stage's.
     """

@@ -24,7 +24,7 @@ def to_store_url(path: str) -> str:
     """Return the URL by which a store is opened for this `data.path`.
 
     Raises:
-      ValueError: The path is not a valid URL; the message does not repeat secrets in it.
+      ValueError: The path is not a valid URL, or contains secrets, which the message omits.
     """
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
@@ -48,7 +48,7 @@ def open_below(path: str) -> ObjectStore:
     """Open the store of the objects below `data.path`, without sending a request.
 
     Raises:
-      ObjectStoreFailed: The path is not a bucket's URL, or credentials are incomplete.
+      ObjectStoreFailed: The path is not a valid URL, or credentials are incomplete.
     """
     try:
         return open_store(to_store_url(path))
@@ -60,7 +60,7 @@ def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
     """Return the single object that `data.path` names, and its store.
 
     Raises:
-      DataNotFound: There is no such object.
+      DataNotFound: There is no such object, or `path` names a whole bucket.
       ObjectStoreFailed: Credentials are incomplete, or the store cannot be reached or refuses.
     """
     url = to_store_url(path)
@@ -76,7 +76,7 @@ def check_object_exists(path: str) -> None:
     """Check that `data.path` names an object, or a prefix of objects.
 
     Raises:
-      DataNotFound, ObjectStoreFailed: As for `find_single`, or the path is not a bucket's URL.
+      DataNotFound, ObjectStoreFailed: As for `find_single`, or the path is not a valid URL.
     """
     if next(open_below(path).list(), None) is None:
         find_single(path)

@@ -21,8 +21,8 @@ class UserError(Exception):
 
 
 class InvalidParams(UserError):
-    """params.yaml or an override has unknown keys, wrong types or impossible combinations. The
-    message lists all of them.
+    """params.yaml, an override, an option or an environment variable has unknown names, wrong
+    values or impossible combinations. The message lists all problems.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -45,14 +45,14 @@ class UnknownPipeline(UserError):
 
 
 class DataNotFound(UserError):
-    """The data source is not where params.yaml says, an input is not where a command says, or a
-    known dataset was neither found nor downloaded.
+    """The data source is missing, empty or of another kind than params.yaml says, or has changed
+    since ingest; a command's input is missing; or a known dataset could not be downloaded.
     """
 
 
 class UnexpectedFiles(UserError):
-    """A folder that a stage or command is to write holds files that it did not write. They are left
-    unchanged.
+    """What a stage or command is to write exists already or holds files that it did not write; or
+    files to upload or objects to read are links, unreadable or ambiguous. All are left unchanged.
     """
 
 
@@ -78,14 +78,14 @@ class TooManyRejects(UserError):
 
 
 class UnusableDataset(UserError):
-    """The accepted examples cannot train a model: there are none, only one class, or a split is
-    empty.
+    """The accepted examples cannot train a model: there are none, only one class, two with the same
+    key, an empty split, or a held-out split whose classes are not trained.
     """
 
 
 class MissingInput(UserError):
-    """An output that a stage or command reads is missing, or another version of the program wrote
-    it; or several outputs could be meant, and none was named.
+    """An output that a stage or command reads is missing, incomplete or out of date, or another
+    version of the program wrote it; or several outputs could be meant, and none was named.
     """
 
 
@@ -96,20 +96,22 @@ class DamagedFile(UserError, ValueError):
 
 
 class CorruptShard(UserError):
-    """A TFRecord file is truncated, has a wrong checksum, or does not match its index."""
+    """A TFRecord file is missing, damaged or does not match its index, or a record in it cannot be
+    decoded.
+    """
 
 
 class CorruptColumn(UserError):
-    """A snapshot column has the wrong size, or a chunk's digest does not match the index."""
+    """A file of a snapshot column has the wrong size, layout or digest according to the index."""
 
 
 class WrongVersion(UserError):
-    """A library that affects results is installed in a different version than uv.lock names."""
+    """A library that affects results is missing, or its version is not the one in uv.lock."""
 
 
 class StaleSnapshot(UserError):
     """The snapshot was made from other shards or with other preprocessing than the parameters ask
-    for, or it stores fewer rows than are to be read.
+    for, or it or its object store holds fewer rows than are to be read.
     """
 
 
@@ -120,7 +122,7 @@ class ImpossiblePlan(UserError):
 
 
 class EmptyDataset(UserError):
-    """An input pipeline delivered no examples at all."""
+    """The input pipeline of a training delivers no batch."""
 
 
 class UnknownModel(UserError):
@@ -152,7 +154,7 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """Two configurations with the same preprocessing do not deliver the same examples."""
+    """A configuration delivers other examples or labels than the manifest or its equals."""
 
 
 class InvalidCode(UserError):
@@ -188,8 +190,8 @@ class ThresholdExceeded(UserError):
 
 class ServiceFailed(UserError):
     """A server or service that a command starts or needs (Prefect, MLflow, Postgres, the S3 store,
-    tf.data, Dask) did not start, has ended, does not answer, is already running, or its port is
-    taken. Also raised if the machine refuses the lock that measurements hold.
+    tf.data, Dask) did not start, has ended, does not answer, is already running or serves
+    another project. Also raised if the machine refuses the lock that measurements hold.
     """
 
 
@@ -207,7 +209,7 @@ class ProcessLost(UserError):
 
 
 class AlreadyRunning(UserError):
-    """Another process, started by hand, is already doing the same work in the same folder."""
+    """Another process is already writing results into the same folder."""
 
 
 class EngineFailed(UserError):
@@ -242,7 +244,7 @@ class ObjectStoreFailed(UserError):
 
 
 class WorkspaceProblem(UserError):
-    """The state of git or DVC does not allow an isolated run, or the removal of stored files."""
+    """A run's name, or the state of git, DVC or the project's files, does not allow the work."""
 
 
 # Which stage wrote a file. Files of throughline/results/ know their stage themselves.

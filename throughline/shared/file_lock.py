@@ -46,7 +46,8 @@ def hold_when_free(
 ) -> Iterator[Held]:
     """Repeat `attempt` until it yields something other than None; hold that for the block.
 
-    An attempt yields None while another process holds the lock. `on_wait` is as for `hold`.
+    An attempt yields None while another process holds the lock. `on_wait` is called
+    once, when the wait exceeds `silent_s`.
     """
     started_at, waits = time.monotonic(), False
     while True:

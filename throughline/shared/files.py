@@ -30,7 +30,7 @@ from blake3 import blake3
 from throughline.shared.errors import expect_current_schema
 
 PARTIAL = ".partial"
-DIGITS = 12  # of the digest of its work in the name of a partial folder
+DIGITS = 12  # of the key's digest in the name of a partial folder
 OLD = ".old"
 THROWN = ".thrown"
 COPIED_BYTES = 1 << 20  # at a time
@@ -115,7 +115,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     host and process, for `clear_leftovers`.
 
     Raises:
-      FileNotFoundError: The file is in a partial folder that was removed; it is not made again.
+      FileNotFoundError: The file's partial folder was removed; the folder is not made again.
     """
     if gone := [one for one in path.parents if one.name.endswith(PARTIAL) and not one.exists()]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(gone[0]))
@@ -180,7 +180,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
       MissingInput: The file is missing; the message names the stage that writes it.
-      DamagedFile: The file is empty or cut off.
+      DamagedFile: The file is empty, cut off or not JSON.
     """
     with expect_current_schema(path):
         return json.loads(path.read_bytes())
@@ -191,8 +191,8 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     """Yield a folder `NAME.DIGEST.partial` next to `path`, with what an interrupted run left there.
 
     On success it replaces `path` by rename; after a failure or kill it stays, to be continued by a
-    run of the *same* work (equal `key`). Partial folders of other work are removed. A process that
-    still writes for other work, unseen on another machine, finds its folder gone.
+    run of the *same* work (equal `key`). Partial folders of other work are removed, even if a
+    process, perhaps on another machine, still writes there.
     """
     _recover(path)
     digest, name = digest_blake2b(key.encode())[:DIGITS], glob.escape(path.name)
@@ -244,10 +244,10 @@ def atomic_files(folder: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put folder `new` in place of `path`, flushed to disk; at every instant `path` is complete.
+    """Put folder `new` in place of `path`, flushed to disk, so that `path` is always complete.
 
-    The two change places, then the old folder is removed. File systems that cannot exchange paths
-    rename twice; after a kill between the two renames, the next start restores the old folder.
+    The two change places, then the old folder is removed. On file systems that cannot exchange
+    paths, `path` is missing for an instant; after a kill then, the next start restores it.
     """
     flush_folder(new)
     if not path.exists():

@@ -36,8 +36,8 @@ def find_started_module(package: str, modules: Sequence[str]) -> str | None:
 def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
     """Let a server run `python -m MODULE ARGUMENTS`, and exit with its exit code.
 
-    The environment variable `server` names its socket. Return if there is no server or it refuses.
-    Wait if it is still importing, since it started first; for `NOT_WAITING` modules return.
+    `server` is the environment variable that holds its socket's path. Return if there is no server
+    or it refuses. If it is still importing, wait, but return for the modules in `NOT_WAITING`.
     """
     address = os.environ.get(server)
     if not address or (module in NOT_WAITING and not os.path.exists(address + READY)):  # noqa: PTH110

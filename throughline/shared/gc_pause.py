@@ -1,6 +1,6 @@
 """Pauses Python's garbage collection during imports, and in calls that it must not interrupt.
 
-The million objects of the libraries all stay; searching them for garbage takes a fifth of a start.
+The libraries' million objects all stay; searching them for garbage takes a fifth of startup time.
 """
 
 import gc

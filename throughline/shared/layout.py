@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def glance(self) -> Path:
-        """Markdown file with the examples of each class and split, and what was left out."""
+        """Markdown file with the number of examples by class and split, and what was left out."""
         return self.manifest / GLANCE
 
     @property

@@ -34,7 +34,7 @@ _OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
     """Return the libraries that decide what a stage writes.
 
-    They include those of the ops (`preprocess`) if the stage runs the ops or reads their results.
+    They include the ops' libraries, `preprocess`, if the stage runs the ops or reads their results.
     """
     return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
@@ -69,7 +69,7 @@ def check_versions(libraries: Collection[str], *, root: Path) -> None:
     """Check that the libraries have the versions of `root`/uv.lock, if that file exists.
 
     Raises:
-      WrongVersion: A library is installed in another version.
+      WrongVersion: A library has another version, or is not installed.
     """
     lock = root / LOCK_FILE
     if not libraries or not lock.exists():

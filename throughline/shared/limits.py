@@ -43,7 +43,7 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
 
 
 def read_quota_usage_s() -> float:
-    """Return the CPU time used under this process's lowest quota [s]; 0 without one."""
+    """Return the CPU time used by the cgroup with this process's lowest quota [s]; 0 if none."""
     quotas = _list_quotas(Path("/proc/self"))
     return _read_usage_s(min(quotas)[1]) if quotas else 0.0
 
@@ -141,7 +141,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def own_memory(process: Path = Path("/proc/self")) -> int:
-    """Return the bytes that a process holds, without pages of mapped files; 0 if it has ended."""
+    """Return the anonymous memory of a process [bytes], without mapped files; 0 if it has ended."""
     try:
         lines = (process / "status").read_text().splitlines()
     except OSError:

@@ -34,7 +34,7 @@ BACKOFF = {
 # Objects up to this size are one request; larger ones are uploaded in parts that the store joins.
 # Simultaneous uploads share bandwidth and time limit, so at most 64 MiB are under way, whatever the
 # number of threads.
-PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores take 10,000
+PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores accept 10,000
 PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
 _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
 # Simultaneous reads of sources share the network, the time limit and memory, too.
@@ -314,7 +314,7 @@ def _explain(error: Exception, provider: Provider) -> str:
     tries = re.search(r"after (\d+) retries", text)
     again = f", in each of {int(tries[1]) + 1} attempts" if tries and tries[1] != "0" else ""
     if status:
-        return f"the store answered {what} ({status[1]}){again}"
+        return f"the store answered {what} ({status[1]}){again}; try again, or see its logs"
     reason = re.sub(r"\?\S+", "", text.rpartition("HTTP error: ")[2] or text).strip()
     return (
         f"the store was not reached or stopped answering ({reason}){again}; check the network and"
@@ -323,7 +323,7 @@ def _explain(error: Exception, provider: Provider) -> str:
 
 
 def _explain_refusal(what: str, status: str, provider: Provider) -> str:
-    """Explain a refusal by credentials or clock, else "". Answers to HEAD have no error code."""
+    """Explain a refusal due to credentials or clock; "" for others. HEAD gets no error codes."""
     if what in _EXPIRED or (what == "HTTP 400" and provider.variables == "AWS"):
         return (
             f"temporary credentials have expired or are incomplete ({what}); set new ones in the"

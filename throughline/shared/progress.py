@@ -38,7 +38,7 @@ def in_threads(
 ) -> Iterator[R]:
     """Yield function(item) in order from `workers` threads; a failure cancels pending items.
 
-    At most `ahead` results wait to be consumed; any number by default.
+    At most `ahead` results wait to be consumed; by default, all items are queued before the first.
     """
     pool, pending = ThreadPoolExecutor(workers), deque[Future[R]]()
     try:

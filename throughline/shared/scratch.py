@@ -45,7 +45,7 @@ class Scratch:
 
 @contextmanager
 def temporary_files_in_scratch(root: Path) -> Iterator[None]:
-    """Put Python's temporary files, some of which TensorFlow writes, into the scratch folder."""
+    """In the block, put temporary files of Python and TensorFlow into `root`'s scratch folder."""
     scratch, before = Scratch(root), tempfile.tempdir
     tempfile.tempdir = str(scratch.folder)
     try:

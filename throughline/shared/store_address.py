@@ -55,8 +55,8 @@ def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
     if problem := _find_problem(address, scheme, environment):
         raise InvalidParams(
             [
-                f"{ADDRESS} {problem}; or unset it for the project's own mlflow.db, or name a"
-                " server, http://HOST:5000, or a database, sqlite:////PATH/mlflow.db"
+                f"{ADDRESS} {problem}; or unset {ADDRESS} for the project's own mlflow.db, or"
+                " name a server, http://HOST:5000, or a database, sqlite:////PATH/mlflow.db"
             ]
         )
 

@@ -43,7 +43,7 @@ def _say(kind: type[BaseException], error: BaseException, at: TracebackType | No
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process, even if it is stuck, when its starting thread ends."""
+    """Have the kernel kill this process, even if stuck, when the thread that started it ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent had already ended
