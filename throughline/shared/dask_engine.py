@@ -104,8 +104,8 @@ class DaskEngine:
         """Yield function(item) for all items in order; the cluster decides the number of threads.
 
         Raises:
-          EngineFailed: The cluster is gone, has had no workers for a minute, or lacks the program or
-            files; or an item, which the message names, ended its worker in every attempt.
+          EngineFailed: The cluster is gone, has had no workers for a minute, or lacks the program
+            or the stage's files; or an item, which the message names, ended all its workers.
         """
         pickled, numbered = pickle.dumps(function), enumerate(items)
         sent = _Sent(self._client, self._describe(pickled), pickled)
@@ -170,8 +170,8 @@ class DaskEngine:
         except KilledWorker as error:
             raise EngineFailed(
                 f"engine: {item} has ended {error.allowed_failures + 1} workers one after another;"
-                " see the workers' logs, or run the stage in threads, without `engine` in params.yaml,"
-                " to find the record that does so"
+                " see the workers' logs, or leave `engine` out of params.yaml and find the record that"
+                " does so in a run with threads"
             ) from error
         except ModuleNotFoundError as error:
             raise EngineFailed(

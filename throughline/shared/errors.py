@@ -102,7 +102,7 @@ class CorruptShard(UserError):
 
 
 class CorruptColumn(UserError):
-    """A file of a snapshot column has the wrong size, layout or digest according to the index."""
+    """A file of a snapshot column is missing, or its size or a digest does not match the index."""
 
 
 class WrongVersion(UserError):
@@ -154,7 +154,9 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """A configuration delivers other examples or labels than the manifest or its equals."""
+    """A configuration does not deliver the examples and labels of the manifest, or not the same ones
+    as another configuration with the same preprocessing.
+    """
 
 
 class InvalidCode(UserError):

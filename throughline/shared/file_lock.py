@@ -46,8 +46,8 @@ def hold_when_free(
 ) -> Iterator[Held]:
     """Repeat `attempt` until it yields something other than None; hold that for the block.
 
-    An attempt yields None while another process holds the lock. `on_wait` is called
-    once, when the wait exceeds `silent_s`.
+    An attempt yields None while another process holds the lock. After
+    `silent_s`, `on_wait` is called once.
     """
     started_at, waits = time.monotonic(), False
     while True:

@@ -57,7 +57,7 @@ def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Cal
 
 
 def find_best_epoch(callbacks: Callbacks) -> int | None:
-    """Return the epoch, from 0, whose weights the last restoring callback restored; else None."""
+    """Return the epoch, from 0, whose weights early stopping restored; None if it restored none."""
     restored = [
         callback.best_epoch
         for callback in callbacks
@@ -81,7 +81,7 @@ def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
 def may_replace_weights(callbacks: Callbacks) -> bool:
     """Return whether a callback may replace the weights after the last validation.
 
-    Any callback that is not Keras' own may; early stopping restores only validated weights.
+    A user's `on_epoch_end` or `on_train_end` may; early stopping restores only validated weights.
     """
     methods = (
         getattr(method, "__func__", method)

@@ -31,7 +31,7 @@ from throughline.shared.layout import from_here
 from throughline.shared.progress import echo_problem
 
 MAX_TO_KEEP = 2
-MAX_OTHERS = 3  # trainings with other settings, data or code
+MAX_OTHERS = 3  # kept trainings with other settings, data or code
 # Errors that show that a file is not what was written: it is missing, invalid or altered.
 DAMAGED = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, MissingInput)
 # Errors that TensorFlow raises if intact files do not hold these variables.
@@ -61,9 +61,9 @@ class CheckpointStore:
     """The checkpoints of one training, in a folder of their own below `root`.
 
     `fingerprint` maps each part that defines the training (data, code, settings, …) to its digest.
-    A checkpoint with another fingerprint is never resumed from: it is kept, and the parts that
-    differ are reported. Only the checkpoints of the newest few other trainings are kept. `root` is
-    removed when a training completes.
+    A checkpoint with another fingerprint is never resumed from: those of the newest few other
+    trainings are kept, and the parts in which the newest differs are reported. `root` is removed
+    when a training completes.
     """
 
     def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
@@ -72,7 +72,7 @@ class CheckpointStore:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run of the newest checkpoint; None without a checkpoint."""
+        """The MLflow run of the newest usable checkpoint; None without a checkpoint or a run."""
         return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
 
     @property
@@ -164,7 +164,7 @@ class CheckpointStore:
         return usable
 
     def _keep_others(self) -> None:
-        """Report the newest checkpoint of another training, and remove all but the newest few."""
+        """Report the newest other training, and remove all but the newest `MAX_OTHERS` of them."""
         others = sorted(
             (folder for folder in self._root.glob("work-*") if folder != self._folder),
             key=lambda folder: folder.stat().st_mtime_ns,
@@ -193,7 +193,7 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:
-    """Verify a checkpoint's files and return its state; raises one of DAMAGED if one is wrong."""
+    """Verify a checkpoint's files, return what `STATE` holds; raise one of DAMAGED if one is wrong."""
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
         raise ValueError(f"{STATE} is not what was written")

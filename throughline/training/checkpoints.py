@@ -97,7 +97,7 @@ class CheckpointCallback(StepFollower):
         self._follows_steps = True  # whether no other callback looks at a step's logs
         self._start = Position()
         self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # values until the epoch begins
-        self._metrics: list[Any] = []  # their values within the epoch that is resumed
+        self._metrics: list[Any] = []  # metrics' values within the resumed epoch
         self._logged_at = 0.0
         self._step = 0  # how many steps of the current epoch have run
         self._steps_of_last = pipeline.steps_per_epoch  # steps of the last row's epoch
@@ -164,10 +164,10 @@ class CheckpointCallback(StepFollower):
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Undo what the other callbacks set when they started, and restore their state.
+        """If resumed, undo what the other callbacks set at their start, and restore their state.
 
-        All processes agree on whether checkpoints are kept, because they read the metrics within an
-        epoch together.
+        Otherwise check that their state can be stored. All processes agree on whether checkpoints
+        are kept, because they read the metrics within an epoch together.
         """
         if self._others_state is not None:
             self._go_on(self._others_state)

@@ -72,8 +72,8 @@ def compile_model(
     The defaults are Adam and cross-entropy (squared error for numbers).
 
     Raises:
-      UnknownModel: If a loss, optimizer, metric or schedule does not exist, if the builder and
-          params.yaml both name one, or if the loss does not match the shapes of labels and outputs.
+      UnknownModel: If a loss, optimizer, metric or schedule does not exist or rejects its options,
+          if the builder and params.yaml both name one, or if a loss or metric does not fit the data.
     """
     if not getattr(model, "compiled", False):
         _compile(model, settings, target=target, steps=steps)
@@ -265,7 +265,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
     """Make the object that a name, or {name: arguments}, stands for.
 
     The name is a class of Keras' `module`, or `package.module:name` for a user's class or function,
-    which is called with its arguments. A user's function without arguments is returned as it is.
+    which is called with its arguments. A user's function given none is returned uncalled.
     What is called also receives those of the `defaults` that it accepts.
 
     Raises:
@@ -303,7 +303,7 @@ def _takes(kind: Any, option: str) -> bool:
 
 
 def _find_class(name: str, module: Any) -> type | None:
-    """Find a class in a Keras module by its name or its function's, in any spelling Keras takes."""
+    """Find a class in a Keras module by its name or its function's, in any spelling Keras accepts."""
     classes = {key.lower(): one for key, one in vars(module).items() if inspect.isclass(one)}
     plain = name.replace("_", "").lower()
     if plain not in classes:  # a short name, such as mse

@@ -57,7 +57,7 @@ class Deadline:
 
     @contextmanager
     def start_within(self, seconds: float) -> Iterator[None]:
-        """Let SIGALRM end this process if the block, which connects to others, takes `seconds`."""
+        """Let SIGALRM end this process if connecting to others, in the block, exceeds `seconds`."""
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(seconds)]
         command += [str(self._worker), *self._others]
         with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as one:

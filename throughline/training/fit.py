@@ -17,7 +17,7 @@ from throughline.shared.errors import TrainingDiverged
 from throughline.training.step_function import StepFollower, StepFunction, follows_steps
 from throughline.training.step_model import find_network
 
-_WATCHED_LOSSES = 1000  # per epoch, at most
+_WATCHED_LOSSES = 1000  # per epoch; fewer than twice as many are kept
 
 
 @dataclass(frozen=True, kw_only=True)

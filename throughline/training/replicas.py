@@ -162,7 +162,7 @@ def count_training_gpus() -> int:
 
 
 def check_port(address: str) -> None:
-    """Raise ImpossiblePlan if another program uses this process's port, by IPv4 or IPv6."""
+    """Raise ImpossiblePlan if this process's port is in use, by IPv4 or IPv6, or not permitted."""
     port, both = int(address.rpartition(":")[2]), socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:

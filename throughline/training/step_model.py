@@ -105,8 +105,8 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
 
     Raises:
       ImpossiblePlan: If batches would be gathered on, or packed for, an emulated accelerator.
-      UnknownModel: If the network mixes the documents of a packed row, is compiled with objects
-          that do not exist, or may not use the class weights.
+      UnknownModel: If the network mixes the documents of a packed row or compiles its own loss for
+          them, if it cannot be compiled, or if it may not use the class weights.
     """
     if feed.class_weights is not None and (
         feed.segments or models.target.kind not in ("class", "soft_labels")
@@ -167,10 +167,10 @@ def find_network(model: keras.Model) -> keras.Model:
 def compute_class_weights(
     setting: str | Mapping[str, float], data: PreparedData, *, sampling: Sampling = "uniform"
 ) -> np.ndarray | None:
-    """Return the weight of each class, (classes,) float32; None if all have the same weight.
+    """Return the weight of each class, (classes,) float32; None for the setting `none`.
 
     `auto` is the inverse of the class's share of the training split, scaled so that examples have a
-    mean weight of 1.
+    mean weight of 1. Classes that a mapping does not name have weight 1.
 
     Raises:
       UnknownModel: If there are no classes, a name is not a class, all weights are 0, or `auto` is
