@@ -1,7 +1,7 @@
 """Models by name: small built-in ones, keras.applications without weights, or your own builder.
 
-A builder is `function(input_shape, outputs, **options) -> keras.Model`. It maps float inputs to one
-logit per class, or to one number per value to predict. A builder for text takes int32 tokens
+A builder is `function(input_shape, outputs, **options) -> keras.Model`. Its model maps float inputs
+to one logit per class, or to one number per value to predict. A builder for text takes int32 tokens
 (length,), padded with 0, and an option `vocabulary`, the number of different tokens.
 `table_input.py` adds columns as a second input. The full model that is saved and served takes
 stored inputs (such as uint8 images) and includes the postprocessing ops.
@@ -96,7 +96,7 @@ def build_models(
       table: Columns that the model takes as a second input, if any.
 
     Raises:
-      UnknownModel: If there is no such builder or file, or if it does not give a fitting model.
+      UnknownModel: If there is no such builder or file, or if its model or options do not fit.
     """
     name = INPUT_NAMES.get(dtype, "features")
     stored = keras.Input(input_shape, dtype=dtype, name=name)

@@ -23,7 +23,7 @@ OUTPUT_LAYER = "constant_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The duration of a train step: uniform within `step_ms` · (1 ± `spread`), given the `seed`."""
+    """The duration of a train step, drawn uniformly from `step_ms` · (1 ± `spread`) by `seed`."""
 
     step_ms: float
     spread: float = 0.0

@@ -93,10 +93,10 @@ def _apply_precision(network: keras.Model) -> None:
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
-    """Load weights from a file, layer by layer; those missing or of other shapes are named.
+    """Load weights from a file, layer by layer; print which are missing or have other shapes.
 
     Raises:
-      UnknownModel: If the file holds no weights, or none of them fits.
+      UnknownModel: If the file cannot be loaded, or none of its weights fits.
     """
     weights = [one for one in network.weights if "float" in one.dtype]
     initial = [np.asarray(one) for one in weights]
@@ -127,7 +127,7 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
     `all_but_last` freezes every layer before the last one; a model of a single layer has none.
 
     Raises:
-      UnknownModel: If a pattern matches no layer, or no layer is left to train.
+      UnknownModel: If a pattern matches no layer, or the network has no weights (left) to train.
     """
     if not network.trainable_weights:
         raise UnknownModel(f"model.name: {network.name} has no weights that could be trained")

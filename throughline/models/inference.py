@@ -32,7 +32,7 @@ from throughline.shared.layout import MODEL_SPEC
 SPEC, TOKENIZER = MODEL_SPEC, "throughline/tokenizer"
 PASSING = ("Identity", "Cast", "Reshape")  # operations that keep values as they are
 TRIES = 8  # logits of two classes are all from 0 to 1 in (1/4)^8 of the cases
-SUMS = 3  # so many batches of probabilities sum to 1
+SUMS = 3  # number of batches whose outputs must sum to 1 to be probabilities
 LOADING_ERRORS = ImportError, AttributeError, TypeError, ValueError, NotImplementedError
 RETRAIN = "train it again: `dvc repro --force train@NAME`"
 
@@ -149,7 +149,7 @@ def find_last_activation(model: keras.Model) -> str | None:
     """Return the name of the activation that a model applies last, or None if it is not known.
 
     Casts, reshapes and averages are skipped. Behind other operations than Keras' activations, only
-    a softmax and a sigmoid are found, by what the model gives.
+    a softmax and a sigmoid are found, by the outputs for random inputs.
     """
     return _find_activation_of(model, 0)
 
@@ -160,7 +160,7 @@ def _find_activation_of(model: keras.Model, index: int) -> str | None:
 
 
 def _try_activation(model: Any, index: int) -> str | None:
-    """Return `softmax` if all outputs are probabilities, `sigmoid` if all are from 0 to 1.
+    """Return `softmax` if outputs are probabilities, `sigmoid` if all are from 0 to 1, else None.
 
     The weights' signs are random, too: one model's logits could all be from 0 to 1 by chance.
     """

@@ -49,7 +49,7 @@ class LoadRequirements:
     safe: bool
 
     def hint(self) -> str | None:
-        """Say what to know or do before the model is served elsewhere; None if nothing."""
+        """Return what to know or do before the model is served elsewhere; None if nothing."""
         if not self.safe:
             return (
                 "the model has a Lambda layer, which holds Python code that Keras does not load in"
@@ -64,8 +64,8 @@ class LoadRequirements:
             )
             return (
                 f"model.keras needs {', '.join(self.unregistered)}: load it with"
-                f" custom_objects={{{given}}}, or put {REGISTER} above it and import its module"
-                " first; MLflow's copy brings it along"
+                f" custom_objects={{{given}}}, or put {REGISTER} above each and import its module"
+                " first; MLflow's copy of the model includes the code"
             )
         return None
 
@@ -124,7 +124,7 @@ def code_paths(objects: Mapping[str, str]) -> list[str]:
 
 
 def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
-    """Save the model and load it again.
+    """Save the model, load it again, and return what loading needs.
 
     `modules` are searched for the classes and functions that its layers use.
 

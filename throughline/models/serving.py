@@ -1,7 +1,7 @@
 """A trained model as a function of raw inputs, and as a TensorFlow SavedModel.
 
-Raw inputs are encoded images, table rows, windows of a series, or texts. TensorFlow Serving and
-`tf.saved_model.load` call the signature `serve`. Unless tokens are bytes, tokenizers are ops of
+Raw inputs are encoded images, arrays, table rows, windows of a series, or texts. TensorFlow Serving
+and `tf.saved_model.load` call the signature `serve`. Unless tokens are bytes, tokenizers are ops of
 TensorFlow Text, so a program that loads the SavedModel must import `tensorflow_text` first.
 """
 
@@ -38,9 +38,9 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     The answers are `probabilities` float32 (batch, classes), or (batch, vocabulary) for the token
     after each text, or `values` (batch, targets) or (batch, horizon, targets).
 
-    Examples are files (batch,) string of images, values (batch, *shape) of arrays and tables,
-    windows (batch, length, columns) of series, or texts (batch,) string. Images and texts with
-    columns are {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
+    Examples are files (batch,) string of images, values (batch, *shape) of arrays, tables and stored
+    pixels, windows (batch, length, columns) of series, or texts (batch,) string. Images and texts
+    with columns are {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     name, several = spec.schema.input.name, spec.schema.table_input is not None

@@ -25,7 +25,7 @@ class TableInput:
     """The columns of a model's second input: first numbers, then categories.
 
     Attributes:
-      mean: Of each column in the training split, (columns,); 0 for categories.
+      mean: Mean in the training split, (columns,); 0 for categories.
       deviation: Standard deviation in the training split, (columns,); 1 for categories.
       categories: How many categories each categorical column has.
     """
@@ -61,7 +61,7 @@ def prepare_table_input(network: keras.Model, table: TableInput, name: str) -> k
     """Encode the columns for a network with two inputs, `name` and the columns.
 
     Raises:
-      UnknownModel: If its inputs have other names, or it trains in its own way.
+      UnknownModel: If its inputs have other names, or it compiles itself or has its own train step.
     """
     given = {one.name: one for one in network.inputs}
     if given.keys() != {name, COLUMNS}:

@@ -18,7 +18,7 @@ LOSS = "loss"  # Keras' name for it among the metrics
 
 
 class Transformer(layers.Layer):
-    """Embedding and `blocks` of attention and a dense layer, in pre-norm form.
+    """Embedding and `blocks` of attention and two dense layers, in pre-norm form.
 
     A subclass defines what follows, such as a last layer `head`. Not registered with Keras, because
     MLflow would then make every model that it logs need this module.
@@ -212,7 +212,7 @@ def transformer_decoder(
 
 
 class PackedModel(keras.Model):
-    """A model of rows that hold several documents each; weights count in its loss and metrics.
+    """A model of rows of several documents each; sample weights count in its loss and metrics.
 
     The loss over several batches is the mean over their documents, as metrics are. Keras would
     weigh each batch's mean by its number of rows, which hold different numbers of documents.

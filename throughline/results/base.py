@@ -28,7 +28,7 @@ class ResultFile:
 
     Attributes:
       STAGE: Name in dvc.yaml; {name} stands for the configuration.
-      FOLDER: Subfolder of the configuration's folder.
+      FOLDER: Subfolder of the configuration's folder; `read` adds it to the path, `write` does not.
     """
 
     FILE: ClassVar[str]
@@ -55,7 +55,7 @@ def name_machine(machine: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value from some rounds of a race, and the interval that holds it in 95 of 100 races."""
+    """A value from some rounds of a race, and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -68,17 +68,17 @@ class Estimate:
 
     @property
     def below_one(self) -> bool:
-        """Whether this ratio is certainly below 1."""
+        """Whether the interval of this ratio, from at least `MIN_ROUNDS`, is below 1."""
         return self.rounds >= MIN_ROUNDS and self.high < 1
 
     @property
     def above_one(self) -> bool:
-        """Whether this ratio is certainly above 1."""
+        """Whether the interval of this ratio, from at least `MIN_ROUNDS`, is above 1."""
         return self.rounds >= MIN_ROUNDS and self.low > 1
 
     @property
     def width(self) -> float:
-        """The larger relative distance of an end of the interval from the value."""
+        """The larger relative distance of the interval's ends from the value; inf if `low` ≤ 0."""
         return max(self.high / self.value, self.value / self.low) - 1 if self.low > 0 else math.inf
 
 

@@ -16,7 +16,7 @@ class Row:
     Attributes:
       steady_examples_per_s: From the race, like ceilings and speed-ups over the baseline.
       train_examples_per_s: From the warm epochs of its own training.
-      epochs_doubt: Why these epochs do not compare with the race; "" if they do.
+      epochs_doubt: Why the training's epochs do not compare with the race; "" if they do.
       fit_step_ms_p50: From the steps of its own training, like p95 and p99.
       validation_examples: Number of examples in the validation split.
       held_out: The split of the final metric.
@@ -84,10 +84,10 @@ class Comparison(ResultFile):
     """All configurations side by side.
 
     Attributes:
-      tied: Those that may be the fastest.
+      tied: Configurations that may be the fastest.
       undecided: Those that may or may not be faster than the baseline.
       measure_again: The undecided ones, those without a verdict, and those that the race lost.
-      missing: Why a configuration is left out.
+      missing: Why a configuration is left out, by its name.
       disturbed_by: How other programs disturbed the race; "" if they did not.
     """
 

@@ -14,7 +14,7 @@ WORST_PICTURE = "worst.png"
 class Confusion:
     """How often examples of each class (rows) were taken for each class (columns).
 
-    Only the most confused classes, in the order of the outputs; `left_out` counts the other ones.
+    Only the most confused classes, in the order of the outputs; `left_out` counts the others.
     """
 
     classes: tuple[str, ...]

@@ -79,7 +79,7 @@ class Breakdown(ResultFile):
         }
 
     def worst(self) -> IteratorTime | None:
-        """Return the plan's step that held training up most, else worked most; None without any."""
+        """Return the plan's step with the most waits, of equal ones the most work; None if none."""
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 
@@ -98,7 +98,7 @@ class Finding:
     """Something that may be wrong, with evidence, cause, and the exact change.
 
     Attributes:
-      step: The step of the plan that held training up most, by its name in traces.
+      step: The step of the plan that held training up most, by its name in traces; else the key.
       params_key: The key of params.yaml that is to blame, with its section.
       change: New values by dotted keys of params.yaml.
       config: The changed configuration; None if the race does not try it, because of `untried`.
@@ -122,7 +122,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings(ResultFile):
-    """The rules' findings about a configuration, the likeliest first.
+    """The rules' findings about a configuration, the likeliest cause first.
 
     `wait_pct` is the share of a traced step that waits for input; None if the trace shows none.
     """

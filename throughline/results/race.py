@@ -10,7 +10,7 @@ from throughline.results.profiling import Breakdown, Finding
 from throughline.results.train import TrainResult, train_metrics
 from whowaits.timing.verdict import COMPUTE_BOUND
 
-DISTURBED_PCT = 10.0  # of all cores, taken by others in a round
+DISTURBED_PCT = 10.0  # of all cores, taken by other programs in a round
 METRICS_FILE = "metrics.json"
 # The phases: configurations against their models alone, changes of them, the input of each alone.
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
@@ -42,7 +42,8 @@ class Turn:
 class Round:
     """A turn of each contestant, by name, and other programs' share of the cores meanwhile.
 
-    `heat` is the phase of the race, as files call it.
+    `heat` is the phase of the race; `busiest` is the program that took at least half of that share,
+    or "other programs".
     """
 
     heat: str
@@ -83,7 +84,7 @@ class Raced:
       cost: The time that its training takes besides its steady epochs.
       contradiction: Which other figure contradicts the race; the verdict is then undecided.
       note: How it was measured, and why so, if not in turns; else "".
-      gain: The gain of the first finding, if it was tried.
+      gain: The gain of the finding to act on; None if no raced change is worthwhile.
     """
 
     verdict: str
@@ -111,7 +112,7 @@ class Raced:
 
 
 def _find_gain(raced: Raced) -> float | None:
-    """Return the gain of the first finding; 1 if there is nothing to gain, None if none raced."""
+    """Return the gain of the finding to act on; 1 if there is nothing to gain, None if none raced."""
     if raced.gain is not None:
         return raced.gain
     tried = not raced.findings or any(each.gain for each in raced.findings)

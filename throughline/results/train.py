@@ -46,7 +46,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainThroughput:
-    """The rates of a training: the median of its warm epochs, and that of its first epoch."""
+    """The median rate of a training's warm epochs, or its only epoch's, and its first epoch's."""
 
     train_examples_per_s: float
     cold_examples_per_s: float
@@ -60,7 +60,7 @@ class TrainThroughput:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Step times of the warm epochs; of a single epoch, those after the warm-up."""
+    """Step times of the warm epochs, or of the only epoch, without the first steps of each."""
 
     ms_p50: float
     ms_p95: float
@@ -153,7 +153,7 @@ def validation_metrics(trained: TrainResult) -> dict[str, float]:
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Return the standard error of a share of `examples`; never 0, since one could differ."""
+    """Return the standard error of a share of `examples`; never 0: one example could differ."""
     variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
     return math.sqrt(variance / examples)
 

@@ -58,7 +58,7 @@ class TuningResult(ResultFile):
       stored: The fraction of the snapshot's rows that was stored.
       time_s: The time that the search was given.
       lost: Candidates that were dropped for reasons that may pass.
-      needed, refused: What the choice needs, and what those need that exceeded the limits.
+      needed, refused: What the choice needs, and what the candidates beyond the limits need.
       mlflow_run_id: None until `recorded`, or if MLflow could not be reached.
     """
 

@@ -170,8 +170,8 @@ class DaskEngine:
         except KilledWorker as error:
             raise EngineFailed(
                 f"engine: {item} has ended {error.allowed_failures + 1} workers one after another;"
-                " see the workers' logs, or leave `engine` out of params.yaml and find the record that"
-                " does so in a run with threads"
+                " see their logs, or leave `engine` out of params.yaml, so that the stage runs in"
+                " threads, and find the record that does so"
             ) from error
         except ModuleNotFoundError as error:
             raise EngineFailed(

@@ -154,8 +154,8 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """A configuration does not deliver the examples and labels of the manifest, or not the same ones
-    as another configuration with the same preprocessing.
+    """A configuration does not deliver the examples and labels of the manifest, or not the same as
+    another configuration with the same preprocessing.
     """
 
 

@@ -193,7 +193,7 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:
-    """Verify a checkpoint's files, return what `STATE` holds; raise one of DAMAGED if one is wrong."""
+    """Verify a checkpoint's files and return what `STATE` holds; raise one of DAMAGED if wrong."""
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
         raise ValueError(f"{STATE} is not what was written")

@@ -73,7 +73,7 @@ def compile_model(
 
     Raises:
       UnknownModel: If a loss, optimizer, metric or schedule does not exist or rejects its options,
-          if the builder and params.yaml both name one, or if a loss or metric does not fit the data.
+          if the builder and params.yaml both name one, or if a loss or metric does not fit outputs.
     """
     if not getattr(model, "compiled", False):
         _compile(model, settings, target=target, steps=steps)
@@ -303,7 +303,7 @@ def _takes(kind: Any, option: str) -> bool:
 
 
 def _find_class(name: str, module: Any) -> type | None:
-    """Find a class in a Keras module by its name or its function's, in any spelling Keras accepts."""
+    """Find a Keras module's class by its or its function's name, in any spelling Keras accepts."""
     classes = {key.lower(): one for key, one in vars(module).items() if inspect.isclass(one)}
     plain = name.replace("_", "").lower()
     if plain not in classes:  # a short name, such as mse
