@@ -38,7 +38,7 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     The answers are `probabilities` float32 (batch, classes), or (batch, vocabulary) for the token
     after each text, or `values` (batch, targets) or (batch, horizon, targets).
 
-    Examples are files (batch,) string of images, values (batch, *shape) of arrays, tables and stored
+    Examples are files (batch,) string of images, values (batch, *shape) of arrays, tables and
     pixels, windows (batch, length, columns) of series, or texts (batch,) string. Images and texts
     with columns are {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
     """

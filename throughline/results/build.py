@@ -51,8 +51,8 @@ class BuildResult(ResultFile):
     """A configuration's input pipeline, proven to deliver the right examples.
 
     Only approximate configurations have a `pixel_difference`, only those that sample have
-    `class_frequencies`, only texts `sequence_batches`. If draws cannot be checked, `epoch_draws` and
-    `class_frequencies` are None.
+    `class_frequencies`, only texts `sequence_batches`. If draws cannot be checked,
+    `epoch_draws` and `class_frequencies` are None.
     """
 
     FILE: ClassVar[str] = "input.json"

@@ -42,8 +42,7 @@ class Turn:
 class Round:
     """A turn of each contestant, by name, and other programs' share of the cores meanwhile.
 
-    `heat` is the phase of the race; `busiest` is the program that took at least half of that share,
-    or "other programs".
+    `heat` is the race's phase; `busiest` names the program that took half of that share, if any.
     """
 
     heat: str
@@ -112,7 +111,7 @@ class Raced:
 
 
 def _find_gain(raced: Raced) -> float | None:
-    """Return the gain of the finding to act on; 1 if there is nothing to gain, None if none raced."""
+    """Return the gain of the finding to act on; 1 if nothing can be gained, None if none raced."""
     if raced.gain is not None:
         return raced.gain
     tried = not raced.findings or any(each.gain for each in raced.findings)

@@ -20,7 +20,7 @@ LAST_LINES_S = 0.3  # longest wait for the last lines of the filter process
 def hide_tensorflow_chatter() -> None:
     """Hide TensorFlow's notes and warnings on this process's standard error until it ends.
 
-    Errors are shown, except cuInit's without an NVIDIA driver; Python's `sys.stderr` is unfiltered.
+    Errors are shown, except a failed cuInit without an NVIDIA driver; `sys.stderr` is not filtered.
     Nothing changes if TF_CPP_MIN_LOG_LEVEL is 0 or 1, or if `sys.stderr` is None or replaced.
     """
     asked_for = os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1")

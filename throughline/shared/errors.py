@@ -96,9 +96,7 @@ class DamagedFile(UserError, ValueError):
 
 
 class CorruptShard(UserError):
-    """A TFRecord file is missing, damaged or does not match its index, or a record in it cannot be
-    decoded.
-    """
+    """A TFRecord file is missing, damaged or not as its index says, or a record is undecodable."""
 
 
 class CorruptColumn(UserError):
@@ -154,9 +152,7 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """A configuration does not deliver the examples and labels of the manifest, or not the same as
-    another configuration with the same preprocessing.
-    """
+    """The examples that a configuration delivers differ from the manifest's or a comparable one's."""
 
 
 class InvalidCode(UserError):
@@ -246,7 +242,7 @@ class ObjectStoreFailed(UserError):
 
 
 class WorkspaceProblem(UserError):
-    """A run's name, or the state of git, DVC or the project's files, does not allow the work."""
+    """A run's name, or the state of git, DVC or the project's files, does not allow the command."""
 
 
 # Which stage wrote a file. Files of throughline/results/ know their stage themselves.

@@ -46,8 +46,7 @@ def hold_when_free(
 ) -> Iterator[Held]:
     """Repeat `attempt` until it yields something other than None; hold that for the block.
 
-    An attempt yields None while another process holds the lock. After
-    `silent_s`, `on_wait` is called once.
+    An attempt yields None while the lock is taken. `on_wait` is called once, after `silent_s`.
     """
     started_at, waits = time.monotonic(), False
     while True:

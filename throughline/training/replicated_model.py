@@ -85,7 +85,7 @@ def check_gradients_add_up(model: keras.Model) -> None:
         elif getattr(loss, "reduction", None) == "mean_with_sample_weight":
             reason = "its reduction divides it by the weights of each slice, not of the batch"
         elif gives_one_number(loss, model):
-            reason = "it is one number per slice, which Keras does not divide by their number"
+            reason = "it is one number per slice, which Keras does not divide by the slice count"
         else:
             continue
         raise UnknownModel(

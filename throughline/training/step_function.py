@@ -246,8 +246,7 @@ class StepTimer:
     def step_times(self) -> StepTimes:
         """Return percentiles over the steady steps; an execution counts once per step.
 
-        The first steps of each epoch do not count, nor does the first epoch if there are others. If
-        no step is left, all of the last epoch's count.
+        The first of several epochs and each epoch's first steps count only if no others are left.
         """
         each = [np.repeat(epoch.step_ms, epoch.steps) for epoch in self.epochs]
         milliseconds = np.concatenate([one[EPOCH_WARM_UP_STEPS:] for one in each[1:] or each])
