@@ -152,7 +152,7 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """The examples that a configuration delivers differ from the manifest's or a comparable one's."""
+    """The examples of a configuration differ from the manifest's or a comparable configuration's."""
 
 
 class InvalidCode(UserError):
@@ -189,7 +189,7 @@ class ThresholdExceeded(UserError):
 class ServiceFailed(UserError):
     """A server or service that a command starts or needs (Prefect, MLflow, Postgres, the S3 store,
     tf.data, Dask) did not start, has ended, does not answer, is already running or serves
-    another project. Also raised if the machine refuses the lock that measurements hold.
+    another project, or its port is taken; or the machine refuses the lock of measurements.
     """
 
 
