@@ -152,7 +152,7 @@ class UnusableInputs(UserError):
 
 
 class UnequalConfigurations(UserError):
-    """The examples of a configuration differ from the manifest's or a comparable configuration's."""
+    """A configuration's examples differ from the manifest's or a comparable configuration's."""
 
 
 class InvalidCode(UserError):
