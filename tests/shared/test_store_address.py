@@ -50,7 +50,7 @@ def test_what_can_be_written_sooner_or_later_is_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("./mlruns", r"\./mlruns is a folder: to let MLflow write there, .*; or unset MLFLOW_T"),
+        ("./mlruns", r"\./mlruns is a folder: to let MLflow write there, set .*; or unset MLFLOW"),
         ("mlruns", "is a folder"),
         ("file:///var/mlruns", "is a folder"),
         ("http://me:s3cret@[::1", "is not an address such as http://HOST:5000"),
