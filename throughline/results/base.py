@@ -87,8 +87,8 @@ class Usage:
     """The resources that a process used while it was measured.
 
     Wall time, CPU time (with children, such as workers of a local tf.data service) and GPU metrics
-    exclude pauses of the measurement. Memory and reading from storage are those of this process
-    over the whole time. CPU utilization refers to all cores that the process may use. GPU fields
+    exclude pauses of the measurement. Memory is this process's peak since its start; its reads from
+    storage include pauses. CPU utilization refers to all cores that the process may use. GPU fields
     are None without a GPU, or if NVML does not report them.
     """
 

@@ -29,7 +29,7 @@ class HeldOut:
 
     Attributes:
       constant_metric: The metric of the best constant prediction: the accuracy of the most frequent
-          class, or the mean absolute error of the training split's median.
+          class or token, or the mean absolute error of the training split's median.
       constant_stderr: Its standard error over `examples`, taken as independent except in a series.
     """
 

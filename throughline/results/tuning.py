@@ -8,7 +8,7 @@ from throughline.results.base import ResultFile
 
 TUNED = "tuned"  # the configuration that a search adds to params.yaml; ignored by the next search
 # found: `chosen` is new · kept: the user's fastest stays · compute-bound: no input could gain 5 % ·
-# undecided: other programs disturbed the search, or the time was up.
+# undecided: other programs disturbed the search, the time was up, or one of the user's was lost.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 
