@@ -122,7 +122,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings(ResultFile):
-    """The rules' findings about a configuration, the likeliest cause first.
+    """The rules' findings about a configuration, in the order of the rules.
 
     `wait_pct` is the share of a traced step that waits for input; None if the trace shows none.
     """
