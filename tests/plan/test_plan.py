@@ -149,7 +149,11 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
          "snapshot.fraction: rows that are not stored are decoded on the host"),
         ({"service": {}, "cache": {}}, "fill a cache that is never read"),
         ({"service": {}, "sampling": "balanced"}, "one stream over all examples"),
-        ({"ops": {"augment": (Mixup(), Load(feature="image"))}}, "so put it before mixup"),
+        ({"ops": {"augment": (Mixup(), Load(feature="image"))}}, "augment: .* put it before mixup"),
+        (
+            {"ops": {"augment": (Mixup(),), "postprocess": (Load(feature="image"),)}},
+            "postprocess: .* put it before mixup",
+        ),
         ({"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
          "flip cannot run on the device"),
         ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),

@@ -10,7 +10,7 @@ A reason begins with the field it concerns. Where a check is implemented depends
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from throughline.plan.ops import Op
 from throughline.settings import PipelineConfig
@@ -39,7 +39,7 @@ def find_config_problems(
         *_of_placement(config),
         *_of_lengths(config),
         *_of_places_of_ops(config, preprocess, augment, postprocess),
-        *_of_batches_of_ops(preprocess, [*augment, *postprocess]),
+        *_of_batches_of_ops(preprocess, {"augment": augment, "postprocess": postprocess}),
         *_of_lanes(config, batch_size),
     ]
 
@@ -221,7 +221,9 @@ def _of_places_of_ops(
             yield f"postprocess: {op.name} cannot run on the device; use `postprocess_on: host`"
 
 
-def _of_batches_of_ops(preprocess: Sequence[Op], later: Sequence[Op]) -> Iterator[str]:
+def _of_batches_of_ops(
+    preprocess: Sequence[Op], later: Mapping[str, Sequence[Op]]
+) -> Iterator[str]:
     for op in preprocess:
         if op.takes == "batch":
             yield (
@@ -229,10 +231,10 @@ def _of_batches_of_ops(preprocess: Sequence[Op], later: Sequence[Op]) -> Iterato
                 " examples; move it to augment or postprocess"
             )
     of_batches = ""
-    for op in later:
+    for part, op in ((name, op) for name, ops in later.items() for op in ops):
         if of_batches and op.takes == "example":
             yield (
-                f"augment: {op.name} takes one example at a time, so put it before {of_batches},"
+                f"{part}: {op.name} takes one example at a time, so put it before {of_batches},"
                 " which needs batches"
             )
         if op.takes == "batch" and not of_batches:

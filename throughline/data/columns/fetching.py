@@ -132,7 +132,7 @@ class FetchedColumns:
         first, stop = self.rows or (0, self.index.splits[split].count)
         size_mib = sum(one.bytes for one in objects) / 2**20
         echo_fact(
-            f"{split}/{column.name}: rows {first:,} to {stop:,} of"
+            f"{split}/{column.name}: rows {first:,} to {stop - 1:,} of"
             f" {self.index.splits[split].count:,}, {size_mib:,.1f} MiB, from {self.store.url}"
         )
         resumes = has_size(name_unfinished(path), size)
