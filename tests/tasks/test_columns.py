@@ -285,7 +285,7 @@ TEXTS = {"source": "text_table", "path": "x"}
         (PACKED, "texts with columns cannot be packed"),
         (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "to predict cannot be packed"),
         ({"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the texts alone"),
-        ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "has no columns"),
+        ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "sees no columns"),
         ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),
         (
             {"data": {**TEXTS, "source": "table", "label_column": ["a", "b"]}},
