@@ -46,7 +46,7 @@ def build(
     """Check and digest a configuration's input pipelines, and write the result into `out`.
 
     Args:
-      training: The pipeline with whole batches. The draws of one of its epochs are checked.
+      training: The pipeline with batches not cut among processes; an epoch's draws are checked.
       in_order: Per split, the pipeline without shuffle, augmentation and postprocessing; digested.
       exact: Per split, exactly decoded examples, with which approximate ones are compared.
       out: The configuration's results folder.

@@ -202,7 +202,7 @@ def dvc_processes(root: Path) -> list[psutil.Process]:
 
 
 def _lives(info: Mapping[str, Any]) -> bool:
-    """Return whether an entry's process still lives; its id may belong to another one.
+    """Return whether an entry's process still lives; False if another process has its id now.
 
     Raises:
       KeyError, AttributeError or TypeError: `info` is not an entry of DVC.

@@ -34,7 +34,7 @@ FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found"
 
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
-    """Open what ingest, shard and snapshot wrote; check that it belongs to these parameters."""
+    """Open what ingest, shard and snapshot wrote; check that it fits together and `preprocess`."""
     return open_prepared_data(
         manifest=layout.manifest,
         shards=layout.shards,
@@ -174,8 +174,8 @@ def open_input_pipeline(
 ) -> InputPipeline:
     """Open the input pipeline of configuration `name`; `address` is that of its tf.data service.
 
-    Purposes other than `train` read in storage order. Only the training split uses the service,
-    and not to `evaluate`.
+    Purposes other than `train` do not shuffle: they read in storage order, or by length in batches
+    of similar lengths. Only the training split uses the service, and not to `evaluate`.
 
     Raises:
       ImpossiblePlan: The plan is impossible, or does not fit memory, data or processes.

@@ -187,7 +187,7 @@ class Race:
     def _estimate(
         self, measure: Callable[[Sequence[Round]], float], one: str, other: str, compared: int = 1
     ) -> Estimate:
-        """Estimate `measure` from the rounds in which the reference and one of the two raced."""
+        """Estimate `measure` from rounds in which the reference raced against `one` or `other`."""
         met = self._rounds_of(self.reference) if self.rounds else []
         fewest = min(len(_with(met, one)), len(_with(met, other)))
         rounds = [each for each in met if one in each.turns or other in each.turns]

@@ -116,7 +116,10 @@ def load_weights(network: keras.Model, path: Path) -> None:
             weight.assign(value)
             missing.append(weight.path)
     if len(missing) == len(weights):
-        raise UnknownModel(f"model.weights: nothing of {path} fits the layers of {network.name}")
+        raise UnknownModel(
+            f"model.weights: nothing of {path} fits the layers of {network.name}; name a file of"
+            " weights of this network"
+        )
     begin = f"; others keep their initial values: {', '.join(missing[:SHOWN])}" if missing else ""
     echo(f"  weights from {path}: {len(weights) - len(missing)} of {len(weights)}{begin}")
 

@@ -48,7 +48,7 @@ SAMPLE_BYTES = 64 * 2**20  # of shards
 class Training:
     """Trains through a configuration, or only takes its batches, turn by turn.
 
-    Memory and caches hold only a sample: its rate tells how long a whole epoch takes.
+    Memory and caches hold only a sample, whose rate tells how long a whole epoch takes.
     """
 
     def __init__(self, entry: Entry) -> None:

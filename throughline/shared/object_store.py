@@ -136,7 +136,7 @@ class ObjectStore:
     def read_as_listed(
         self, one: StoredObject, *, start: int = 0, length: int | None = None
     ) -> bytes:
-        """Return `length` bytes of an object from `start`, by default all.
+        """Return `length` bytes of an object from `start` on; without a length, the whole object.
 
         Raises:
           ObjectStoreFailed: The object has changed since it was listed.

@@ -84,7 +84,10 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that a process waited too long, and which `others`, "name (address)", are gone."""
+    """Print that process `whose` waited too long for `what`, and which others do not answer.
+
+    `others` are written as "name (address)".
+    """
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = (
         f"there is no answer from {', '.join(absent)}"

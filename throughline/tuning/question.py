@@ -28,7 +28,7 @@ class Survey:
     Attributes:
       needs: What each candidate needs, by name.
       besides_steps_bytes: Memory that a training needs beyond its contestant's steps.
-      sampled_share: The share of the kept examples that a contestant holds.
+      sampled_share: Examples that a contestant's memory or cache holds, as a share of all splits.
     """
 
     space: Space

@@ -1,4 +1,4 @@
-"""Surveys the data before a search's race, and proves after it that the winner's examples are.
+"""Surveys the data before a search's race; proves after it that the winner's examples are equal.
 
 The survey finds the candidates and what each needs. The memory includes what a training needs
 beyond the steps that contestants run: it also validates, writes checkpoints, saves the model and

@@ -33,7 +33,7 @@ def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 def end_offset(offsets: np.ndarray, itemsize: int) -> int:
-    """Return the byte at which the value after those of extents `offsets` would begin."""
+    """Return the byte at which a value after these would begin; `offsets` holds their extents."""
     if len(offsets) == 0:
         return 0
     size = int(offsets[-1, 0] + offsets[-1, 1:].prod()) * itemsize

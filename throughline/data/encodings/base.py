@@ -261,7 +261,8 @@ class FileEncoding(Encoding):
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
         """Open an inspector: a function that examines a file, from any thread, within the block.
 
-        It raises RejectedValue for unusable files; converted copies go into the folder passed.
+        It raises RejectedValue for unusable files; its second argument is a folder for converted
+        copies.
         """
 
     @abstractmethod

@@ -233,7 +233,7 @@ class _Reading:
                 raise self._refuse(
                     "images and their masks or labels are in folders next to each other, as for"
                     " segmentation or detection",
-                    "data.source: image_folder needs a folder per class; set data.layout: class if"
+                    "a source of class folders needs a folder per class; set data.layout: class if"
                     " these are classes",
                 )
             if len(values) > 1 and all(map(_FOLD.match, values)):

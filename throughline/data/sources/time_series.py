@@ -135,8 +135,8 @@ def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         ) from error
     except (ValueError, OSError, EOFError) as error:
         raise UnreadableSource(
-            f"{path} cannot be read ({error}); pickled arrays are refused: save plain ones with"
-            " numpy.save"
+            f"{path} cannot be read ({error}); it must be a plain array, not pickled, as numpy.save"
+            " writes it"
         ) from error
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or values.dtype.kind not in "iuf":  # noqa: PLR2004 - time steps and columns

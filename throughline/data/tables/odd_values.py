@@ -1,4 +1,4 @@
-"""Finds odd values of a table: marks of missing cells, totals, leaks of the label, and groups."""
+"""Finds odd values of a table: marks of missing cells, totals, units, label leaks, and groups."""
 
 import re
 from collections import defaultdict

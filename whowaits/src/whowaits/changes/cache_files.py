@@ -17,7 +17,7 @@ _FILE = re.compile(r"(.+)(_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]t
 
 
 def delete_unfinished(*, since: float) -> None:
-    """Delete unfinished caches that this process has open, locked after `since` [s since 1970]."""
+    """Delete files of unfinished caches that this process began after `since` [s since 1970]."""
     opened = {_part_of(path) for path in _list_open_files()}
     for dataset in list(made_datasets):
         if kind_of_dataset(dataset) == "cache":
