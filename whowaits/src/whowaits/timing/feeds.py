@@ -216,7 +216,7 @@ def wait_for(result: Any) -> None:
             wait_for(part)
     elif hasattr(result, "block_until_ready"):
         result.block_until_ready()
-    elif hasattr(result, "cpu"):
+    elif hasattr(result, "detach"):
         result.cpu()  # of PyTorch, perhaps on a GPU
     elif hasattr(result, "numpy"):
         result.numpy()
