@@ -4,19 +4,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from throughline.config.params import Params
 from throughline.race.configurations import ConfigurationRace, Starter
 from throughline.race.contestant import Contestant
 from throughline.race.jobs import Entry
 from throughline.race.judging import Subject, judge_race
+from throughline.results.base import Usage
 from throughline.results.race import RaceResult
-from throughline.results.train import TrainResult
+from throughline.results.train import HeldOut, TrainResult
 
-UNTRAINED = cast(TrainResult, SimpleNamespace(throughput=None, step=None, processes=1))
+HELD_OUT = HeldOut(split="test", examples=0, constant_metric=0.0, constant_stderr=0.0)
+NO_USAGE: dict[str, float] = {each.name: 0.0 for each in fields(Usage)}
+UNTRAINED = TrainResult(
+    metric="", held_out=HELD_OUT, last_epoch={}, throughput=None, step=None,
+    cpu_seconds_per_1k_examples=None, usage=Usage(**NO_USAGE),
+)  # fmt: skip
 LONG_TURN_S = 5.0
 HALF_A_CORE = """
 import os, time

@@ -25,7 +25,8 @@ class Sleep(Op):
 
         A single sleep would go on while its process is frozen, unlike real work.
         """
-        factor = 1 + self.spread * tf.random.uniform((), -1, 1) if self.spread else 1.0
+        drawn = draw.uniform(element["key"][:1])[0] if self.spread else 0.5
+        factor = 1 + self.spread * (2 * drawn - 1)
         milliseconds = self.ms * factor
         slices = tf.cast(tf.math.ceil(milliseconds / SLICE_MS), tf.int64)
         each_us = 1e3 * milliseconds / tf.cast(slices + 1, tf.float32)

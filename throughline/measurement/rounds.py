@@ -188,7 +188,7 @@ class Race:
         self, measure: Callable[[Sequence[Round]], float], one: str, other: str, compared: int = 1
     ) -> Estimate:
         """Estimate `measure` from rounds in which the reference raced against `one` or `other`."""
-        met = self._rounds_of(self.reference) if self.rounds else []
+        met = self._rounds_of(self.reference) if self.names else []
         fewest = min(len(_with(met, one)), len(_with(met, other)))
         rounds = [each for each in met if one in each.turns or other in each.turns]
         return estimate(measure, rounds, fewest=fewest, compared=compared)
