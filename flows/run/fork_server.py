@@ -169,7 +169,7 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
 
 
 def _import_program_from(folder: str) -> None:
-    """Let the program's own modules be imported anew, from another folder than the server's."""
+    """Let the program's own modules be imported again, from another folder than the server's."""
     for name in list(sys.modules):
         if name.partition(".")[0] in PROGRAM:
             del sys.modules[name]

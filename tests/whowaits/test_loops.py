@@ -148,7 +148,6 @@ def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(coun
                 repeats.add(script.watch.repeats)
                 script.train()
                 lengths |= {each.timing.steps_per_epoch for each in script.session.trainings}
-            given.clear()
     assert script.training.timing.rounds and not script.training.passive_because
     assert lengths == {None, 20}
     assert repeats == {True, False}, "some of them are on batches from memory"

@@ -74,10 +74,10 @@ def prove_side_by_side(script: Asked, other: Asked, *, change: Tried, step_s: fl
     ratios = _time(script, other, step_s)
     low, high = median_interval(ratios)
     gain = statistics.median(ratios)
-    if round(low, 2) < WORTH:  # as it is shown
+    if low < WORTH:
         raise NoPatch(
-            f"in {len(ratios)} pairs the copy trained {gain:.2f} × as fast ({low:.2f} to"
-            f" {high:.2f}); the lower end must be at least {WORTH}"
+            f"in {len(ratios)} pairs the copy trained {gain:.2f} × as fast"
+            f" ({int(100 * low) / 100:.2f} to {high:.2f}); the lower end must be at least {WORTH}"
         )
     return Proof(gain, low, high, len(ratios), data)
 
