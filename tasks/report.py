@@ -14,6 +14,7 @@ from throughline import reporting
 from throughline.config.cli import stage_cli
 from throughline.data.glance import describe_sheet, tabulate, tabulate_columns, to_rows
 from throughline.data.manifest import read_manifest
+from throughline.measurement.spikes import find_spikes
 from throughline.reporting.comparing import RunResults, compare, read_all
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
 from throughline.reporting.plots import plot_timelines
@@ -22,6 +23,7 @@ from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Timeline
 from throughline.results.race import RaceResult
+from throughline.results.receipt import Receipt, read_losses
 from throughline.shared.files import atomic_folder
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_problem, echo_result
@@ -90,7 +92,7 @@ def _page(
     pictures = {
         name: {
             kind: _picture(layout.results(name) / "profile" / f"{kind}.svg")
-            for kind in ("timeline", "confusion", "worst")
+            for kind in ("timeline", "confusion", "worst", "losses")
         }
         for name in results
     }
@@ -119,6 +121,8 @@ def _page(
         sheet_shows=describe_sheet(glance),
         problems=data.stats["problems"] if data else [],
         evaluation=Evaluation.read(layout.results(comparison.best)),
+        spikes=find_spikes(read_losses(layout.results(comparison.best))),
+        receipt=Receipt.read(layout.results(comparison.best)),
     )
 
 

@@ -4,10 +4,13 @@ Checkpoints are in runs/NAME/.checkpoint until the training is complete; an inte
 the same work resumes from the last one. Results are written to files first, then to MLflow.
 """
 
+import json
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from tasks.earlier import check_identity
 from tasks.own_code import find_needs
@@ -22,6 +25,7 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for, configure_process
 from throughline.assembly.processes import meet_processes
+from throughline.assembly.receipts import complete_receipt, make_receipt
 from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
@@ -33,8 +37,9 @@ from throughline.models.inference import save_trained_model
 from throughline.models.model_files import LoadRequirements, check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.results.base import name_machine
+from throughline.results.base import name_machine, to_json
 from throughline.results.evaluation import Evaluation
+from throughline.results.receipt import LOSSES, Receipt
 from throughline.results.train import (
     RunRecord,
     TrainResult,
@@ -50,6 +55,7 @@ from throughline.shared.layout import MODEL_FILE, Layout
 from throughline.shared.progress import echo, echo_problem, echo_result
 from throughline.shared.termination import exit_on_sigterm
 from throughline.tracking.experiments import make_run_key
+from throughline.tracking.receipts import RECEIPT_TAG
 from throughline.tracking.recorder import Recorder
 from throughline.training.checkpoint_store import CheckpointStore
 from throughline.training.checkpoints import CHECKPOINT_FOLDER, CheckpointCallback
@@ -92,6 +98,7 @@ def log_results(recorder: Recorder, out: Path, new: Path, result: TrainResult, e
     recorder.log_metrics(train_metrics(result))
     recorder.log_metrics(validation_metrics(result), step=epochs)
     written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
+    written += new / Receipt.FILE, new / LOSSES
     for file in (*written, *Layout().at_a_glance):
         recorder.log_artifact(file)
 
@@ -294,6 +301,12 @@ def main() -> None:
             )
             write_history(new, training.rows)
             result.write(new)
+            np.save(new / LOSSES, [] if models.emulation else training.losses)
+            multiple = replicas.worker.multiple
+            receipt = make_receipt(params, name, data, store.fingerprint, multiple=multiple)
+            receipt = complete_receipt(receipt, params, data, steps=training.steps, folder=new)
+            receipt.write(new)
+            recorder.set_tags({RECEIPT_TAG: json.dumps(to_json(receipt))})
             log_results(recorder, out, new, result, len(training.rows))
             evaluation = write_evaluation(
                 models, params, name, data, Layout(), new / Evaluation.FOLDER

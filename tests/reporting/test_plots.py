@@ -16,6 +16,7 @@ from throughline.reporting.evaluation_plots import plot_evaluation
 from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE, plot_timelines
 from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.receipt import LOSSES, Receipt
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.shared.errors import MissingInput
 
@@ -78,7 +79,12 @@ def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
     )
     pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
     Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
+    losses = np.linspace(2, 1, 3000, dtype=np.float32)
+    losses[[700, 1500]] += 5
+    np.save(tmp_path / "p" / LOSSES, losses)
+    replace(made_up(Receipt), steps_per_epoch=1000).write(tmp_path / "p")
     plot_evaluation(tmp_path / "p", tmp_path)
+    assert {"1/701", "2/501", "step", "loss"} <= set(texts_of(tmp_path / "losses"))
     shown = set(texts_of(tmp_path / "confusion"))
     assert {"a coat", "a shirt", "9", "21", "true", "predicted"} <= shown
     drawn = (tmp_path / "worst.svg").read_text()

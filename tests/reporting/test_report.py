@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tasks.race import read_studies
@@ -26,6 +27,7 @@ from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
 from throughline.results.profiling import Breakdown, Timeline
 from throughline.results.race import OWN, Cost, RaceResult
+from throughline.results.receipt import LOSSES
 from throughline.results.train import TrainResult, write_history
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import MissingInput, UnequalConfigurations
@@ -120,6 +122,7 @@ def write_results(folder: Path, config: dict) -> None:
         path = kind.path(folder)
         replace(made_up(kind), **chosen.get(kind, {})).write(path.parent)
     write_history(folder, [{"epoch": 0.0, "val_loss": 1.0, "val_accuracy": 0.9}])
+    np.save(folder / LOSSES, np.float32([3, 2, 4, 2]))
 
 
 RACED = {"naive": raced(50.0, 50, "input-bound"), "optimized": raced(90.0, 10)}
@@ -241,6 +244,7 @@ def test_the_page_says_who_disturbed_what_draws_by_class_and_what_the_best_gets_
     for picture in ("timelines.svg", "throughput.svg", "histories.svg", "throughput.csv"):
         assert (layout.report / "plots" / picture).stat().st_size
     assert "What optimized gets wrong" in page
+    assert "--pipeline optimized 2/1 loss 4, 2 around it" in strip_tags(page)
     picture = (
         r'<img src="data:image/png;base64,\w[^"]+" alt="sample pictures of the training split, a'
     )

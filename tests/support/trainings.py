@@ -67,13 +67,13 @@ def train_once(params, layout, folder, *, stop_after=10**9, pipeline="optimized"
 
 
 def run(params, layout, folder, *, stop_after=10**9, pipeline="optimized"):
-    """Train until the end or so many steps; returns the rows and the weights."""
+    """Train until the end or so many steps; returns the rows, and weights and steps' losses."""
     trained, models = train_once(params, layout, folder, stop_after=stop_after, pipeline=pipeline)
     rows = [
         {name: value for name, value in row.items() if name != "examples_per_s"}
         for row in trained.rows
     ]
-    return rows, [np.asarray(weight) for weight in models.network.get_weights()]
+    return rows, [*map(np.asarray, [*models.network.get_weights(), trained.losses])]
 
 
 def run_with_stops(params, layout, folder, *stops, pipeline="optimized"):

@@ -22,8 +22,11 @@ FALLING = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=
 
 
 def train(count):
-    """Train on batches that say for which step they are; returns losses, steps, times and model."""
-    order, seen = [], keras.callbacks.History()
+    """Train on batches that say for which step they are.
+
+    Returns the losses of epochs and of steps, the order of steps, their times and the model.
+    """
+    order, seen, losses = [], keras.callbacks.History(), []
 
     def numbered(step):
         order.append(int(step))
@@ -45,8 +48,11 @@ def train(count):
     schedule = Schedule(steps_per_epoch=STEPS, epochs=EPOCHS)
     held_out = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1))))
     evaluation = SplitEvaluation(model, held_out, 1)
-    fit(train_function, batches, schedule, evaluation=evaluation, callbacks=[seen])
-    return seen.history["loss"], order, train_function.timer, model
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: losses.extend(train_function.losses)
+    )
+    fit(train_function, batches, schedule, evaluation=evaluation, callbacks=[seen, keep])
+    return (seen.history["loss"], losses), order, train_function.timer, model
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +64,14 @@ def alone():
     ("count", "sizes"), slow_but_first([(4, [4, 1]), (2, [2, 2, 1]), (8, [5])])
 )
 def test_the_same_steps_losses_and_weights_whatever_the_number_per_execution(alone, count, sizes):
-    losses, order, _, model = alone
+    (losses, each), order, _, model = alone
+    assert np.reshape(each, (EPOCHS, STEPS)).mean(axis=1) == pytest.approx(losses), "of each step"
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
-    same_losses, order, timer, other = train(count)
+    (same_losses, same_each), order, timer, other = train(count)
     assert order[: STEPS * EPOCHS] == list(range(STEPS * EPOCHS))
     assert int(other.optimizer.iterations) == STEPS * EPOCHS
     assert same_losses == losses and len(losses) == EPOCHS
+    assert same_each == each
     for weights, same in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(weights, same)
     assert [epoch.steps.tolist() for epoch in timer.epochs] == [sizes] * EPOCHS
@@ -90,11 +98,34 @@ def test_a_loss_that_is_no_number_ends_its_epoch_with_the_step(count):
     batches = tf.data.Dataset.from_tensor_slices((values, values))
     evaluation, seen = SplitEvaluation(model, batches.take(1), 1), keras.callbacks.History()
     schedule = Schedule(steps_per_epoch=STEPS, epochs=EPOCHS)
-    by = {1: 3, 2: 4}[count]  # executions of two steps are seen as one
-    said = rf"the loss is nan in epoch 2, by step {by}; .*rate"
+    said = "the loss is nan in epoch 2, in step 3; .*rate"
     with pytest.raises(TrainingDiverged, match=said):
         fit(StepFunction(model), batches, schedule, evaluation=evaluation, callbacks=[seen])
     assert len(seen.epoch) == 1, "no callback takes such an epoch for one, and keeps its weights"
+
+
+class OwnStep(keras.Model):
+    """Says as `logs` what its train step has computed."""
+
+    def __init__(self, logs):
+        super().__init__()
+        self.logs = logs
+
+    def call(self, inputs):
+        return inputs
+
+    def train_step(self, data):
+        return {name: tf.reduce_mean(data) for name in self.logs}
+
+
+@pytest.mark.parametrize(("logs", "loss"), [(["loss"], 2.0), (["accuracy"], np.nan)])
+def test_the_loss_of_an_own_step_is_what_it_says(logs, loss):
+    model = OwnStep(logs)
+    model.compile("sgd")
+    step = StepFunction(model)
+    step.begin(2)
+    step(iter(tf.data.Dataset.from_tensors(tf.fill((4, 1), 2.0))))
+    np.testing.assert_array_equal(step.losses, [loss])
 
 
 def test_a_cached_split_is_read_once():

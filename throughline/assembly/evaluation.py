@@ -1,14 +1,27 @@
 """Evaluates a trained model on single held-out examples, and writes what it finds."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from throughline.assembly.inputs import name_targets, open_stored_pipeline
+from throughline.assembly.step_batch import StepBatch
 from throughline.config.params import Params
-from throughline.measurement.evaluation import describe_outcomes, encode_worst, evaluate_examples
+from throughline.measurement.evaluation import (
+    describe_inputs,
+    describe_outcomes,
+    encode_worst,
+    evaluate_examples,
+    name_values,
+)
 from throughline.models.builders import Models
 from throughline.pipelines.read.prepared_data import PreparedData
-from throughline.results.evaluation import WORST_PICTURE, Evaluation
+from throughline.plan.schema import COLUMNS
+from throughline.results.evaluation import WORST_PICTURE, Evaluation, WorstExample
 from throughline.results.train import TrainResult
 from throughline.shared.files import atomic_folder
 from throughline.shared.layout import Layout
@@ -60,3 +73,60 @@ def write_evaluation(
                 (folder / WORST_PICTURE).write_bytes(encode_worst(outcomes))
         result.write(folder)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedBatch:
+    """A batch's examples, the ops of `augment` that changed each, and their inputs (n, …)."""
+
+    examples: Sequence[WorstExample]
+    changed_by: Sequence[Sequence[str]]
+    inputs: np.ndarray
+
+
+def describe_batch(
+    batch: StepBatch, model: keras.Model | None, params: Params, layout: Layout
+) -> DescribedBatch:
+    """Describe the examples of a batch by falling loss of the `model`.
+
+    Without a model, and for next tokens and packed texts, losses are NaN.
+    """
+    pipeline, content = batch.pipeline, batch.content
+    schema, window = pipeline.data.shards.schema, pipeline.plan.window
+    targets = name_targets(params, pipeline.data)
+    classes = [] if targets else pipeline.data.shards.classes
+    packed, tokens = "weight" in content, bool(window) and not schema.is_series
+    if model is not None and not packed and not tokens:
+        batches = [{name: tf.constant(values) for name, values in content.items()}]
+        outcomes = evaluate_examples(
+            model, pipeline, classes=bool(classes), batches=batches, most=len(content["key"])
+        )
+        described = describe_outcomes(
+            outcomes, pipeline, classes=classes, targets=targets, manifest=layout.manifest
+        ).worst
+        keys, inputs = outcomes.worst["keys"], outcomes.worst["inputs"]
+    else:
+        there = content["weight"] > 0 if packed else slice(None)
+        keys, inputs, labels = content["key"][there], content[schema.input.name], content["label"]
+        values = {COLUMNS: content[COLUMNS]} if schema.table_input else {"inputs": inputs}
+        vectors = bool(classes) and labels.ndim > 1 and not packed
+        known = labels.argmax(axis=-1) if vectors else labels[there]
+        described = tuple(
+            WorstExample(
+                id=name,
+                truth=truth,
+                predicted="",
+                probability=None,
+                loss=float("nan"),
+                value=value,
+            )
+            for truth, (name, value) in zip(
+                [""] * len(keys) if tokens else name_values(known, classes),
+                describe_inputs({"keys": keys, **values}, pipeline, layout.manifest),
+                strict=True,
+            )
+        )
+    changed_by = {} if packed else dict(zip(content["key"], batch.changed_by, strict=True))
+    return DescribedBatch(
+        examples=described, changed_by=[changed_by.get(key, ()) for key in keys], inputs=inputs
+    )

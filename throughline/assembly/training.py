@@ -56,12 +56,13 @@ class SplitPipelines:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome:
-    """A training's `rows` (one per epoch), result, `steps`, and the params.yaml key that ended it.
+    """A training's `rows` (one per epoch), the float32 loss of each step, and its result.
 
-    `ended_by` is empty unless it ended early.
+    `ended_by` is the key of params.yaml that ended it early; empty if none did.
     """
 
     rows: list[dict[str, float]]
+    losses: Sequence[float]
     result: TrainResult
     steps: int
     ended_by: str
@@ -162,6 +163,7 @@ def train(
     steps, planned = checkpoints.steps, settings.epochs * pipelines.train.steps_per_epoch
     return TrainingOutcome(
         rows=rows,
+        losses=checkpoints.losses,
         result=result,
         steps=steps,
         ended_by=find_ender(callbacks, settings) if steps < planned else "",

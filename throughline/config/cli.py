@@ -123,6 +123,7 @@ def command_cli(
         parser.epilog = inspect.getdoc(inspect.getmodule(command))
         add(parser)
         options = parser.parse_args()
+        enter_run(options)
         yield load_params(), options
 
 

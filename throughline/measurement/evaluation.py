@@ -1,6 +1,6 @@
 """Finds the held-out examples that a trained model gets wrong, in one pass over a split."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,29 +41,38 @@ class Outcomes:
     target_errors: np.ndarray
 
 
-def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: bool) -> Outcomes:
-    """Run the model on each example of a `pipeline` that delivers keys.
+def evaluate_examples(
+    model: keras.Model,
+    pipeline: InputPipeline,
+    *,
+    classes: bool,
+    batches: Iterable[dict[str, tf.Tensor]] | None = None,
+    most: int = MOST_WORST,
+) -> Outcomes:
+    """Run the model on each example of a `pipeline` that delivers keys, or of its `batches`.
 
-    Without `classes`, the model predicts numbers, and an example's loss is its absolute error.
+    Keeps the `most` examples with the highest loss. Without `classes`, the model predicts numbers,
+    and an example's loss is its absolute error.
     """
     schema = pipeline.data.shards.schema
     feature, more = schema.input.name, (COLUMNS,) if schema.table_input else ()
     judge = _judge_classes if classes else _judge_numbers
     probabilities = classes and gives_probabilities(model)
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def run(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = tf.cast(model(select_inputs(element, schema), training=False), tf.float32)
         if probabilities:
             outputs = tf.math.log(tf.maximum(outputs, SMALLEST_PROBABILITY))
         return {"outputs": outputs, **judge(outputs, element["label"])}
 
+    # A few batches would take longer to trace than to run.
+    traced = tf.function(run, autograph=False, reduce_retracing=True) if batches is None else run
     examples, truths, predictions, errors = 0, [], [], []
     worst: dict[str, np.ndarray] = {}
-    for element in pipeline.dataset():
-        judged = {name: value.numpy() for name, value in run(element).items()}
+    for element in pipeline.dataset() if batches is None else batches:
+        judged = {name: value.numpy() for name, value in traced(element).items()}
         examples += len(judged["losses"])
-        inputs = element[feature].numpy()
+        inputs = np.asarray(element[feature])
         if inputs.dtype == np.int32:  # tokens, whose number varies by batch, are not shown
             inputs = np.zeros(len(inputs))
         truths.append(judged["truths"])
@@ -71,12 +80,12 @@ def evaluate_examples(model: keras.Model, pipeline: InputPipeline, *, classes: b
         errors.append(judged.pop("target_errors"))
         batch = {
             **judged,
-            "keys": element["key"].numpy(),
+            "keys": np.asarray(element["key"]),
             "inputs": inputs,
-            "labels": element["label"].numpy(),
-            **{name: element[name].numpy() for name in more},
+            "labels": np.asarray(element["label"]),
+            **{name: np.asarray(element[name]) for name in more},
         }
-        worst = _keep_worst(worst, batch)
+        worst = _keep_worst(worst, batch, most=most)
     true, predicted = np.concatenate(truths), np.concatenate(predictions)
     target_errors = np.concatenate(errors).mean(axis=0, dtype=np.float64)
     return Outcomes(
@@ -100,7 +109,7 @@ def describe_outcomes(
     """Describe outcomes by names and texts; `classes` is empty if the model predicts numbers."""
     worst = outcomes.worst
     columns = ("truths", "predictions") if classes else ("labels", "outputs")
-    truths, predictions = (_name_values(worst[name], classes) for name in columns)
+    truths, predictions = (name_values(worst[name], classes) for name in columns)
     return Evaluation(
         split=pipeline.split,
         examples=outcomes.examples,
@@ -116,9 +125,7 @@ def describe_outcomes(
                 loss=float(worst["losses"][number]),
                 value=value,
             )
-            for number, (example_id, value) in enumerate(
-                _describe_inputs(worst, pipeline, manifest)
-            )
+            for number, (example_id, value) in enumerate(describe_inputs(worst, pipeline, manifest))
         ),
         picture=pipeline.data.shards.schema.input.encoding.modality == "images",
         mae_by_target=(
@@ -129,7 +136,8 @@ def describe_outcomes(
     )
 
 
-def _name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
+def name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """Return the names of classes (n,), or numbers (n, …) as text if `classes` is empty."""
     if classes:
         return [classes[int(number)] for number in values]
     return [", ".join(f"{value:.4g}" for value in np.ravel(each)) for each in values]
@@ -204,21 +212,28 @@ def _judge_numbers(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor
 
 
 def _keep_worst(
-    worst: dict[str, np.ndarray], batch: dict[str, np.ndarray]
+    worst: dict[str, np.ndarray], batch: dict[str, np.ndarray], *, most: int
 ) -> dict[str, np.ndarray]:
-    """Return the `MOST_WORST` examples of both with the highest losses; NaN is the highest."""
+    """Return the `most` examples of both with the highest losses; NaN is the highest."""
     if worst:
         batch = {name: np.concatenate([worst[name], values]) for name, values in batch.items()}
-    order = np.argsort(-np.nan_to_num(batch["losses"], nan=np.inf), kind="stable")[:MOST_WORST]
+    order = np.argsort(-np.nan_to_num(batch["losses"], nan=np.inf), kind="stable")[:most]
     return {name: values[order] for name, values in batch.items()}
 
 
-def _describe_inputs(
-    worst: dict[str, np.ndarray], pipeline: InputPipeline, folder: Path
+def describe_inputs(
+    examples: Mapping[str, np.ndarray], pipeline: InputPipeline, folder: Path
 ) -> list[tuple[str, str]]:
-    schema, keys = pipeline.data.shards.schema, worst["keys"].tolist()
+    """Return the id of each example, and its value in words; "" for an image.
+
+    `examples` has their `keys` (n,), and `inputs` or table columns (n, …); `folder` has the
+    manifest.
+    """
+    schema, keys = pipeline.data.shards.schema, examples["keys"].tolist()
     if schema.is_series:
         return [(f"window from time step {key + 1:,}", "") for key in keys]
+    if pipeline.plan.window:
+        return [(f"window {key + 1:,}", "") for key in keys]
     rows = read_manifest(folder).examples.set_index("key").loc[keys]
     values = [""] * len(keys)
     if schema.is_text:
@@ -228,7 +243,7 @@ def _describe_inputs(
             for start, size in zip(rows["row"], rows["bytes"], strict=True)
         ]
     elif schema.table_input or schema.input.encoding.modality == "numbers":
-        seen = worst[COLUMNS if schema.table_input else "inputs"]
+        seen = examples[COLUMNS if schema.table_input else "inputs"]
         values = [_describe_row(row, schema.columns) for row in seen]
     return list(zip(rows["id"].tolist(), values, strict=True))
 

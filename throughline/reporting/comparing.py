@@ -18,6 +18,7 @@ from throughline.results.comparison import Comparison, Row
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Breakdown, Findings
 from throughline.results.race import RaceResult
+from throughline.results.receipt import LOSSES, Receipt
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.train import HISTORY, RunRecord, TrainResult, read_history
 from throughline.settings import PipelineConfig, ShuffleSettings
@@ -43,6 +44,7 @@ RESULT_FILES: tuple[type[ResultFile], ...] = (
     BuildResult,
     TrainResult,
     Evaluation,
+    Receipt,
     RunRecord,
     Breakdown,
     Findings,
@@ -163,7 +165,7 @@ def _missing_files(folder: Path) -> list[str]:
     files = [kind.path(folder) for kind in RESULT_FILES]
     return [
         path.relative_to(folder).as_posix()
-        for path in (*files, folder / HISTORY)
+        for path in (*files, folder / HISTORY, folder / LOSSES)
         if not path.exists()
     ]
 

@@ -7,11 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from throughline.reporting.plots import INK, new_figure, save_figure
+from throughline.measurement.spikes import Spike, find_spikes
+from throughline.reporting.plots import INK, TRAIN, WAITING, new_figure, save_figure, style_axes
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.receipt import Receipt, read_losses
 
 PER_ROW = 6  # pictures
 LONGEST_NAME = 18  # characters
+DRAWN = 1000  # most points of a curve; each is the range of as many steps as it takes
 DARK = 0.5  # share of the color scale from which on numbers are white
 
 
@@ -37,24 +40,51 @@ def plot_confusion(confusion: Confusion, stem: Path) -> None:
     save_figure(figure, stem)
 
 
-def plot_worst(worst: Sequence[WorstExample], picture: Path, stem: Path) -> None:
-    """Draw the worst examples with their classes; `picture` shows them one below the other."""
-    pixels = imread(picture)
-    height = len(pixels) // len(worst)
-    rows = -(-len(worst) // PER_ROW)
-    figure = new_figure(9, rows * (0.55 + 1.45 * min(1.5, height / pixels.shape[1])))
-    for place, example in enumerate(worst):
-        _draw(figure, (rows, PER_ROW, place + 1), pixels[place * height :][:height], example)
+def plot_images(examples: Sequence[WorstExample], images: Sequence[np.ndarray], stem: Path) -> None:
+    """Draw examples with their classes; images are (height, width[, channels]) from 0 to 1."""
+    height, width = images[0].shape[:2]
+    rows = -(-len(examples) // PER_ROW)
+    figure = new_figure(9, rows * (0.55 + 1.45 * min(1.5, height / width)))
+    for place, (example, pixels) in enumerate(zip(examples, images, strict=True), 1):
+        _draw(figure, (rows, PER_ROW, place), pixels, example)
+    save_figure(figure, stem)
+
+
+def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], receipt: Receipt, stem: Path) -> None:
+    """Draw the loss of each step (steps,), and mark its spikes."""
+    figure = new_figure(9, 2.6)
+    axes = figure.subplots()
+    size = -(-len(losses) // DRAWN)
+    groups = [losses[start : start + size] for start in range(0, len(losses), size)]
+    starts = np.arange(len(groups)) * size + 1
+    if size > 1:
+        lows, highs = ([edge(group) for group in groups] for edge in (np.nanmin, np.nanmax))
+        axes.fill_between(starts, lows, highs, color=TRAIN, alpha=0.25, linewidth=0)
+    axes.plot(starts, [np.nanmedian(group) for group in groups], color=TRAIN, linewidth=0.8)
+    for place, spike in enumerate(sorted(spikes, key=lambda spike: spike.step)):
+        axes.plot(spike.step + 1, spike.loss, "o", color=WAITING, markersize=4)
+        above = (3, 4 + 9 * (place % 3))  # names of spikes that are near
+        note = {"textcoords": "offset points", "xytext": above, "fontsize": 8, "color": INK}
+        axes.annotate(receipt.name_step(spike.step), (spike.step + 1, spike.loss), **note)
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("loss", color=INK)
+    style_axes(axes)
     save_figure(figure, stem)
 
 
 def plot_evaluation(folder: Path, out: Path) -> None:
-    """Draw the evaluation in a configuration's folder as `confusion` and `worst` into `out`."""
-    evaluation = Evaluation.read(folder)
+    """Draw the evaluation in a configuration's folder as `confusion` and `worst` into `out`.
+
+    The losses of its training are drawn as `losses`, if they are known.
+    """
+    evaluation, losses = Evaluation.read(folder), read_losses(folder)
+    if spikes := find_spikes(losses):
+        plot_losses(losses, spikes, Receipt.read(folder), out / "losses")
     if evaluation.confusion:
         plot_confusion(evaluation.confusion, out / "confusion")
     if evaluation.picture:
-        plot_worst(evaluation.worst, evaluation.picture_path(folder), out / "worst")
+        pixels = imread(evaluation.picture_path(folder))
+        plot_images(evaluation.worst, np.split(pixels, len(evaluation.worst)), out / "worst")
 
 
 def _draw(

@@ -67,8 +67,8 @@ class CheckpointStore:
     """
 
     def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
-        self._root, self._fingerprint = root, dict(fingerprint)
-        self._folder = root / f"work-{digest_json(self._fingerprint)[:16]}"
+        self._root, self.fingerprint = root, dict(fingerprint)
+        self._folder = root / f"work-{digest_json(self.fingerprint)[:16]}"
 
     @property
     def run_id(self) -> str | None:
@@ -138,7 +138,7 @@ class CheckpointStore:
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
         # The digest is taken of the state as it will be read.
         whole = json.loads(
-            dump_json({"work": self._fingerprint, "files": files, "state": dict(state)})
+            dump_json({"work": self.fingerprint, "files": files, "state": dict(state)})
         )
         write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
@@ -177,8 +177,8 @@ class CheckpointStore:
                 work = _read_verified(folder)["work"]
                 differing = sorted(
                     part
-                    for part in {*self._fingerprint, *work}
-                    if self._fingerprint.get(part) != work.get(part)
+                    for part in {*self.fingerprint, *work}
+                    if self.fingerprint.get(part) != work.get(part)
                 )
                 echo_problem(
                     f"an interrupted training is not continued, because its {', '.join(differing)}"

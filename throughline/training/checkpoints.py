@@ -1,10 +1,11 @@
 """The callback that records epochs and writes checkpoints, so that a training can be interrupted.
 
 A checkpoint holds the position, weights, optimizer state, random layers' state, metrics, the
-callbacks' state and the epoch rows; `checkpoint_store` keeps it on disk.
+callbacks' state, the epoch rows and the loss of each step; `checkpoint_store` keeps it on disk.
 """
 
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ from throughline.training.step_function import StepFollower, StepFunction, follo
 from throughline.training.step_model import find_network
 
 CHECKPOINT_FOLDER = ".checkpoint"
-CALLBACKS = "callbacks.pickle"
+CALLBACKS, LOSSES = "callbacks.pickle", "losses.float32"
 LOG_EVERY_S = 10.0
 
 
@@ -71,6 +72,7 @@ class CheckpointCallback(StepFollower):
     A process that leaves logging to the chief has no `recorder`.
 
     Attributes:
+      losses: The loss of each step up to the last checkpoint or end of an epoch, float32.
       measured_steps: How many steps the monitor has measured. Excludes executions that first build
           a graph, and validation.
       ended: Whether the restored training had already ended.
@@ -85,6 +87,7 @@ class CheckpointCallback(StepFollower):
     ) -> None:
         super().__init__()
         self.rows: list[dict[str, float]] = []
+        self.losses = array("f")
         self.measured_steps = 0
         self.ended = False
         self._pipeline, self._store = pipeline, store
@@ -155,6 +158,7 @@ class CheckpointCallback(StepFollower):
         if saved is None:
             return Position()
         state, self._others_state = saved.state, saved.read(CALLBACKS)
+        self.losses.frombytes(saved.read(LOSSES))
         self._check_batches(state)
         self.rows, self._metrics = [read_row(row) for row in state["rows"]], state["metrics"]
         self.ended, self._steps_of_last = state["ended"], state["steps_of_last"]
@@ -250,6 +254,7 @@ class CheckpointCallback(StepFollower):
             learning_rate=float("nan") if self._rate is None else self._rate,
         )
         self.rows.append(row)
+        self.losses += self._train_function.losses
         self._steps_of_last = self._step
         echo(
             f"  epoch {epoch + 1} of {self._settings.epochs}: {describe_row(row)},"
@@ -295,6 +300,8 @@ class CheckpointCallback(StepFollower):
         """Write a checkpoint; if that fails, training continues, and the earlier one stays."""
         if self._no_checkpoints:
             return
+        self._train_function.settle()
+        losses = self.losses + self._train_function.losses if step else self.losses
         metrics = (
             [np.asarray(variable).tolist() for variable in _metric_variables(self._network)]
             if step
@@ -317,7 +324,10 @@ class CheckpointCallback(StepFollower):
             self._store.write(
                 list_variables(self._network),
                 state,
-                {CALLBACKS: dump_states(self._others, list_parts(self._network))},
+                {
+                    CALLBACKS: dump_states(self._others, list_parts(self._network)),
+                    LOSSES: losses.tobytes(),
+                },
                 position=(len(self.rows), step),
             )
         except (OSError, TypeError, tf.errors.OpError) as error:  # TypeError from callbacks' state

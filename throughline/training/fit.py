@@ -17,8 +17,6 @@ from throughline.shared.errors import TrainingDiverged
 from throughline.training.step_function import StepFollower, StepFunction, follows_steps
 from throughline.training.step_model import find_network
 
-_WATCHED_LOSSES = 1000  # per epoch; fewer than twice as many are kept
-
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
@@ -120,13 +118,12 @@ def fit(
         if network.stop_training:
             break
         train_function.begin(schedule.steps_per_epoch - done)
-        losses = LossWatch(schedule.steps_per_epoch)
+        first = done
         # If one of several processes stopped within an epoch, the others would wait for it.
         while done < schedule.steps_per_epoch and not (alone and network.stop_training):
             every.on_train_batch_begin(done)
             logs = train_function(iterator)
             done += train_function.steps
-            losses.add(done, logs)
             if follow_only:
                 for follower in followers:
                     follower.on_train_batch_end(done - 1, logs)
@@ -139,7 +136,7 @@ def fit(
             metrics = network.get_metrics_result()
             logs = metrics if metrics.keys() == logs.keys() else logs
         logs = as_numbers(logs)
-        losses.check(epoch, logs)
+        check_finite(epoch, logs, train_function.losses, first=first)
         logs |= {f"val_{name}": value for name, value in evaluation.run(every).items()}
         every.on_epoch_end(epoch, logs)
         if network.stop_training:
@@ -149,33 +146,24 @@ def fit(
     every.on_train_end(logs)
 
 
-class LossWatch:
-    """Keeps some of an epoch's losses on the device, because reading each would wait for it."""
+def check_finite(
+    epoch: int, logs: Mapping[str, float], losses: Sequence[float], *, first: int
+) -> None:
+    """Check the loss of an epoch, counted from 0, whose step `first` has the first of `losses`.
 
-    def __init__(self, steps_per_epoch: int) -> None:
-        self._every = max(1, steps_per_epoch // _WATCHED_LOSSES)
-        self._last, self._kept = 0, dict[int, Any]()
-
-    def add(self, done: int, logs: Mapping[str, Any]) -> None:
-        if done - self._last >= self._every and "loss" in logs:
-            self._last, self._kept[done] = done, logs["loss"]
-
-    def check(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Check the loss of an epoch, counted from 0.
-
-        Raises:
-          TrainingDiverged: If the loss is not finite; says by which step.
-        """
-        loss = logs.get("loss", 0.0)
-        if math.isfinite(loss):
-            return
-        first = next((done for done, one in self._kept.items() if not math.isfinite(one)), None)
-        at = f", by step {first:,}" if first else ""
-        raise TrainingDiverged(
-            f"the loss is {loss} in epoch {epoch + 1}{at}; the model cannot learn any more."
-            " Lower train.learning_rate, clip gradients (train.optimizer: {adam: {clipnorm: 1.0}}),"
-            " or look for values and labels in the data that are not finite"
-        )
+    Raises:
+      TrainingDiverged: If the loss is not finite; says in which step.
+    """
+    loss = logs.get("loss", 0.0)
+    if math.isfinite(loss):
+        return
+    wrong = next((step for step, one in enumerate(losses, first) if not math.isfinite(one)), None)
+    at = "" if wrong is None else f", in step {wrong + 1:,}"
+    raise TrainingDiverged(
+        f"the loss is {loss} in epoch {epoch + 1}{at}; the model cannot learn any more."
+        " Lower train.learning_rate, clip gradients (train.optimizer: {adam: {clipnorm: 1.0}}),"
+        " or look for values and labels in the data that are not finite"
+    )
 
 
 def as_numbers(logs: dict) -> dict[str, float]:

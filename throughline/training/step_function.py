@@ -3,7 +3,7 @@
 Keras runs ⌈steps / k⌉ executions of k steps per epoch. If k does not divide the steps of an epoch,
 or the rest of a resumed one, the epoch would consume batches of the next. Here the last execution
 of an epoch has as many steps as are left. A process that trains with others runs the step on its
-slice of each batch; the logs are the mean over the processes.
+slice of each batch; logs and losses are the mean over the processes.
 
 The host is kept one execution ahead of a GPU, so that the next batch is ready in time. On a GPU the
 call of a step returns as soon as its work is queued, and reading its loss would wait for all work
@@ -12,6 +12,7 @@ waits for the loss of the step before.
 """
 
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ import tensorflow as tf
 from throughline.models.emulation import EmulatedTraining
 from throughline.results.train import StepTimes
 from throughline.training.model_state import find_draws
+from throughline.training.step_model import find_network
 
-Execution = Callable[[Any, tf.Tensor], Any]  # (iterator, number of steps) → logs of the last step
+# (iterator, number of steps) → logs of the last step, loss of each (steps,) float32
+Execution = Callable[[Any, tf.Tensor], tuple[Any, tf.Tensor]]
 EPOCH_WARM_UP_STEPS = 5  # excluded at the start of each epoch: they include tracing and start-up
 
 
@@ -40,6 +43,7 @@ class StepFunction:
       steps: How many steps the last execution ran.
       draws: Random ops of the step whose state no checkpoint holds; known once the graph is built.
       builds_graph: Whether the next execution builds the graph, so that it takes longer.
+      losses: The loss of each step since `begin`, float32; NaN if the model has none of that name.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class StepFunction:
             model, trains=trains, traced=lambda graph: self.draws.update(find_draws(graph))
         )
         self.builds_graph = True
+        self.losses = array("f")
         self.timer, self._ahead = StepTimer(clock), OneAhead()
         self._left = 0
 
@@ -65,7 +70,7 @@ class StepFunction:
         return self._left if self._left <= self._most else 0
 
     def begin(self, steps: int) -> None:
-        self._left = steps
+        self._left, self.losses = steps, array("f")
         self.timer.begin()
 
     def __call__(self, iterator: Any) -> Any:
@@ -74,11 +79,15 @@ class StepFunction:
         On return the previous execution has ended; this one may still run.
         """
         self.steps = min(self._most, self._left)
-        logs = self._run(iterator, tf.constant(self.steps))
+        logs, losses = self._run(iterator, tf.constant(self.steps))
         self._left -= self.steps
         self.builds_graph = False
-        self._ahead.follow(logs, partial(self.timer.tick, self.steps))
+        self._ahead.follow(losses, partial(self._note, self.steps))
         return logs
+
+    def _note(self, steps: int, losses: np.ndarray) -> None:
+        self.timer.tick(steps)
+        self.losses.frombytes(losses.tobytes())
 
     def settle(self) -> None:
         """Wait until the last execution has ended."""
@@ -95,20 +104,20 @@ def make_execution(
     trains: bool = True,
     traced: Callable[[tf.Graph], object] = lambda graph: None,
 ) -> Execution:
-    """Return a function that runs steps on the next batches and returns the last one's logs.
+    """Return a function that runs steps on the next batches.
 
     The graph is built at the first call. `traced` is then called with the graph of a step; an eager
     model has none.
     """
-    strategy, step = model.distribute_strategy, model.train_step if trains else model.test_step
+    strategy, step = model.distribute_strategy, with_loss(model, trains=trains)
     # Each process evaluates a whole split, so its logs need no average.
     finish = average_over_processes if trains else lambda logs: logs
 
     def one(batch: Any) -> Any:
-        logs = strategy.run(step, args=(batch,))
+        logs, loss = strategy.run(step, args=(batch,))
         if not tf.executing_eagerly():
             traced(tf.compat.v1.get_default_graph())
-        return logs
+        return logs, loss[None]
 
     if not model.run_eagerly:
         one = tf.function(
@@ -116,21 +125,56 @@ def make_execution(
         )
 
     def run(iterator: Any, steps: tf.Tensor) -> Any:
-        def run_next(left: tf.Tensor) -> tuple[tf.Tensor]:
-            with tf.control_dependencies(tf.nest.flatten(one(next(iterator)))):
-                return (left - 1,)
+        def run_next(done: tf.Tensor, losses: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            logs, loss = one(next(iterator))
+            with tf.control_dependencies(tf.nest.flatten(logs)):
+                return done + 1, losses.write(done, loss[0])
 
-        if model.steps_per_execution > 1:
-            tf.while_loop(lambda left: left > 0, run_next, [steps - 1])
-        return finish(one(next(iterator)))
+        if model.steps_per_execution == 1:
+            return finish(one(next(iterator)))
+        _, losses = tf.while_loop(
+            lambda done, losses: done < steps - 1,
+            run_next,
+            [tf.constant(0), tf.TensorArray(tf.float32, size=steps, element_shape=())],
+        )
+        logs, loss = one(next(iterator))
+        return finish((logs, losses.write(steps - 1, loss[0]).stack()))
 
     if trains and isinstance(model, EmulatedTraining):
         return model.pace(tf.function(lambda batch: finish(one(batch)), autograph=False))
     return run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
 
 
+def with_loss(model: keras.Model, *, trains: bool) -> Callable[[Any], tuple[Any, tf.Tensor]]:
+    """Return the model's step, which also returns the loss of its batch, a float32 scalar.
+
+    Keras' logs have the mean over the epoch so far. So the loss is what the step adds to the metric
+    `loss`, or the log of that name if there is no such metric; NaN without either.
+    """
+    step, network = model.train_step if trains else model.test_step, find_network(model)
+
+    def run(batch: Any) -> tuple[Any, tf.Tensor]:
+        added: list[Any] = []
+        mean = next((metric for metric in network.metrics if metric.name == "loss"), None)
+        if mean is None:
+            logs = step(batch)
+        else:
+            update = mean.update_state
+            mean.update_state = lambda loss, *rest, **more: (
+                added.append(loss),
+                update(loss, *rest, **more),
+            )[1]
+            try:
+                logs = step(batch)
+            finally:
+                del mean.update_state
+        return logs, tf.cast(added[-1] if added else logs.get("loss", np.nan), tf.float32)
+
+    return run
+
+
 def average_over_processes(logs: Any) -> Any:
-    """Average each log over the processes: its value for the whole batch, as slices are equal."""
+    """Average each value over the processes: that of the whole batch, as slices are equal."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
         return logs
@@ -146,23 +190,18 @@ class OneAhead:
         # Read once, because reading it waits for all queued work.
         self._queues = not tf.config.experimental.get_synchronous_execution()
         self._thread: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None
+        self._last: Future[object] | None = None
 
-    def follow(self, logs: Any, done: Callable[[], object] = lambda: None) -> None:
+    def follow(self, values: Any, done: Callable[[np.ndarray], object]) -> None:
         """Follow the execution that has just been queued, and wait for the one before it.
 
-        `done` is called once it has ended; on the host it has ended already.
+        `values` are its losses; `done` is called with them once it has ended.
         """
-        queued = [
-            value
-            for value in tf.nest.flatten(logs)
-            if self._queues or "GPU" in getattr(value, "backing_device", "")
-        ]
-        if not queued:
-            done()
+        if not (self._queues or "GPU" in getattr(values, "backing_device", "")):
+            done(np.asarray(values))  # on the host it has ended already
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="loss")
-        before, self._last = self._last, self._thread.submit(_wait, queued[0], done)
+        before, self._last = self._last, self._thread.submit(lambda: done(np.asarray(values)))
         if before:
             before.result()
 
@@ -170,11 +209,6 @@ class OneAhead:
         last, self._last = self._last, None
         if last:
             last.result()
-
-
-def _wait(value: Any, done: Callable[[], object]) -> None:
-    np.asarray(value)
-    done()
 
 
 class StepFollower(keras.callbacks.Callback):

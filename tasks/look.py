@@ -1,0 +1,182 @@
+"""Show the batch of a training step as the model got it: its files or rows, their labels, which ops
+of `augment` changed them, and their losses.
+
+Nothing is trained. The batch is rebuilt from the prepared data and params.yaml, and compared with
+what the training has noted in runs/NAME/receipt.json: what differs is named, and no batch is shown
+that may be another. STEP is N, counted from 1 over all epochs, or EPOCH/N, as in the log. Losses
+of single examples are those of the trained model: they show what it has not learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from throughline.config.cli import add_run_option, command_cli
+from throughline.config.params import check_pipelines_exist
+from throughline.measurement.spikes import AROUND, find_spikes
+from throughline.results.base import read_value
+from throughline.results.receipt import Receipt, read_losses
+from throughline.shared.errors import MissingInput
+from throughline.shared.files import atomic_file
+from throughline.shared.layout import MODEL_FILE, Layout, from_here
+from throughline.shared.progress import echo, echo_problem
+
+if TYPE_CHECKING:
+    from throughline.assembly.evaluation import DescribedBatch
+    from throughline.assembly.step_batch import StepBatch
+
+LISTED, PICTURED = 20, 36  # examples, those with the highest losses
+IMAGES = 4  # axes of a batch of images
+COLUMNS = ("id", "label", "predicted", "probability", "loss", "changed by", "value")
+
+
+def declare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pipeline", required=True, metavar="NAME", help="whose training")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("step", nargs="?", metavar="STEP", help="N, or EPOCH/N")
+    which.add_argument("--worst", type=int, metavar="N", help="the N largest spikes of the loss")
+    which.add_argument("--last", action="store_true", help="the last step")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write a table of all examples, and a picture"
+    )
+    parser.add_argument(
+        "--receipt", type=Path, metavar="FILE", help="of a training elsewhere, instead of here"
+    )
+    add_run_option(parser)
+
+
+def choose_steps(options: argparse.Namespace, receipt: Receipt, losses: np.ndarray) -> list[int]:
+    """Return the steps to show, counted from 0 over all epochs.
+
+    Raises:
+      MissingInput: There is no such step.
+    """
+    if options.worst:
+        spikes = find_spikes(losses, most=options.worst)
+        if not spikes:
+            raise MissingInput("no losses of single steps are known; name a STEP")
+        return [spike.step for spike in spikes]
+    if options.last:
+        return [receipt.steps - 1]
+    found = re.fullmatch(r"(?:(\d+)/)?(\d+)", options.step)
+    epoch, number = (int(part or 1) for part in found.groups()) if found else (0, 0)
+    step = (epoch - 1) * receipt.steps_per_epoch + number - 1
+    most = receipt.steps_per_epoch if found and found[1] else receipt.steps
+    if not (epoch and 1 <= number <= most and step < receipt.steps):
+        raise MissingInput(
+            f"there is no step {options.step}: name one of {receipt.steps:,} as N, or, with"
+            f" {receipt.steps_per_epoch:,} in an epoch, as EPOCH/N; all count from 1"
+        )
+    return [step]
+
+
+def to_rows(described: DescribedBatch) -> list[tuple[str, ...]]:
+    """Return the cells of `COLUMNS` for each example."""
+    return [
+        (
+            one.id,
+            one.truth,
+            one.predicted,
+            "" if one.probability is None else f"{one.probability:.3f}",
+            "" if math.isnan(one.loss) else f"{one.loss:.4f}",
+            " ".join(ops),
+            one.value,
+        )
+        for one, ops in zip(described.examples, described.changed_by, strict=True)
+    ]
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the first rows in aligned columns, without columns that are empty."""
+    shown = [COLUMNS, *rows[:LISTED]]
+    columns = [column for column in zip(*shown, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*columns, strict=True)
+    ]
+    more = [f"and {len(rows) - LISTED:,} more; --out writes all"] if len(rows) > LISTED else []
+    return "\n".join(f"  {line}" for line in [*lines, *more])
+
+
+def describe_step(batch: StepBatch, losses: np.ndarray, receipt: Receipt, *, compared: bool) -> str:
+    """Return what is known of a batch as a whole."""
+    step, loss = batch.step, ""
+    inputs = batch.content[batch.pipeline.data.shards.schema.input.name]
+    if step < len(losses):
+        usual = np.median(losses[max(0, step - AROUND // 2) : step + AROUND // 2 + 1])
+        loss = f", loss {losses[step]:.4f} ({usual:.4f} around it)"
+    rows = ", rows equal to the records of the shards" if compared else ""
+    return (
+        f"look {receipt.pipeline}: step {step + 1:,}, {receipt.name_step(step)},"
+        f" {len(inputs):,} examples{loss}"
+        "\n"
+        f"  {inputs.dtype} {'×'.join(map(str, inputs.shape[1:]))} from {inputs.min():.4g} to"
+        f" {inputs.max():.4g}{rows}; digest {batch.digest[:12]}"
+    )
+
+
+def write_batch(described: DescribedBatch, stem: Path) -> list[Path]:
+    """Write a table of all examples, and a picture of the first ones if they are images."""
+    from throughline.reporting.evaluation_plots import plot_images
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    table = stem.with_suffix(".csv")
+    with atomic_file(table) as temporary, temporary.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *to_rows(described)])
+    inputs = described.inputs[:PICTURED]
+    if inputs.dtype != np.uint8 or inputs.ndim != IMAGES:
+        return [table]
+    images = inputs[..., 0] if inputs.shape[-1] == 1 else inputs
+    plot_images(described.examples[:PICTURED], [*(images / 255)], stem)
+    return [table, stem.with_suffix(".png")]
+
+
+def main() -> None:
+    """Show the batch of a training step as the model got it."""
+    with command_cli(main, declare_options) as (params, options), ExitStack() as opened:
+        from tasks.own_code import find_needs
+        from throughline.assembly.evaluation import describe_batch  # imports TensorFlow
+        from throughline.assembly.fingerprint import training_fingerprint
+        from throughline.assembly.inputs import open_inputs
+        from throughline.assembly.receipts import check_files, compare_with_receipt, make_receipt
+        from throughline.assembly.step_batch import check_rows, rebuild_batch
+        from throughline.models.inference import open_trained_model
+
+        name, layout = options.pipeline, Layout()
+        check_pipelines_exist(params.pipelines, [name])
+        data, folder = open_inputs(params, layout), layout.results(name)
+        parts = training_fingerprint(params, name, data, needs=find_needs(layout.root, "train"))
+        path = options.receipt or Receipt.path(folder)
+        noted = read_value(Receipt, path, f"train@{name}") if path.exists() else None
+        receipt = noted or make_receipt(params, name, data, parts)
+        if noted is None:
+            echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
+        elif differing := compare_with_receipt(receipt, params, data, parts):
+            echo_problem(f"{differing} differ from the training's, but a noted batch is the same")
+        model, losses = None, np.zeros(0, np.float32)
+        if noted and not options.receipt:
+            check_files(receipt, folder)
+            model = opened.enter_context(open_trained_model(folder / MODEL_FILE)).model
+            losses = read_losses(folder)
+        for step in choose_steps(options, receipt, losses):
+            batch = rebuild_batch(params, name, data, step, multiple=receipt.batch_multiple)
+            described = describe_batch(batch, model, params, layout)
+            echo(describe_step(batch, losses, receipt, compared=check_rows(batch)))
+            echo(format_table(to_rows(described)))
+            if options.out:
+                written = write_batch(described, options.out / f"{name}-{step + 1}")
+                echo(f"  written: {', '.join(map(str, map(from_here, written)))}")
+
+
+if __name__ == "__main__":
+    main()

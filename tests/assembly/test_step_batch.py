@@ -1,0 +1,149 @@
+"""The batch of any step is rebuilt as training consumed it, and so is when an example was used."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.trainings import params_of
+from throughline.assembly.consumption import find_uses
+from throughline.assembly.fingerprint import training_fingerprint
+from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.receipts import compare_with_receipt, complete_receipt, make_receipt
+from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batch
+from throughline.plan.training_workers import TrainingWorker
+from throughline.results.receipt import LOSSES
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import CorruptColumn, ImpossiblePlan, MissingInput
+from throughline.shared.layout import MODEL_FILE, Layout
+
+pytestmark = pytest.mark.integration
+
+# Whatever changes how often, in which order and on which device examples are delivered.
+CONFIGS = {
+    "global": {"read": "snapshot", "shuffle": {"kind": "global"}},
+    "by class": {"read": "snapshot", "shuffle": {"kind": "global"}, "sampling": "balanced"},
+    "part": {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}},
+    "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 40}},
+    "device": {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device"},
+    "indexed": {"read": "indexed_shards", "shuffle": {"kind": "global"}},
+    "stream": {"shuffle": {"kind": "buffer", "size": 50}},
+    "cached": {"cache": {"where": "memory"}, "shuffle": {"kind": "buffer", "size": 50}},
+    "stream by class": {"shuffle": {"kind": "buffer", "size": 50}, "sampling": "balanced"},
+}
+EPOCHS = 2
+
+
+def open_all(layout, *overrides, configs=CONFIGS):
+    params = params_of("postprocess=[]", *overrides)
+    parsed = {name: PipelineConfig.model_validate(config) for name, config in configs.items()}
+    return replace(params, pipelines=params.pipelines | parsed), open_inputs(params, layout)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
+    params, data = open_all(layout)
+    pipeline = open_input_pipeline(params, name, data)
+    consumed = list(pipeline.batches(epochs=EPOCHS))
+    seen = dict[int, list[int]]()
+    for step in (0, 1, pipeline.steps_per_epoch - 1, pipeline.steps_per_epoch + 2):
+        batch = rebuild_batch(params, name, data, step, multiple=1)
+        inputs, labels = consumed[step]
+        np.testing.assert_array_equal(batch.content["image"], inputs)
+        np.testing.assert_array_equal(batch.content["label"], labels)
+        assert {op for ops in batch.changed_by for op in ops} == {"flip", "brightness"}
+        assert check_rows(batch) == (pipeline.plan.gather is not None)
+        seen[step] = batch.content["key"].tolist()
+    keys = np.asarray(data.memmap("train", "key"))
+    rows = np.flatnonzero(np.isin(keys, seen[1][:3]))
+    if name == "stream by class":
+        with pytest.raises(ImpossiblePlan, match="draws by class"):
+            find_uses(open_training_batches(params, name, data), rows, steps=len(consumed))
+        return
+    pipeline = open_training_batches(params, name, data)
+    whole = [batch["key"].tolist() for batch in pipeline.dataset(epochs=EPOCHS).as_numpy_iterator()]
+    uses = find_uses(pipeline, rows, steps=len(whole))
+    for row in rows.tolist():
+        steps = [step for step, batch in enumerate(whole) if keys[row] in batch]
+        epochs = sorted({step // pipeline.steps_per_epoch + 1 for step in steps})
+        assert list(uses[row].epochs) == epochs
+        assert uses[row].first_step == (steps[0] + 1 if pipeline.plan.seekable else None)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_slices_of_several_processes_are_the_batch(layout, count):
+    params, data = open_all(layout, "batch_size=24")
+    alone = open_input_pipeline(params, "global", data)
+    slices = [
+        list(replace(alone, worker=TrainingWorker(index=index, count=count)).dataset())
+        for index in range(count)
+    ]
+    for step in (0, len(slices[0]) - 1):
+        batch = rebuild_batch(params, "global", data, step, multiple=count)
+        consumed = np.concatenate([one[step][0] for one in slices])
+        np.testing.assert_array_equal(batch.content["image"], consumed)
+
+
+@pytest.mark.parametrize("change", [{"deterministic": False}, {"service": {"workers": 2}}])
+def test_a_batch_that_depends_on_timing_is_refused(layout, tmp_path, change):
+    config = {"vectorize": True, "map": {"parallel": 2}, "shuffle": {"kind": "none"}, **change}
+    params, data = open_all(layout, configs={"p": config})
+    with pytest.raises(ImpossiblePlan, match=r"pipelines\.p: no batch can be rebuilt, because"):
+        rebuild_batch(params, "p", data, 0, multiple=1)
+    assert complete(params, "p", data, tmp_path).sample is None
+
+
+def complete(params, name, data, folder):
+    """The receipt of a training of two epochs, whose files are in a folder."""
+    for file in (MODEL_FILE, LOSSES):
+        (folder / file).write_bytes(b"trained")
+    receipt = make_receipt(params, name, data, training_fingerprint(params, name, data))
+    steps = EPOCHS * receipt.steps_per_epoch
+    return complete_receipt(receipt, params, data, steps=steps, folder=folder)
+
+
+CHANGES = {  # what differs from the training, and the parts that are named
+    "train.seed=9": "train",
+    "batch_size=20": "batch_size",
+    "augment=[flip]": "ops",
+    "augment=[flip, {brightness: {delta: 0.2}}]": "ops",
+    "pipelines.optimized.shuffle.kind=none": "pipeline",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_batches_than_the_trainings_are_refused_by_the_part_that_differs(
+    layout, tmp_path, change
+):
+    params, data = open_all(layout)
+    receipt = complete(params, "optimized", data, tmp_path)
+    parts = training_fingerprint(params, "optimized", data)
+    assert compare_with_receipt(receipt, params, data, parts) == ""
+    other, _ = open_all(layout, change)
+    parts = training_fingerprint(other, "optimized", data)
+    with pytest.raises(MissingInput, match=f"its {CHANGES[change]} differ"):
+        compare_with_receipt(receipt, other, data, parts)
+
+
+def test_what_changes_no_batch_is_named_and_allowed(layout, tmp_path):
+    params, data = open_all(layout)
+    receipt = complete(params, "optimized", data, tmp_path)
+    other, _ = open_all(layout, "model.options={width: 7}", "pipelines.optimized.prefetch=5")
+    parts = training_fingerprint(other, "optimized", data) | {"versions": "of other libraries"}
+    assert compare_with_receipt(receipt, other, data, parts) == "pipeline, model, versions"
+
+
+@pytest.mark.parametrize("column", ["image", "label", "key"])
+def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, column):
+    shutil.copytree(layout.root / "data", tmp_path / "data", symlinks=False)
+    params, data = open_all(Layout(tmp_path))
+    batch = rebuild_batch(params, "optimized", data, 3, multiple=1)
+    row = int(np.flatnonzero(np.asarray(data.memmap("train", "key")) == batch.content["key"][5])[0])
+    path = tmp_path / "data" / "snapshot" / "train" / f"{column}.bin"
+    stored = np.memmap(path, np.uint8, mode="r+")
+    size = len(stored) // data.snapshot.splits["train"].count
+    stored[row * size] ^= 1
+    stored.flush()
+    with pytest.raises(CorruptColumn, match=f"{column} of row {row:,} of the train split"):
+        check_rows(rebuild_batch(params, "optimized", data, 3, multiple=1))

@@ -1,0 +1,109 @@
+"""Makes the receipt of a training, and compares a project with one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from throughline.assembly.step_batch import (
+    digest_batch,
+    open_training_batches,
+    read_batch,
+    take_sample,
+)
+from throughline.config.params import Params
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.results.receipt import LOSSES, Receipt
+from throughline.shared.errors import MissingInput
+from throughline.shared.files import digest_file
+from throughline.shared.layout import MODEL_FILE, from_here
+from throughline.shared.libraries import LIBRARIES, installed_versions
+from throughline.tracking.lineage import read_lineage
+
+
+def make_receipt(
+    params: Params, name: str, data: PreparedData, parts: Mapping[str, str], *, multiple: int = 1
+) -> Receipt:
+    """Make the receipt of a training that has not begun; `parts` is its fingerprint."""
+    pipeline = open_training_batches(params, name, data, multiple=multiple)
+    tags = read_lineage()
+    return Receipt(
+        pipeline=name,
+        config=params.pipelines[name].model_dump(mode="json", exclude_defaults=True),
+        plan=str(pipeline.plan),
+        seed=params.train.seed,
+        batch_size=params.batch_size,
+        batch_multiple=multiple,
+        examples=pipeline.examples,
+        steps_per_epoch=pipeline.steps_per_epoch,
+        steps=params.train.epochs * pipeline.steps_per_epoch,
+        parts=parts,
+        versions=installed_versions(sorted(LIBRARIES["train"])),
+        data_digest=data.shards.data_digest,
+        sample=None,
+        commit=tags.get("git.commit", ""),
+        changed=tags.get("git.dirty") == "true",
+        model="",
+        losses="",
+    )
+
+
+def complete_receipt(
+    receipt: Receipt, params: Params, data: PreparedData, *, steps: int, folder: Path
+) -> Receipt:
+    """Complete a receipt after `steps` steps; `folder` has the model's and the losses' file."""
+    pipeline = open_training_batches(
+        params, receipt.pipeline, data, multiple=receipt.batch_multiple
+    )
+    return replace(
+        receipt,
+        steps=steps,
+        sample=take_sample(pipeline, steps),
+        model=digest_file(folder / MODEL_FILE),
+        losses=digest_file(folder / LOSSES),
+    )
+
+
+def compare_with_receipt(
+    receipt: Receipt, params: Params, data: PreparedData, parts: Mapping[str, str]
+) -> str:
+    """Return the parts that differ from those of a training, as text, if its batches do not.
+
+    `parts` are the fingerprint of a training here.
+
+    Raises:
+      MissingInput: The batch that the receipt has noted comes out differently.
+    """
+    differing = ", ".join(part for part in receipt.parts if parts.get(part) != receipt.parts[part])
+    sample = receipt.sample
+    if sample is None:
+        return differing
+    multiple = receipt.batch_multiple
+    pipeline = open_training_batches(params, receipt.pipeline, data, multiple=multiple)
+    try:
+        digest = digest_batch(read_batch(pipeline, sample.step))
+    except StopIteration:  # there are fewer examples now
+        digest = ""
+    if digest == sample.digest:
+        return differing
+    where = f"commit {receipt.commit[:12]}" if receipt.commit else "no commit that is known"
+    edited = " with changes that were not committed" if receipt.changed else ""
+    raise MissingInput(
+        f"the batches of this training of {receipt.pipeline} cannot be rebuilt here:"
+        f" {f'its {differing} differ' if differing else 'the stored examples are not those'}."
+        f" It was trained from {where}{edited}"
+    )
+
+
+def check_files(receipt: Receipt, folder: Path) -> None:
+    """Check that model and losses, where they exist, are those that the training wrote.
+
+    Raises:
+      MissingInput: One is not.
+    """
+    for file, digest in ((MODEL_FILE, receipt.model), (LOSSES, receipt.losses)):
+        path = folder / file
+        if digest and path.exists() and digest_file(path) != digest:
+            raise MissingInput(
+                f"{from_here(path)} is not what the training wrote; `dvc checkout"
+                f" {from_here(path)}` brings that back"
+            )

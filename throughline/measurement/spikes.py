@@ -1,0 +1,43 @@
+"""Finds the steps of a training whose loss stands out from that of the steps around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.ndimage import median_filter
+
+AROUND = 31  # steps by whose median the usual loss, and its usual deviation, are judged
+APART = 3  # steps within this distance are one spike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike:
+    """A step, counted from 0 over all epochs, its loss, and the usual loss around it."""
+
+    step: int
+    loss: float
+    usual: float
+
+
+def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[Spike]:
+    """Return the steps with the highest losses for their place, from `losses` (steps,) float32.
+
+    They are ranked by how many times the median deviation around them they are above the median
+    around them. A loss that is not finite ranks highest; of several, the first.
+    """
+    values = np.asarray(losses, np.float64)
+    finite = np.isfinite(values)
+    if not finite.any():
+        return []
+    filled = np.where(finite, values, np.median(values[finite]))
+    usual = median_filter(filled, AROUND, mode="nearest")
+    deviation = median_filter(np.abs(filled - usual), AROUND, mode="nearest")
+    height = (filled - usual) / np.maximum(deviation, np.finfo(np.float32).eps)
+    height[~finite] = np.inf
+    found: list[int] = []
+    for step in np.argsort(-height, kind="stable").tolist():
+        if len(found) == most or height[step] <= 0:
+            break
+        if all(abs(step - other) > APART for other in found):
+            found.append(step)
+    return [Spike(step=step, loss=float(values[step]), usual=float(usual[step])) for step in found]

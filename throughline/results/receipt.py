@@ -1,0 +1,75 @@
+"""The receipt of a training: what its batches and its model were made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from throughline.results.base import ResultFile
+from throughline.shared.errors import expect_current_schema
+
+LOSSES = "losses.npy"  # the loss of each step (steps,) float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBatch:
+    """A batch by its step, counted from 0 over all epochs, and the digest of its content."""
+
+    step: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(ResultFile):
+    """What any batch of a training can be rebuilt from, and checked with.
+
+    Attributes:
+      config: The configuration's fields that differ from their defaults.
+      steps: How many were taken, over all epochs.
+      batch_multiple: Of what batch sizes are multiples.
+      parts: The digest of each part that defines the training: data, code, settings, versions.
+      data_digest: The digest of the dataset.
+      sample: The first batch of the last epoch; None if batches depend on timing.
+      commit: Of git, "" without one; with `changed`, its code or parameters were edited since.
+      model, losses: The digests of the model's and the losses' file.
+    """
+
+    FILE: ClassVar[str] = "receipt.json"
+    STAGE: ClassVar[str] = "train@{name}"
+
+    pipeline: str
+    config: Mapping[str, Any]
+    plan: str
+    seed: int
+    batch_size: int
+    batch_multiple: int
+    examples: int
+    steps_per_epoch: int
+    steps: int
+    parts: Mapping[str, str]
+    versions: Mapping[str, str]
+    data_digest: str
+    sample: SampleBatch | None
+    commit: str
+    changed: bool
+    model: str
+    losses: str
+
+    def name_step(self, step: int) -> str:
+        """Return the name of a step, counted from 0 over all epochs: EPOCH/N, both from 1."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        return f"{epoch + 1}/{number + 1}"
+
+
+def read_losses(folder: Path) -> np.ndarray:
+    """Read the loss of each step of a configuration's training, (steps,) float32.
+
+    It is empty if the model was emulated, and NaN where its train step says no loss.
+
+    Raises:
+      MissingInput, DamagedFile: There is no such file, or it holds something else.
+    """
+    with expect_current_schema(folder / LOSSES, f"train@{folder.name}"):
+        return np.load(folder / LOSSES, allow_pickle=False)
