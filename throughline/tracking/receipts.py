@@ -2,53 +2,60 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import mlflow
 
-from throughline.tracking.store import use_store
+from throughline.results.base import parse
+from throughline.results.receipt import Receipt
+from throughline.shared.errors import ServiceFailed
+from throughline.shared.progress import echo_problem
+from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
 
 RECEIPT_TAG = "mlflow.throughline.receipt"  # tags with this prefix take no space in the UI
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedTraining:
-    """A run's id and name, its receipt as JSON, and its model versions in words."""
+    """A run's name with the start of its id, its receipt, and its model versions in words."""
 
-    run_id: str
     name: str
-    receipt: Mapping[str, Any]
+    receipt: Receipt
     versions: tuple[str, ...]
 
 
 def list_trainings() -> list[LoggedTraining]:
     """List the trainings with a receipt, the oldest first.
 
-    Raises one of `STORE_ERRORS` if the store does not answer.
+    Raises:
+      ServiceFailed: MLflow does not answer.
     """
     use_store()
     client, versions = mlflow.MlflowClient(), defaultdict[str, list[str]](list)
-    for model in client.search_registered_models():
-        aliases = {number: alias for alias, number in model.aliases.items()}
-        for one in client.search_model_versions(f"name = '{model.name}'"):
-            alias = aliases.get(str(one.version)) or aliases.get(one.version)
-            versions[str(one.run_id)].append(
-                f"{model.name} {one.version}{f' ({alias})' if alias else ''}"
-            )
-    runs = mlflow.search_runs(
-        search_all_experiments=True,
-        filter_string=f"tags.`{RECEIPT_TAG}` LIKE '%'",
-        order_by=["attributes.start_time ASC"],
-        output_format="list",
-    )
-    return [
-        LoggedTraining(
-            run_id=run.info.run_id,
-            name=str(run.info.run_name),
-            receipt=json.loads(run.data.tags[RECEIPT_TAG]),
-            versions=tuple(versions[run.info.run_id]),
+    try:
+        for model in client.search_registered_models():
+            aliases = {number: alias for alias, number in model.aliases.items()}
+            for one in client.search_model_versions(f"name = '{model.name}'"):
+                alias = f" ({aliases[one.version]})" if one.version in aliases else ""
+                versions[str(one.run_id)].append(f"{model.name} version {one.version}{alias}")
+        runs = mlflow.search_runs(
+            search_all_experiments=True,
+            filter_string=f"tags.`{RECEIPT_TAG}` LIKE '%'",
+            order_by=["attributes.start_time ASC"],
+            output_format="list",
         )
-        for run in runs
-    ]
+    except STORE_ERRORS as error:
+        raise ServiceFailed(
+            f"MLflow at {show_address()} cannot be reached ({reason(error)})"
+        ) from error
+    trainings = []
+    for run in runs:
+        name, tag = f"{run.info.run_name} ({run.info.run_id[:8]})", run.data.tags[RECEIPT_TAG]
+        try:
+            receipt = parse(Receipt, json.loads(tag))
+        except TypeError as error:
+            echo_problem(f"{name} is left out: another version of the program trained it ({error})")
+            continue
+        versions_of_it = tuple(versions[run.info.run_id])
+        trainings.append(LoggedTraining(name=name, receipt=receipt, versions=versions_of_it))
+    return trainings

@@ -1,0 +1,98 @@
+"""A step of a finished training is shown as the model got it, and who has seen an example."""
+
+import argparse
+import csv
+import json
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.look import choose_steps
+from tests.support.made_up import made_up
+from tests.support.project import run
+from throughline.data.manifest import read_manifest
+from throughline.results.receipt import Receipt, read_losses
+from throughline.results.train import read_history
+from throughline.shared.errors import MissingInput
+from throughline.shared.layout import MODEL_FILE, Layout
+
+pytestmark = pytest.mark.core
+
+
+def look(folder, *options, code=0):
+    command = (sys.executable, "-m", "tasks.look", "--pipeline", "optimized")
+    return run(folder, *command, *options, code=code)
+
+
+def who(folder, *examples):
+    return run(folder, sys.executable, "-m", "tasks.who", *examples)
+
+
+def test_the_batch_of_a_spike_is_shown_and_who_has_seen_its_examples(finished, tmp_path):
+    folder, results = finished[0], Layout(finished[0]).results("optimized")
+    losses, receipt = read_losses(results), Receipt.read(results)
+    assert receipt.steps == len(losses) == 2 * receipt.steps_per_epoch
+    assert len((results / Receipt.FILE).read_bytes()) < 4096
+    means = losses.reshape(2, -1)[:, :-1].mean(axis=1)  # the last batches are smaller
+    trained = [row["train_loss"] for row in read_history(results)]
+    np.testing.assert_allclose(means, trained, rtol=0.1)
+    said = look(folder, "--worst", "1", "--out", str(tmp_path))
+    step = int(re.search(r"look optimized: step (\d+), [12]/\d+, \d+ examples, loss", said)[1])
+    assert "12×10×1 from" in said and "rows equal to the records of the shards" in said
+    assert " differ" not in said, "it is the same program, and the same data"
+    with (tmp_path / f"optimized-{step}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["changed by"] for row in rows} == {"", "flip"}
+    ordered = [float(row["loss"]) for row in rows]
+    assert ordered == sorted(ordered, reverse=True)
+    assert Image.open(tmp_path / f"optimized-{step}.png").size[0] > 500
+    last = look(folder, "--last")
+    assert f"look optimized: step {receipt.steps}, 2/{receipt.steps_per_epoch}, " in last
+
+    examples = read_manifest(Layout(folder).manifest).examples.set_index("split")["id"]
+    seen, held_out = rows[0]["id"], examples["test"].iloc[0]
+    said = who(folder, seen, held_out, "elsewhere")
+    found = re.search(r"optimized \(\w{8}\): 2 epochs, 1 to 2, first in step (\d+)", said)
+    assert (
+        seen in look(folder, found[1], "--out", str(tmp_path / "again"))
+        or seen in (tmp_path / "again" / f"optimized-{found[1]}.csv").read_text()
+    )
+    assert re.search(r"naive \(\w{8}\): 2 epochs, 1 to 2\n", said), "a stream has no known step"
+    assert "held out: no training has learned from it" in said
+    assert "elsewhere: in no data that is here" in said
+
+
+STEPS = replace(made_up(Receipt), steps=12, steps_per_epoch=5)  # a callback ended it
+
+
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [("1", 0), ("12", 11), ("1/5", 4), ("3/2", 11)]
+    + [(step, None) for step in ("0", "13", "1/6", "3/3", "0/1", "4/1", "first", "-1", "1/")],
+)
+def test_steps_are_named_from_one_on(step, place):
+    options = argparse.Namespace(worst=None, last=False, step=step)
+    if place is not None:
+        assert choose_steps(options, STEPS, np.zeros(12)) == [place]
+        return
+    with pytest.raises(MissingInput, match=f"no step {step}: name one of 12 as N, or, with 5"):
+        choose_steps(options, STEPS, np.zeros(12))
+
+
+def test_files_of_another_training_are_refused(first):
+    folder, results = first[0], Layout(first[0]).results("optimized")
+    receipt = json.loads((results / Receipt.FILE).read_text())
+    other = folder / "other.json"
+    other.write_text(json.dumps({**receipt, "sample": {"step": 0, "digest": "x"}}))
+    said = look(folder, "1", "--receipt", str(other), code=2)
+    assert "cannot be rebuilt here: the stored examples are not those" in said
+    assert f"commit {receipt['commit'][:12]}" in said
+    model = results / MODEL_FILE
+    model.chmod(0o644)
+    model.write_bytes(model.read_bytes() + b"more")
+    said = look(folder, "1", code=2)
+    assert "model.keras is not what the training wrote; `dvc checkout" in said
