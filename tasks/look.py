@@ -24,7 +24,7 @@ from throughline.config.cli import add_run_option, command_cli
 from throughline.config.params import check_pipelines_exist
 from throughline.measurement.spikes import AROUND, find_spikes
 from throughline.results.base import read_value
-from throughline.results.receipt import Receipt, read_losses
+from throughline.results.receipt import Receipt, name_step, read_losses
 from throughline.shared.errors import MissingInput
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import MODEL_FILE, Layout, from_here
@@ -54,8 +54,10 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     add_run_option(parser)
 
 
-def choose_steps(options: argparse.Namespace, receipt: Receipt, losses: np.ndarray) -> list[int]:
-    """Return the steps to show, counted from 0 over all epochs.
+def choose_steps(
+    options: argparse.Namespace, losses: np.ndarray, *, steps: int, per_epoch: int
+) -> list[int]:
+    """Return the steps to show, counted from 0 over all epochs, of a training of so many steps.
 
     Raises:
       MissingInput: There is no such step.
@@ -66,15 +68,15 @@ def choose_steps(options: argparse.Namespace, receipt: Receipt, losses: np.ndarr
             raise MissingInput("no losses of single steps are known; name a STEP")
         return [spike.step for spike in spikes]
     if options.last:
-        return [receipt.steps - 1]
+        return [steps - 1]
     found = re.fullmatch(r"(?:(\d+)/)?(\d+)", options.step)
     epoch, number = (int(part or 1) for part in found.groups()) if found else (0, 0)
-    step = (epoch - 1) * receipt.steps_per_epoch + number - 1
-    most = receipt.steps_per_epoch if found and found[1] else receipt.steps
-    if not (epoch and 1 <= number <= most and step < receipt.steps):
+    step = (epoch - 1) * per_epoch + number - 1
+    most = per_epoch if found and found[1] else steps
+    if not (epoch and 1 <= number <= most and step < steps):
         raise MissingInput(
-            f"there is no step {options.step}: name one of {receipt.steps:,} as N, or, with"
-            f" {receipt.steps_per_epoch:,} in an epoch, as EPOCH/N; all count from 1"
+            f"there is no step {options.step}: name one of {steps:,} as N, or, with"
+            f" {per_epoch:,} in an epoch, as EPOCH/N; all count from 1"
         )
     return [step]
 
@@ -108,7 +110,7 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"  {line}" for line in [*lines, *more])
 
 
-def describe_step(batch: StepBatch, losses: np.ndarray, receipt: Receipt, *, compared: bool) -> str:
+def describe_step(batch: StepBatch, name: str, losses: np.ndarray, *, compared: bool) -> str:
     """Return what is known of a batch as a whole."""
     step, loss = batch.step, ""
     inputs = batch.content[batch.pipeline.data.shards.schema.input.name]
@@ -117,7 +119,7 @@ def describe_step(batch: StepBatch, losses: np.ndarray, receipt: Receipt, *, com
         loss = f", loss {losses[step]:.4f} ({usual:.4f} around it)"
     rows = ", rows equal to the records of the shards" if compared else ""
     return (
-        f"look {receipt.pipeline}: step {step + 1:,}, {receipt.name_step(step)},"
+        f"look {name}: step {step + 1:,}, {name_step(step, batch.pipeline.steps_per_epoch)},"
         f" {len(inputs):,} examples{loss}"
         "\n"
         f"  {inputs.dtype} {'×'.join(map(str, inputs.shape[1:]))} from {inputs.min():.4g} to"
@@ -148,8 +150,12 @@ def main() -> None:
         from throughline.assembly.evaluation import describe_batch  # imports TensorFlow
         from throughline.assembly.fingerprint import training_fingerprint
         from throughline.assembly.inputs import open_inputs
-        from throughline.assembly.receipts import check_files, compare_with_receipt, make_receipt
-        from throughline.assembly.step_batch import check_rows, rebuild_batch
+        from throughline.assembly.receipts import check_files, compare_with_receipt
+        from throughline.assembly.step_batch import (
+            check_rows,
+            open_training_batches,
+            rebuild_batch,
+        )
         from throughline.models.inference import open_trained_model
 
         name, layout = options.pipeline, Layout()
@@ -158,20 +164,23 @@ def main() -> None:
         parts = training_fingerprint(params, name, data, needs=find_needs(layout.root, "train"))
         path = options.receipt or Receipt.path(folder)
         noted = read_value(Receipt, path, f"train@{name}") if path.exists() else None
-        receipt = noted or make_receipt(params, name, data, parts)
+        multiple = noted.batch_multiple if noted else 1
+        pipeline = open_training_batches(params, name, data, multiple=multiple)
+        per_epoch = pipeline.steps_per_epoch
+        steps = noted.steps if noted else params.train.epochs * per_epoch
         if noted is None:
             echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
-        elif differing := compare_with_receipt(receipt, params, data, parts):
+        elif differing := compare_with_receipt(noted, pipeline, parts):
             echo_problem(f"{differing} differ from the training's, but a noted batch is the same")
         model, losses = None, np.zeros(0, np.float32)
         if noted and not options.receipt:
-            check_files(receipt, folder)
+            check_files(noted, folder)
             model = opened.enter_context(open_trained_model(folder / MODEL_FILE)).model
             losses = read_losses(folder)
-        for step in choose_steps(options, receipt, losses):
-            batch = rebuild_batch(params, name, data, step, multiple=receipt.batch_multiple)
+        for step in choose_steps(options, losses, steps=steps, per_epoch=per_epoch):
+            batch = rebuild_batch(params, name, data, step, multiple=multiple)
             described = describe_batch(batch, model, params, layout)
-            echo(describe_step(batch, losses, receipt, compared=check_rows(batch)))
+            echo(describe_step(batch, name, losses, compared=check_rows(batch)))
             echo(format_table(to_rows(described)))
             if options.out:
                 written = write_batch(described, options.out / f"{name}-{step + 1}")

@@ -23,7 +23,7 @@ from throughline.results.comparison import Comparison
 from throughline.results.evaluation import Evaluation
 from throughline.results.profiling import Timeline
 from throughline.results.race import RaceResult
-from throughline.results.receipt import Receipt, read_losses
+from throughline.results.receipt import Receipt, name_step, read_losses
 from throughline.shared.files import atomic_folder
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_problem, echo_result
@@ -122,7 +122,8 @@ def _page(
         problems=data.stats["problems"] if data else [],
         evaluation=Evaluation.read(layout.results(comparison.best)),
         spikes=find_spikes(read_losses(layout.results(comparison.best))),
-        receipt=Receipt.read(layout.results(comparison.best)),
+        steps_per_epoch=Receipt.read(layout.results(comparison.best)).steps_per_epoch,
+        name_step=name_step,
     )
 
 

@@ -25,7 +25,8 @@ from throughline.assembly.inputs import (
 )
 from throughline.assembly.model import build_models_for, configure_process
 from throughline.assembly.processes import meet_processes
-from throughline.assembly.receipts import complete_receipt, make_receipt
+from throughline.assembly.receipts import make_receipt
+from throughline.assembly.step_batch import open_training_batches
 from throughline.assembly.training import TrainingOutcome, open_split_pipelines, train
 from throughline.config.cli import pipeline_stage_cli
 from throughline.config.params import OP_SECTIONS, Params
@@ -302,9 +303,10 @@ def main() -> None:
             write_history(new, training.rows)
             result.write(new)
             np.save(new / LOSSES, [] if models.emulation else training.losses)
-            multiple = replicas.worker.multiple
-            receipt = make_receipt(params, name, data, store.fingerprint, multiple=multiple)
-            receipt = complete_receipt(receipt, params, data, steps=training.steps, folder=new)
+            rebuilt = open_training_batches(params, name, data, multiple=replicas.worker.multiple)
+            receipt = make_receipt(
+                rebuilt, params, name, store.fingerprint, steps=training.steps, folder=new
+            )
             receipt.write(new)
             recorder.set_tags({RECEIPT_TAG: json.dumps(to_json(receipt))})
             log_results(recorder, out, new, result, len(training.rows))

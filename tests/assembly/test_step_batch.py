@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.trainings import params_of
 from throughline.assembly.consumption import find_uses
-from throughline.assembly.fingerprint import training_fingerprint
+from throughline.assembly.fingerprint import training_fingerprint as fingerprint
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
-from throughline.assembly.receipts import compare_with_receipt, complete_receipt, make_receipt
+from throughline.assembly.receipts import compare_with_receipt, make_receipt
 from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batch
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.receipt import LOSSES
@@ -98,9 +98,14 @@ def complete(params, name, data, folder):
     """The receipt of a training of two epochs, whose files are in a folder."""
     for file in (MODEL_FILE, LOSSES):
         (folder / file).write_bytes(b"trained")
-    receipt = make_receipt(params, name, data, training_fingerprint(params, name, data))
-    steps = EPOCHS * receipt.steps_per_epoch
-    return complete_receipt(receipt, params, data, steps=steps, folder=folder)
+    pipeline, parts = open_training_batches(params, name, data), fingerprint(params, name, data)
+    steps = EPOCHS * pipeline.steps_per_epoch
+    return make_receipt(pipeline, params, name, parts, steps=steps, folder=folder)
+
+
+def compare(receipt, params, data, **parts):
+    pipeline = open_training_batches(params, "optimized", data)
+    return compare_with_receipt(receipt, pipeline, fingerprint(params, "optimized", data) | parts)
 
 
 CHANGES = {  # what differs from the training, and the parts that are named
@@ -118,20 +123,18 @@ def test_other_batches_than_the_trainings_are_refused_by_the_part_that_differs(
 ):
     params, data = open_all(layout)
     receipt = complete(params, "optimized", data, tmp_path)
-    parts = training_fingerprint(params, "optimized", data)
-    assert compare_with_receipt(receipt, params, data, parts) == ""
+    assert compare(receipt, params, data) == ""
     other, _ = open_all(layout, change)
-    parts = training_fingerprint(other, "optimized", data)
     with pytest.raises(MissingInput, match=f"its {CHANGES[change]} differ"):
-        compare_with_receipt(receipt, other, data, parts)
+        compare(receipt, other, data)
 
 
 def test_what_changes_no_batch_is_named_and_allowed(layout, tmp_path):
     params, data = open_all(layout)
     receipt = complete(params, "optimized", data, tmp_path)
     other, _ = open_all(layout, "model.options={width: 7}", "pipelines.optimized.prefetch=5")
-    parts = training_fingerprint(other, "optimized", data) | {"versions": "of other libraries"}
-    assert compare_with_receipt(receipt, other, data, parts) == "pipeline, model, versions"
+    differing = compare(receipt, other, data, versions="of other libraries")
+    assert differing == "pipeline, model, versions"
 
 
 @pytest.mark.parametrize("column", ["image", "label", "key"])

@@ -1,17 +1,11 @@
 """Makes the receipt of a training, and compares a project with one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from throughline.assembly.step_batch import (
-    digest_batch,
-    open_training_batches,
-    read_batch,
-    take_sample,
-)
+from throughline.assembly.step_batch import digest_batch, read_batch, take_sample
 from throughline.config.params import Params
-from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.results.receipt import LOSSES, Receipt
 from throughline.shared.errors import MissingInput
 from throughline.shared.files import digest_file
@@ -21,54 +15,46 @@ from throughline.tracking.lineage import read_lineage
 
 
 def make_receipt(
-    params: Params, name: str, data: PreparedData, parts: Mapping[str, str], *, multiple: int = 1
+    pipeline: InputPipeline,
+    params: Params,
+    name: str,
+    parts: Mapping[str, str],
+    *,
+    steps: int,
+    folder: Path,
 ) -> Receipt:
-    """Make the receipt of a training that has not begun; `parts` is its fingerprint."""
-    pipeline = open_training_batches(params, name, data, multiple=multiple)
+    """Make the receipt of a training of `steps` steps, whose model and losses are in `folder`.
+
+    `pipeline` makes its batches, as `open_training_batches` does; `parts` is its fingerprint.
+    """
     tags = read_lineage()
     return Receipt(
         pipeline=name,
         config=params.pipelines[name].model_dump(mode="json", exclude_defaults=True),
         plan=str(pipeline.plan),
-        seed=params.train.seed,
-        batch_size=params.batch_size,
-        batch_multiple=multiple,
+        seed=pipeline.seed,
+        batch_size=pipeline.batch_size,
+        batch_multiple=pipeline.worker.multiple,
         examples=pipeline.examples,
         steps_per_epoch=pipeline.steps_per_epoch,
-        steps=params.train.epochs * pipeline.steps_per_epoch,
+        steps=steps,
         parts=parts,
         versions=installed_versions(sorted(LIBRARIES["train"])),
-        data_digest=data.shards.data_digest,
-        sample=None,
+        data_digest=pipeline.data.shards.data_digest,
+        sample=take_sample(pipeline, steps),
         commit=tags.get("git.commit", ""),
         changed=tags.get("git.dirty") == "true",
-        model="",
-        losses="",
-    )
-
-
-def complete_receipt(
-    receipt: Receipt, params: Params, data: PreparedData, *, steps: int, folder: Path
-) -> Receipt:
-    """Complete a receipt after `steps` steps; `folder` has the model's and the losses' file."""
-    pipeline = open_training_batches(
-        params, receipt.pipeline, data, multiple=receipt.batch_multiple
-    )
-    return replace(
-        receipt,
-        steps=steps,
-        sample=take_sample(pipeline, steps),
         model=digest_file(folder / MODEL_FILE),
         losses=digest_file(folder / LOSSES),
     )
 
 
 def compare_with_receipt(
-    receipt: Receipt, params: Params, data: PreparedData, parts: Mapping[str, str]
+    receipt: Receipt, pipeline: InputPipeline, parts: Mapping[str, str]
 ) -> str:
     """Return the parts that differ from those of a training, as text, if its batches do not.
 
-    `parts` are the fingerprint of a training here.
+    `pipeline` makes the batches of a training here, and `parts` is its fingerprint.
 
     Raises:
       MissingInput: The batch that the receipt has noted comes out differently.
@@ -77,8 +63,6 @@ def compare_with_receipt(
     sample = receipt.sample
     if sample is None:
         return differing
-    multiple = receipt.batch_multiple
-    pipeline = open_training_batches(params, receipt.pipeline, data, multiple=multiple)
     try:
         digest = digest_batch(read_batch(pipeline, sample.step))
     except StopIteration:  # there are fewer examples now

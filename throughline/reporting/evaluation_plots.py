@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from throughline.measurement.spikes import Spike, find_spikes
 from throughline.reporting.plots import INK, TRAIN, WAITING, new_figure, save_figure, style_axes
 from throughline.results.evaluation import Confusion, Evaluation, WorstExample
-from throughline.results.receipt import Receipt, read_losses
+from throughline.results.receipt import Receipt, name_step, read_losses
 
 PER_ROW = 6  # pictures
 LONGEST_NAME = 18  # characters
@@ -50,8 +50,8 @@ def plot_images(examples: Sequence[WorstExample], images: Sequence[np.ndarray], 
     save_figure(figure, stem)
 
 
-def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], receipt: Receipt, stem: Path) -> None:
-    """Draw the loss of each step (steps,), and mark its spikes."""
+def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], per_epoch: int, stem: Path) -> None:
+    """Draw the loss of each step (steps,), `per_epoch` in an epoch, and mark its spikes."""
     figure = new_figure(9, 2.6)
     axes = figure.subplots()
     size = -(-len(losses) // DRAWN)
@@ -65,7 +65,7 @@ def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], receipt: Receipt, s
         axes.plot(spike.step + 1, spike.loss, "o", color=WAITING, markersize=4)
         above = (3, 4 + 9 * (place % 3))  # names of spikes that are near
         note = {"textcoords": "offset points", "xytext": above, "fontsize": 8, "color": INK}
-        axes.annotate(receipt.name_step(spike.step), (spike.step + 1, spike.loss), **note)
+        axes.annotate(name_step(spike.step, per_epoch), (spike.step + 1, spike.loss), **note)
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss", color=INK)
     style_axes(axes)
@@ -79,7 +79,7 @@ def plot_evaluation(folder: Path, out: Path) -> None:
     """
     evaluation, losses = Evaluation.read(folder), read_losses(folder)
     if spikes := find_spikes(losses):
-        plot_losses(losses, spikes, Receipt.read(folder), out / "losses")
+        plot_losses(losses, spikes, Receipt.read(folder).steps_per_epoch, out / "losses")
     if evaluation.confusion:
         plot_confusion(evaluation.confusion, out / "confusion")
     if evaluation.picture:

@@ -57,10 +57,15 @@ class Receipt(ResultFile):
     model: str
     losses: str
 
-    def name_step(self, step: int) -> str:
-        """Return the name of a step, counted from 0 over all epochs: EPOCH/N, both from 1."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        return f"{epoch + 1}/{number + 1}"
+
+def name_step(step: int, per_epoch: int) -> str:
+    """Return the name of a step, counted from 0 over all epochs: EPOCH/N, both from 1.
+
+    >>> name_step(7, per_epoch=5)
+    '2/3'
+    """
+    epoch, number = divmod(step, per_epoch)
+    return f"{epoch + 1}/{number + 1}"
 
 
 def read_losses(folder: Path) -> np.ndarray:
