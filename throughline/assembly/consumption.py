@@ -44,23 +44,18 @@ def find_uses(pipeline: InputPipeline, rows: np.ndarray, *, steps: int) -> Mappi
     once = plan.sampling == "uniform" and pipeline.examples == whole  # each epoch has each row
     ranges = [(0, min(steps, per_epoch)), (epochs * per_epoch, steps)] if once else [(0, steps)]
     met: dict[int, list[int]] = {}
-    width = max(1, pipeline.batch_size)
-    compute = tf.function(
-        lambda numbers: (order.rows(numbers), order.size(numbers)), autograph=False
-    )
+    at_once = max(1, ROWS_AT_ONCE // pipeline.batch_size)
     for first, stop in ranges:
-        for start in range(first, stop, max(1, ROWS_AT_ONCE // width)):
-            numbers = np.arange(start, min(stop, start + max(1, ROWS_AT_ONCE // width)))
-            drawn, sizes = (each.numpy() for each in compute(tf.constant(numbers, tf.int64)))
+        for start in range(first, stop, at_once):
+            numbers = tf.range(start, min(stop, start + at_once), dtype=tf.int64)
+            drawn, sizes = order.rows(numbers).numpy(), order.size(numbers).numpy()
             drawn[np.arange(drawn.shape[1]) >= sizes[:, None]] = -1  # they only fill up a batch
             for place in np.argwhere(np.isin(drawn, rows)):
-                met.setdefault(int(drawn[tuple(place)]), []).append(int(numbers[place[0]]))
+                met.setdefault(int(drawn[tuple(place)]), []).append(start + int(place[0]))
+    whole_epochs = range(1, epochs + 1) if once else ()
     return {
         row: Use(
-            epochs=sorted(
-                {step // per_epoch + 1 for step in taken}
-                | (set(range(1, epochs + 1)) if once else set())
-            ),
+            epochs=sorted({*whole_epochs, *(step // per_epoch + 1 for step in taken)}),
             first_step=min(taken) + 1,
         )
         for row, taken in met.items()
