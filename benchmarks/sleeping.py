@@ -19,13 +19,14 @@ class Sleep(Op):
     random: ClassVar[bool] = True  # a deterministic op is refused as augmentation
     ms: float = Field(gt=0, description="time per batch [ms]")
     spread: float = Field(default=0.0, ge=0, le=1, description="by which fraction it varies")
+    seed: int = Field(default=0, description="of what it varies by")
 
     def compute(self, element: Any, draw: Any) -> Any:
         """Sleep in slices of some 5 ms; the end of the dataset takes one more.
 
         A single sleep would go on while its process is frozen, unlike real work.
         """
-        drawn = draw.uniform(element["key"][:1])[0] if self.spread else 0.5
+        drawn = draw.uniform(element["key"][:1], self.seed)[0] if self.spread else 0.5
         factor = 1 + self.spread * (2 * drawn - 1)
         milliseconds = self.ms * factor
         slices = tf.cast(tf.math.ceil(milliseconds / SLICE_MS), tf.int64)

@@ -10,6 +10,7 @@ takes a core half of the time.
 import heapq
 import random
 import statistics
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,9 +44,10 @@ class Sleeping:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The sections of params.yaml that make this training."""
-        sleep = {"benchmarks.sleeping:Sleep": {"ms": self.input_ms, "spread": self.spread}}
-        step = {"step_ms": self.model_ms, "spread": self.spread}
+        """The sections of params.yaml that make this training; each case draws other times."""
+        drawn = {"spread": self.spread, "seed": zlib.crc32(self.name.encode()) % 1000}
+        sleep = {"benchmarks.sleeping:Sleep": {"ms": self.input_ms, **drawn}}
+        step = {"step_ms": self.model_ms, **drawn}
         config: dict[str, Any] = {"read": "snapshot", "shuffle": {"kind": "global"}}
         if self.workers:
             service = {"workers": self.workers, "sharding": "dynamic"}
