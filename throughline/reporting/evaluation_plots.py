@@ -61,9 +61,12 @@ def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], per_epoch: int, ste
         lows, highs = ([edge(group) for group in groups] for edge in (np.nanmin, np.nanmax))
         axes.fill_between(starts, lows, highs, color=TRAIN, alpha=0.25, linewidth=0)
     axes.plot(starts, [np.nanmedian(group) for group in groups], color=TRAIN, linewidth=0.8)
-    for place, spike in enumerate(sorted(spikes, key=lambda spike: spike.step)):
+    last, lines = -len(losses), 0
+    for spike in sorted(spikes, key=lambda spike: spike.step):
         axes.plot(spike.step + 1, spike.loss, "o", color=WAITING, markersize=4)
-        above = (3, 4 + 9 * (place % 3))  # names of spikes that are near
+        # Names of spikes that are near are one above the other.
+        last, lines = spike.step, lines + 1 if spike.step - last < len(losses) / 20 else 0
+        above = (3, 4 + 9 * lines)
         note = {"textcoords": "offset points", "xytext": above, "fontsize": 8, "color": INK}
         axes.annotate(name_step(spike.step, per_epoch), (spike.step + 1, spike.loss), **note)
     axes.set_xlabel("step", color=INK)
