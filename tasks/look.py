@@ -22,7 +22,7 @@ import numpy as np
 
 from throughline.config.cli import add_run_option, command_cli
 from throughline.config.params import check_pipelines_exist
-from throughline.measurement.spikes import AROUND, find_spikes
+from throughline.measurement.spikes import find_spikes, find_usual
 from throughline.results.base import read_value
 from throughline.results.receipt import Receipt, name_step, read_losses
 from throughline.shared.errors import MissingInput
@@ -36,20 +36,32 @@ if TYPE_CHECKING:
 
 LISTED, PICTURED = 20, 36  # examples, those with the highest losses
 IMAGES = 4  # axes of a batch of images
-COLUMNS = ("id", "label", "predicted", "probability", "loss", "changed by", "value")
+
+
+def absolute(text: str) -> Path:
+    """Return a path of the command line, for after `--name` has changed the folder."""
+    return Path(text).absolute()
+
+
+def read_count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pipeline", required=True, metavar="NAME", help="whose training")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("step", nargs="?", metavar="STEP", help="N, or EPOCH/N")
-    which.add_argument("--worst", type=int, metavar="N", help="the N largest spikes of the loss")
+    which.add_argument(
+        "--worst", type=read_count, metavar="N", help="the N largest spikes of the loss"
+    )
     which.add_argument("--last", action="store_true", help="the last step")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write a table of all examples, and a picture"
+        "--out", type=absolute, metavar="DIR", help="write a table of all examples, and a picture"
     )
     parser.add_argument(
-        "--receipt", type=Path, metavar="FILE", help="of a training elsewhere, instead of here"
+        "--receipt", type=absolute, metavar="FILE", help="of a training elsewhere, not of here"
     )
     add_run_option(parser)
 
@@ -65,7 +77,10 @@ def choose_steps(
     if options.worst:
         spikes = find_spikes(losses, most=options.worst)
         if not spikes:
-            raise MissingInput("no losses of single steps are known; name a STEP")
+            raise MissingInput(
+                "there are no losses of single steps: the train step tells none, or the training"
+                " is not here; name a STEP"
+            )
         return [spike.step for spike in spikes]
     if options.last:
         return [steps - 1]
@@ -82,45 +97,50 @@ def choose_steps(
 
 
 def to_rows(described: DescribedBatch) -> list[tuple[str, ...]]:
-    """Return the cells of `COLUMNS` for each example."""
-    return [
+    """Return a heading and the cells of each example."""
+    numbers = described.examples[0].predicted and described.examples[0].probability is None
+    names = ("id", "label", "predicted", "probability", "error" if numbers else "loss")
+    cells = [
         (
             one.id,
             one.truth,
             one.predicted,
             "" if one.probability is None else f"{one.probability:.3f}",
-            "" if math.isnan(one.loss) else f"{one.loss:.4f}",
+            "" if math.isnan(one.loss) else f"{one.loss:.4g}",
             " ".join(ops),
             one.value,
         )
         for one, ops in zip(described.examples, described.changed_by, strict=True)
     ]
+    return [(*names, "changed by", "value"), *cells]
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the first rows in aligned columns, without columns that are empty."""
-    shown = [COLUMNS, *rows[:LISTED]]
+    """Return the heading and first rows in aligned columns, without columns that are empty."""
+    shown = rows[: LISTED + 1]
     columns = [column for column in zip(*shown, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in zip(*columns, strict=True)
     ]
-    more = [f"and {len(rows) - LISTED:,} more; --out writes all"] if len(rows) > LISTED else []
+    rest = len(rows) - len(shown)
+    more = [f"and {rest:,} more; --out writes all"] if rest else []
     return "\n".join(f"  {line}" for line in [*lines, *more])
 
 
-def describe_step(batch: StepBatch, name: str, losses: np.ndarray, *, compared: bool) -> str:
-    """Return what is known of a batch as a whole."""
+def describe_step(
+    batch: StepBatch, name: str, losses: np.ndarray, *, examples: int, compared: bool
+) -> str:
+    """Return what is known of a batch as a whole; in packed texts, rows hold several `examples`."""
     step, loss = batch.step, ""
     inputs = batch.content[batch.pipeline.data.shards.schema.input.name]
-    if step < len(losses):
-        usual = np.median(losses[max(0, step - AROUND // 2) : step + AROUND // 2 + 1])
-        loss = f", loss {losses[step]:.4f} ({usual:.4f} around it)"
+    if step < len(losses) and not math.isnan(losses[step]):
+        loss = f", loss {losses[step]:.4g} ({find_usual(losses)[step]:.4g} around it)"
     rows = ", rows equal to the records of the shards" if compared else ""
     return (
         f"look {name}: step {step + 1:,}, {name_step(step, batch.pipeline.steps_per_epoch)},"
-        f" {len(inputs):,} examples{loss}"
+        f" {examples:,} examples{loss}"
         "\n"
         f"  {inputs.dtype} {'×'.join(map(str, inputs.shape[1:]))} from {inputs.min():.4g} to"
         f" {inputs.max():.4g}{rows}; digest {batch.digest[:12]}"
@@ -134,7 +154,7 @@ def write_batch(described: DescribedBatch, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     table = stem.with_suffix(".csv")
     with atomic_file(table) as temporary, temporary.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *to_rows(described)])
+        csv.writer(file).writerows(to_rows(described))
     inputs = described.inputs[:PICTURED]
     if inputs.dtype != np.uint8 or inputs.ndim != IMAGES:
         return [table]
@@ -163,7 +183,9 @@ def main() -> None:
         data, folder = open_inputs(params, layout), layout.results(name)
         parts = training_fingerprint(params, name, data, needs=find_needs(layout.root, "train"))
         path = options.receipt or Receipt.path(folder)
-        noted = read_value(Receipt, path, f"train@{name}") if path.exists() else None
+        noted = (
+            read_value(Receipt, path, f"train@{name}") if options.receipt or path.exists() else None
+        )
         multiple = noted.batch_multiple if noted else 1
         pipeline = open_training_batches(params, name, data, multiple=multiple)
         per_epoch = pipeline.steps_per_epoch
@@ -171,7 +193,7 @@ def main() -> None:
         if noted is None:
             echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
         elif differing := compare_with_receipt(noted, pipeline, parts):
-            echo_problem(f"{differing} differ from the training's, but a noted batch is the same")
+            echo_problem(f"a noted batch is the training's, although this differs: {differing}")
         model, losses = None, np.zeros(0, np.float32)
         if noted and not options.receipt:
             check_files(noted, folder)
@@ -179,8 +201,10 @@ def main() -> None:
             losses = read_losses(folder)
         for step in choose_steps(options, losses, steps=steps, per_epoch=per_epoch):
             batch = rebuild_batch(params, name, data, step, multiple=multiple)
+            compared = check_rows(batch)
             described = describe_batch(batch, model, params, layout)
-            echo(describe_step(batch, name, losses, compared=check_rows(batch)))
+            examples = len(described.examples)
+            echo(describe_step(batch, name, losses, examples=examples, compared=compared))
             echo(format_table(to_rows(described)))
             if options.out:
                 written = write_batch(described, options.out / f"{name}-{step + 1}")

@@ -72,7 +72,9 @@ def open_versions() -> dict[str, DataVersion]:
 def find_examples(text: str, manifest: Manifest) -> np.ndarray:
     """Return the places in the manifest's table of an example and its copies, (n,)."""
     table = manifest.examples
-    known = (table["id"] == text) | (table["key"].astype(str) == text)
+    rejected = manifest.rejected[manifest.rejected["id"] == text]
+    same = {text, *(reason.removeprefix("duplicate of ") for reason in rejected["reason"])}
+    known = table["id"].isin([*same]) | (table["key"].astype(str) == text)
     if Path(text).is_file():
         known |= table["digest"] == digest_blake2b(Path(text).read_bytes())
     return np.flatnonzero(table["digest"].isin(table["digest"][known].tolist()))
@@ -136,7 +138,7 @@ def report_version(
                 used = describe_use(uses[digest_order(one.receipt)], example.key)
                 echo(f"  {one.name}: {used}{''.join(f'; {each}' for each in one.versions)}")
         for reason in rejected["reason"][rejected["id"] == text]:
-            echo(f"{text}: rejected, so no training has seen it: {reason}")
+            echo(f"{text}: rejected, so no training has seen this one: {reason}")
     return {text for text, rows in places.items() if len(rows)} | ({*wanted} & {*rejected["id"]})
 
 
@@ -151,8 +153,12 @@ def main() -> None:
     with command_cli(main, declare_options) as (_, options):
         from throughline.tracking.receipts import list_trainings
 
-        lines = options.list.read_text(encoding="utf-8").split("\n") if options.list else []
-        wanted = [*dict.fromkeys([*options.examples, *filter(None, map(str.strip, lines))])]
+        try:
+            lines = options.list.read_text(encoding="utf-8-sig").split("\n") if options.list else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataNotFound(f"--from {options.list} is no file of text: {error}") from error
+        named = (one.strip() for one in [*options.examples, *lines])
+        wanted = [*dict.fromkeys(filter(None, named))]
         if not wanted:
             raise DataNotFound("name an example, or a file that lists examples with --from")
         versions, trainings, known = open_versions(), list_trainings(), set[str]()

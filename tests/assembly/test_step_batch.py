@@ -129,7 +129,7 @@ def test_other_batches_than_the_trainings_are_refused_by_the_part_that_differs(
     receipt = complete(params, "optimized", data, tmp_path)
     assert compare(receipt, params, data) == ""
     other, _ = open_all(layout, change)
-    with pytest.raises(MissingInput, match=f"its {CHANGES[change]} differ"):
+    with pytest.raises(MissingInput, match=f"what differs: {CHANGES[change]}"):
         compare(receipt, other, data)
 
 

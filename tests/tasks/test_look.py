@@ -41,7 +41,7 @@ def test_the_batch_of_a_spike_is_shown_and_who_has_seen_its_examples(finished, t
     said = look(folder, "--worst", "1", "--out", str(tmp_path))
     step = int(re.search(r"look optimized: step (\d+), [12]/\d+, \d+ examples, loss", said)[1])
     assert "12×10×1 from" in said and "rows equal to the records of the shards" in said
-    assert " differ" not in said, "it is the same program, and the same data"
+    assert " differs" not in said, "it is the same program, and the same data"
     with (tmp_path / f"optimized-{step}.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["changed by"] for row in rows} == {"", "flip"}
@@ -85,7 +85,9 @@ def test_files_of_another_training_are_refused(first):
     other = folder / "other.json"
     other.write_text(json.dumps({**receipt, "sample": {"step": 0, "digest": "x"}}))
     said = look(folder, "1", "--receipt", str(other), code=2)
-    assert "cannot be rebuilt here: the stored examples are not those" in said
+    assert "cannot be rebuilt here; find damage with `python -m tasks.verify`" in said
+    other.unlink()
+    assert "other.json is missing" in look(folder, "1", "--receipt", "other.json", code=2)
     assert f"commit {receipt['commit'][:12]}" in said
     model = results / MODEL_FILE
     model.chmod(0o644)

@@ -13,6 +13,8 @@ from throughline.shared.layout import MODEL_FILE, from_here
 from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.tracking.lineage import read_lineage
 
+OF_PIPELINE = ("seed", "batch_size", "examples", "steps_per_epoch")  # fields of both
+
 
 def make_receipt(
     pipeline: InputPipeline,
@@ -30,7 +32,7 @@ def make_receipt(
     tags = read_lineage()
     return Receipt(
         pipeline=name,
-        config=params.pipelines[name].model_dump(mode="json", exclude_defaults=True),
+        config=params.pipelines[name].model_dump(exclude_defaults=True),
         plan=str(pipeline.plan),
         seed=pipeline.seed,
         batch_size=pipeline.batch_size,
@@ -59,7 +61,10 @@ def compare_with_receipt(
     Raises:
       MissingInput: The batch that the receipt has noted comes out differently.
     """
-    differing = ", ".join(part for part in receipt.parts if parts.get(part) != receipt.parts[part])
+    differing = ", ".join(
+        [part for part in receipt.parts if parts.get(part) != receipt.parts[part]]
+        + [name for name in OF_PIPELINE if getattr(receipt, name) != getattr(pipeline, name)]
+    )
     sample = receipt.sample
     if sample is None:
         return differing
@@ -71,10 +76,10 @@ def compare_with_receipt(
         return differing
     where = f"commit {receipt.commit[:12]}" if receipt.commit else "no commit that is known"
     edited = " with changes that were not committed" if receipt.changed else ""
+    why = f"what differs: {differing}" if differing else "find damage with `python -m tasks.verify`"
     raise MissingInput(
-        f"the batches of this training of {receipt.pipeline} cannot be rebuilt here:"
-        f" {f'its {differing} differ' if differing else 'the stored examples are not those'}."
-        f" It was trained from {where}{edited}"
+        f"the batches of this training of {receipt.pipeline} cannot be rebuilt here; {why}. It was"
+        f" trained from {where}{edited}"
     )
 
 

@@ -19,6 +19,13 @@ class Spike:
     usual: float
 
 
+def find_usual(losses: np.ndarray) -> np.ndarray:
+    """Return the median of the steps around each, (steps,); steps without a loss do not count."""
+    finite = np.isfinite(losses)
+    middle = np.median(losses[finite]) if finite.any() else np.nan
+    return median_filter(np.where(finite, losses, middle), AROUND, mode="nearest")
+
+
 def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[Spike]:
     """Return the steps with the highest losses for their place, from `losses` (steps,) float32.
 
@@ -29,11 +36,10 @@ def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[
     finite = np.isfinite(values)
     if not finite.any():
         return []
-    filled = np.where(finite, values, np.median(values[finite]))
-    usual = median_filter(filled, AROUND, mode="nearest")
-    deviation = median_filter(np.abs(filled - usual), AROUND, mode="nearest")
-    height = (filled - usual) / np.maximum(deviation, np.finfo(np.float32).eps)
-    height[~finite] = np.inf
+    usual = find_usual(values)
+    above = np.where(finite, values - usual, np.inf)
+    deviation = find_usual(np.abs(values - usual))
+    height = above / np.maximum(deviation, np.finfo(np.float32).eps)
     found: list[int] = []
     for step in np.argsort(-height, kind="stable").tolist():
         if len(found) == most or height[step] <= 0:

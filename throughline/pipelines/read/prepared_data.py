@@ -28,7 +28,7 @@ from throughline.plan.ops import DataFacts, Op
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.steps import TokenWindow, Window
 from throughline.settings import Sampling
-from throughline.shared.errors import ImpossiblePlan, StaleSnapshot, did_you_mean
+from throughline.shared.errors import CorruptColumn, ImpossiblePlan, StaleSnapshot, did_you_mean
 from throughline.shared.files import digest_json
 from throughline.shared.libraries import installed_versions
 
@@ -230,6 +230,7 @@ def read_labels_and_weights(
 
     Raises:
       ImpossiblePlan: A weight is for an unknown class, all are 0, or a drawn class has no example.
+      CorruptColumn: A label is no class.
     """
     classes = data.shards.classes
     labels = np.asarray(data.memmap(split, "label"))
@@ -243,6 +244,11 @@ def read_labels_and_weights(
     if not weights.any():
         raise ImpossiblePlan("sampling: all classes have weight 0; give one a larger weight")
     counts = np.bincount(labels, minlength=len(classes))
+    if len(counts) > len(classes):
+        raise CorruptColumn(
+            f"{data.snapshot_folder} has the class {len(counts) - 1} of {len(classes)}; find what"
+            " is damaged with `python -m tasks.verify`"
+        )
     missing = [classes[number] for number in np.flatnonzero((weights > 0) & (counts == 0))]
     if missing:
         raise ImpossiblePlan(
