@@ -44,8 +44,8 @@ def absolute(text: str) -> Path:
 
 
 def read_count(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
     return int(text)
 
 

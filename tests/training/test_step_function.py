@@ -128,6 +128,38 @@ def test_the_loss_of_an_own_step_is_what_it_says(logs, loss):
     np.testing.assert_array_equal(step.losses, [loss])
 
 
+class InnerGraph(keras.Model):
+    """Adds to the metric `loss` in a graph of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def call(self, inputs):
+        return inputs
+
+    @tf.function
+    def learn(self, data):
+        self.mean.update_state(tf.reduce_mean(data))
+
+    def train_step(self, data):
+        self.learn(data)
+        return {"loss": self.mean.result()}
+
+
+def test_a_loss_within_a_graph_of_its_own_is_not_known_and_disturbs_nothing():
+    model = InnerGraph()
+    model.compile("sgd")
+    step = StepFunction(model)
+    step.begin(1)
+    assert float(step(iter([tf.fill((4, 1), 2.0)]))["loss"]) == 2
+    np.testing.assert_array_equal(step.losses, [np.nan])
+
+
 def test_a_cached_split_is_read_once():
     read = []
 

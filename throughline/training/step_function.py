@@ -13,8 +13,9 @@ waits for the loss of the step before.
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -148,29 +149,44 @@ def make_execution(
 def with_loss(model: keras.Model, *, trains: bool) -> Callable[[Any], tuple[Any, tf.Tensor]]:
     """Return the model's step, which also returns the loss of its batch, a float32 scalar.
 
-    Keras' logs have the mean over the epoch so far. So the loss is what the step adds to the metric
-    `loss`, or the log of that name if there is no such metric; NaN without either.
+    Keras' logs have the mean over the epoch so far. So the loss is the mean of what the step adds
+    to the metric `loss`, or the log of that name if it adds nothing. It is NaN without either, and
+    if the step adds to the metric within a graph of its own.
     """
     step, network = model.train_step if trains else model.test_step, find_network(model)
 
     def run(batch: Any) -> tuple[Any, tf.Tensor]:
         added: list[Any] = []
         mean = next((metric for metric in network.metrics if metric.name == "loss"), None)
-        if mean is None:
+        with note_updates(mean, added):
             logs = step(batch)
-        else:
-            update = mean.update_state
-            mean.update_state = lambda loss, *rest, **more: (
-                added.append(loss),
-                update(loss, *rest, **more),
-            )[1]
-            try:
-                logs = step(batch)
-            finally:
-                del mean.update_state
-        return logs, tf.cast(added[-1] if added else logs.get("loss", np.nan), tf.float32)
+        if not added:
+            return logs, tf.cast(logs.get("loss", np.nan), tf.float32)
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if any(getattr(loss, "graph", graph) is not graph for loss in added):
+            return logs, tf.constant(np.nan)
+        return logs, tf.reduce_mean([tf.reduce_mean(tf.cast(one, tf.float32)) for one in added])
 
     return run
+
+
+@contextmanager
+def note_updates(metric: keras.metrics.Metric | None, values: list[Any]) -> Iterator[None]:
+    """Note the values that are added to a metric within the block, if there is one."""
+    if metric is None:
+        yield
+        return
+    update = metric.update_state
+
+    def note(value: Any, *rest: Any, **more: Any) -> Any:
+        values.append(value)
+        return update(value, *rest, **more)
+
+    metric.update_state = note
+    try:
+        yield
+    finally:
+        del metric.update_state
 
 
 def average_over_processes(logs: Any) -> Any:
