@@ -29,8 +29,10 @@ def find_usual(losses: np.ndarray) -> np.ndarray:
 def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[Spike]:
     """Return the steps with the highest losses for their place, from `losses` (steps,) float32.
 
-    They are ranked by how many times the median deviation around them they are above the median
-    around them. A loss that is not finite ranks highest; of several, the first.
+    They are ranked by how far they are above the median around them, in units of the median
+    deviation there, or of the mean of that over the training, if that is larger: where nearly all
+    losses are 0, the largest would else be a trifle. A loss that is not finite ranks highest; of
+    several, the first.
     """
     values = np.asarray(losses, np.float64)
     finite = np.isfinite(values)
@@ -39,7 +41,7 @@ def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[
     usual = find_usual(values)
     above = np.where(finite, values - usual, np.inf)
     deviation = find_usual(np.abs(values - usual))
-    height = above / np.maximum(deviation, np.finfo(np.float32).eps)
+    height = above / np.maximum(deviation, deviation.mean() + np.finfo(np.float32).eps)
     found: list[int] = []
     for step in np.argsort(-height, kind="stable").tolist():
         if len(found) == most or height[step] <= 0:
