@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LISTED, PICTURED = 20, 36  # examples, those with the highest losses
 IMAGES = 4  # axes of a batch of images
+LOGGED = "steps"  # folder of the training's MLflow run
 
 
 def absolute(text: str) -> Path:
@@ -58,7 +59,10 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--last", action="store_true", help="the last step")
     parser.add_argument(
-        "--out", type=absolute, metavar="DIR", help="write a table of all examples, and a picture"
+        "--out",
+        type=absolute,
+        metavar="DIR",
+        help="write a table of all examples, and a picture, there and to the training's MLflow run",
     )
     parser.add_argument(
         "--receipt", type=absolute, metavar="FILE", help="of a training elsewhere, not of here"
@@ -160,7 +164,7 @@ def write_batch(described: DescribedBatch, stem: Path) -> list[Path]:
         return [table]
     images = inputs[..., 0] if inputs.shape[-1] == 1 else inputs
     plot_images(described.examples[:PICTURED], [*(images / 255)], stem)
-    return [table, stem.with_suffix(".png")]
+    return [table, stem.with_suffix(".png"), stem.with_suffix(".svg")]
 
 
 def main() -> None:
@@ -194,21 +198,31 @@ def main() -> None:
             echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
         elif differing := compare_with_receipt(noted, pipeline, parts):
             echo_problem(f"a noted batch is the training's, although this differs: {differing}")
-        model, losses = None, np.zeros(0, np.float32)
+        model, losses, written = None, np.zeros(0, np.float32), list[Path]()
         if noted and not options.receipt:
             check_files(noted, folder)
             model = opened.enter_context(open_trained_model(folder / MODEL_FILE)).model
             losses = read_losses(folder)
         for step in choose_steps(options, losses, steps=steps, per_epoch=per_epoch):
-            batch = rebuild_batch(params, name, data, step, multiple=multiple)
+            batch = rebuild_batch(pipeline, params, name, step)
             compared = check_rows(batch)
             described = describe_batch(batch, model, params, layout)
             examples = len(described.examples)
             echo(describe_step(batch, name, losses, examples=examples, compared=compared))
             echo(format_table(to_rows(described)))
             if options.out:
-                written = write_batch(described, options.out / f"{name}-{step + 1}")
-                echo(f"  written: {', '.join(map(str, map(from_here, written)))}")
+                files = write_batch(described, options.out / f"{name}-{step + 1}")
+                echo(f"  written: {', '.join(map(str, map(from_here, files)))}")
+                written += files
+        if written and model is not None:
+            from throughline.assembly.logged_training import add_to_training
+
+            digest = data.shards.data_digest
+            logged = add_to_training(params, layout, name, data_digest=digest, what="the batch")
+            with logged as recorder:
+                if recorder:
+                    for file in written:
+                        recorder.log_artifact(file, folder=LOGGED)
 
 
 if __name__ == "__main__":

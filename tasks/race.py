@@ -35,7 +35,7 @@ from throughline.results.race import (
     compared_metrics,
     race_metrics,
 )
-from throughline.results.train import RunRecord, TrainResult
+from throughline.results.train import TrainResult
 from throughline.settings import EMULATED_MODEL, ModelSettings, PipelineConfig
 from throughline.shared.errors import MissingInput, UnknownModel
 from throughline.shared.files import write_json
@@ -168,31 +168,15 @@ def print_result(name: str, raced: Raced) -> None:
 def record(
     params: Params, layout: Layout, result: RaceResult, studies: Mapping[str, Study]
 ) -> None:
-    """Add race and trace to the MLflow runs of the trainings.
-
-    If a run with changes has not trained a configuration, a copy of that MLflow run gets them.
-    """
-    from throughline.tracking.copied_runs import record_measurement
-    from throughline.tracking.experiments import make_run_key
-    from throughline.tracking.recorder import is_gone
-    from throughline.tracking.store import show_address
+    """Add race and trace to the MLflow runs of the trainings."""
+    from throughline.assembly.logged_training import add_to_training  # imports MLflow
 
     for name, raced in result.configurations.items():
         out, study = layout.results(name), studies[name]
-        run = RunRecord.read(out)
-        if run.mlflow_run_id is None and run.unsent is None:
-            continue
-        run_key = make_run_key(
-            layout.manifest,
-            params.data.path,
-            pipeline=name,
-            window=params.window,
-            data_digest=study.plan.data_digest,
-        )
-        if is_gone(run_key, run.mlflow_run_id, run.unsent):
-            echo(f"MLflow at {show_address()} has no run of {name}; the race is not logged")
-            continue
-        with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
+        digest = study.plan.data_digest
+        with add_to_training(params, layout, name, data_digest=digest, what="the race") as recorder:
+            if recorder is None:
+                continue
             recorder.set_tags(
                 {
                     "verdict": raced.verdict,

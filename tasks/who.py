@@ -1,21 +1,22 @@
 """Which trainings have seen an example: a photo that must be deleted, a label that was wrong.
 
 An EXAMPLE is an id, as in data/manifest/examples.parquet; or a file, which is recognized by its
-bytes; or a key. Copies of it count. All trainings of its data that MLflow knows are listed, with
-the epochs whose batches had it, the first step, and the versions of their models. An example that
-is held out, or was rejected, is said to be.
+bytes; or a key. Copies of it count. All trainings of its data that MLflow knows are listed, and
+the checkpoints of interrupted ones, with the epochs whose batches had it, the first step, and the
+versions of their models. An example that is held out, or was rejected, is said to be.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.own_code import find_needs
 from throughline.config.cli import command_cli
 from throughline.config.params import Params, load_params
 from throughline.config.params_file import PARAMS_FILE
@@ -49,24 +50,55 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_versions() -> dict[str, DataVersion]:
-    """Open the data of this project and of its runs with changes, by digest."""
+def open_versions() -> tuple[dict[str, DataVersion], list[LoggedTraining]]:
+    """Open the data of this project and of its runs with changes, by digest.
+
+    Also returns the interrupted trainings whose checkpoints these keep.
+    """
     from throughline.assembly.inputs import open_inputs
     from throughline.data.manifest import read_manifest
 
-    versions = {}
+    versions, interrupted = dict[str, DataVersion](), list[LoggedTraining]()
     for layout in (Layout(), *map(Layout().run, Layout().run_names)):
         if not layout.manifest.exists():
             continue
         try:
             params = load_params(layout.root / PARAMS_FILE)
             data, manifest = open_inputs(params, layout), read_manifest(layout.manifest)
+            version = DataVersion(params=params, data=data, manifest=manifest)
+            interrupted += list_interrupted(layout, version)
         except UserError as error:
             echo_problem(f"{from_here(layout.root / 'data')} is left out: {error}")
             continue
-        version = DataVersion(params=params, data=data, manifest=manifest)
         versions.setdefault(data.shards.data_digest, version)
-    return versions
+    return versions, interrupted
+
+
+def list_interrupted(layout: Layout, version: DataVersion) -> Iterator[LoggedTraining]:
+    """Yield a training for each checkpoint in a project, with the steps it has trained for."""
+    from throughline.assembly.fingerprint import training_fingerprint
+    from throughline.assembly.receipts import make_receipt
+    from throughline.assembly.step_batch import open_training_batches
+    from throughline.tracking.receipts import LoggedTraining
+    from throughline.training.checkpoint_store import list_checkpoints
+    from throughline.training.checkpoints import CHECKPOINT_FOLDER
+
+    params, data = version.params, version.data
+    for name in params.pipelines:
+        for folder, content in list_checkpoints(layout.results(name) / CHECKPOINT_FOLDER):
+            path, state = from_here(folder), content["state"]
+            needs = find_needs(layout.root, "train")
+            parts = training_fingerprint(params, name, data, needs=needs)
+            if content["work"] != parts:
+                echo_problem(
+                    f"{path} may have seen them: its parameters, data or code are not those of now"
+                )
+                continue
+            multiple = state["batch_multiple"]
+            pipeline = open_training_batches(params, name, data, multiple=multiple)
+            steps = len(state["rows"]) * pipeline.steps_per_epoch + state["step"]
+            receipt = make_receipt(pipeline, params, name, parts, steps=steps)
+            yield LoggedTraining(name=f"{name} ({path})", receipt=receipt, versions=())
 
 
 def find_examples(text: str, manifest: Manifest) -> np.ndarray:
@@ -123,8 +155,9 @@ def report_version(
     places = {text: find_examples(text, version.manifest) for text in wanted}
     found = table.iloc[np.unique([place for each in places.values() for place in each]).astype(int)]
     keys = found["key"][found["split"] == "train"].to_numpy()
+    ordered = [(digest_order(one.receipt), one) for one in trainings]
     uses: dict[str, Mapping[int, Use] | str] = {}  # by what decides them
-    for order, receipt in {digest_order(one.receipt): one.receipt for one in trainings}.items():
+    for order, receipt in {order: one.receipt for order, one in ordered}.items():
         try:
             uses[order] = find_uses_in(receipt, version, keys) if len(keys) else {}
         except ImpossiblePlan as error:
@@ -134,8 +167,8 @@ def report_version(
             echo(f"{text}: {example.id}, key {example.key}, {example.split} split")
             if example.split != "train":
                 echo("  held out: no training has learned from it")
-            for one in trainings if example.split == "train" else ():
-                used = describe_use(uses[digest_order(one.receipt)], example.key)
+            for order, one in ordered if example.split == "train" else ():
+                used = describe_use(uses[order], example.key)
                 echo(f"  {one.name}: {used}{''.join(f'; {each}' for each in one.versions)}")
         for reason in rejected["reason"][rejected["id"] == text]:
             echo(f"{text}: rejected, so no training has seen this one: {reason}")
@@ -161,7 +194,8 @@ def main() -> None:
         wanted = [*dict.fromkeys(filter(None, named))]
         if not wanted:
             raise DataNotFound("name an example, or a file that lists examples with --from")
-        versions, trainings, known = open_versions(), list_trainings(), set[str]()
+        (versions, interrupted), known = open_versions(), set[str]()
+        trainings = [*list_trainings(), *interrupted]
         for digest, version in versions.items():
             of_it = [one for one in trainings if one.receipt.data_digest == digest]
             known |= report_version(version, wanted, of_it)

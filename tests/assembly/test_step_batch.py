@@ -3,13 +3,19 @@
 import shutil
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.support import texts
+from tests.support.texts import prepare_texts
 from tests.support.trainings import params_of
 from throughline.assembly.consumption import find_uses
+from throughline.assembly.evaluation import describe_batch, measure_token_losses
 from throughline.assembly.fingerprint import training_fingerprint as fingerprint
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.model import build_models_for
 from throughline.assembly.receipts import compare_with_receipt, make_receipt
 from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batch
 from throughline.plan.training_workers import TrainingWorker
@@ -50,9 +56,10 @@ def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
     params, data = open_all(layout)
     pipeline = open_input_pipeline(params, name, data)
     consumed = list(pipeline.batches(epochs=EPOCHS))
+    opened = open_training_batches(params, name, data)
     seen = dict[int, list[int]]()
     for step in (1, pipeline.steps_per_epoch - 1, pipeline.steps_per_epoch + 2):
-        batch = rebuild_batch(params, name, data, step, multiple=1)
+        batch = rebuild_batch(opened, params, name, step)
         inputs, labels = consumed[step]
         np.testing.assert_array_equal(batch.content["image"], inputs)
         np.testing.assert_array_equal(batch.content["label"], labels)
@@ -63,11 +70,10 @@ def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
     rows = np.flatnonzero(np.isin(keys, seen[1][:3]))
     if name == "stream by class":
         with pytest.raises(ImpossiblePlan, match="draws by class"):
-            find_uses(open_training_batches(params, name, data), rows, steps=len(consumed))
+            find_uses(opened, rows, steps=len(consumed))
         return
-    pipeline = open_training_batches(params, name, data)
-    whole = [batch["key"].tolist() for batch in pipeline.dataset(epochs=EPOCHS).as_numpy_iterator()]
-    uses = find_uses(pipeline, rows, steps=len(whole))
+    whole = [batch["key"].tolist() for batch in opened.dataset(epochs=EPOCHS).as_numpy_iterator()]
+    uses = find_uses(opened, rows, steps=len(whole))
     for row in rows.tolist():
         steps = [step for step, batch in enumerate(whole) if keys[row] in batch]
         epochs = sorted({step // pipeline.steps_per_epoch + 1 for step in steps})
@@ -84,7 +90,8 @@ def test_the_slices_of_several_processes_are_the_batch(layout, count):
         for index in range(count)
     ]
     for step in (0, len(slices[0]) - 1):
-        batch = rebuild_batch(params, "global", data, step, multiple=count)
+        opened = open_training_batches(params, "global", data, multiple=count)
+        batch = rebuild_batch(opened, params, "global", step)
         consumed = np.concatenate([one[step][0] for one in slices])
         np.testing.assert_array_equal(batch.content["image"], consumed)
 
@@ -94,7 +101,7 @@ def test_a_batch_that_depends_on_timing_is_refused(layout, tmp_path, change):
     config = {"vectorize": True, "map": {"parallel": 2}, "shuffle": {"kind": "none"}, **change}
     params, data = open_all(layout, configs={"p": config})
     with pytest.raises(ImpossiblePlan, match=r"pipelines\.p: no batch can be rebuilt, because"):
-        rebuild_batch(params, "p", data, 0, multiple=1)
+        rebuild_batch(open_training_batches(params, "p", data), params, "p", 0)
     assert complete(params, "p", data, tmp_path).sample is None
 
 
@@ -145,7 +152,8 @@ def test_what_changes_no_batch_is_named_and_allowed(layout, tmp_path):
 def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, column):
     shutil.copytree(layout.root / "data", tmp_path / "data", symlinks=False)
     params, data = open_all(Layout(tmp_path))
-    batch = rebuild_batch(params, "optimized", data, 3, multiple=1)
+    opened = open_training_batches(params, "optimized", data)
+    batch = rebuild_batch(opened, params, "optimized", 3)
     row = int(np.flatnonzero(np.asarray(data.memmap("train", "key")) == batch.content["key"][5])[0])
     path = tmp_path / "data" / "snapshot" / "train" / f"{column}.bin"
     stored = np.memmap(path, np.uint8, mode="r+")
@@ -153,4 +161,33 @@ def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, 
     stored[row * size] ^= 1
     stored.flush()
     with pytest.raises(CorruptColumn, match=f"{column} of row {row:,} of the train split"):
-        check_rows(rebuild_batch(params, "optimized", data, 3, multiple=1))
+        check_rows(rebuild_batch(opened, params, "optimized", 3))
+
+
+def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):
+    layout, order = prepare_texts(tmp_path), {"read": "snapshot", "shuffle": {"kind": "global"}}
+    packed, padded = texts.params_of(order | {"batch": {"pack": 64}}), texts.params_of(order)
+    data = open_inputs(packed, layout)
+    model = build_models_for(packed, data).full_model
+    alone = {}
+    for step in range(open_training_batches(padded, "p", data).steps_per_epoch):
+        alone |= {one.id: one for one in describe(padded, data, model, step, layout)}
+    shown = describe(packed, data, model, 1, layout)
+    assert len(shown) > 8, "the rows of a batch"
+    for one in shown:
+        same = alone[one.id]
+        assert (one.truth, one.predicted, one.value) == (same.truth, same.predicted, same.value)
+        assert one.loss == pytest.approx(same.loss, rel=1e-4)
+
+
+def describe(params, data, model, step, layout):
+    batch = rebuild_batch(open_training_batches(params, "p", data), params, "p", step)
+    return describe_batch(batch, model, params, layout).examples
+
+
+def test_the_loss_of_a_window_is_the_mean_over_its_tokens():
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 4)])
+    tokens, following = np.array([[0, 1, 2], [3, 3, 3]]), np.array([[1, 2, 3], [0, 1, 2]])
+    likely = np.take_along_axis(tf.nn.softmax(model(tokens)).numpy(), following[..., None], axis=-1)
+    expected = -np.log(likely[..., 0]).mean(axis=1)
+    np.testing.assert_allclose(measure_token_losses(model, tokens, following), expected, rtol=1e-5)

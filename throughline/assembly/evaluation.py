@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.assembly.inputs import name_targets, open_stored_pipeline
-from throughline.assembly.step_batch import StepBatch
+from throughline.assembly.step_batch import Batch, StepBatch
 from throughline.config.params import Params
 from throughline.measurement.evaluation import (
     describe_inputs,
@@ -19,6 +19,7 @@ from throughline.measurement.evaluation import (
     name_values,
 )
 from throughline.models.builders import Models
+from throughline.models.inference import gives_probabilities
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.schema import COLUMNS
 from throughline.results.evaluation import WORST_PICTURE, Evaluation, WorstExample
@@ -87,16 +88,18 @@ class DescribedBatch:
 def describe_batch(
     batch: StepBatch, model: keras.Model | None, params: Params, layout: Layout
 ) -> DescribedBatch:
-    """Describe the examples of a batch by falling loss of the `model`.
-
-    Without a model, and for next tokens and packed texts, losses are NaN.
-    """
+    """Describe the examples of a batch by falling loss of the `model`; without one, it is NaN."""
     pipeline, content = batch.pipeline, batch.content
     schema, window = pipeline.data.shards.schema, pipeline.plan.window
     targets = name_targets(params, pipeline.data)
     classes = [] if targets else pipeline.data.shards.classes
-    packed, tokens = "weight" in content, bool(window) and not schema.is_series
-    if model is not None and not packed and not tokens:
+    changed_by: dict[int, Sequence[str]] = {}
+    if "weight" in content:
+        content = unpack(content, schema.input.name)
+    else:
+        changed_by = dict(zip(content["key"].tolist(), batch.changed_by, strict=True))
+    tokens = bool(window) and not schema.is_series
+    if model is not None and not tokens:
         batches = [{name: tf.constant(values) for name, values in content.items()}]
         outcomes = evaluate_examples(
             model, pipeline, classes=bool(classes), batches=batches, most=len(content["key"])
@@ -106,27 +109,55 @@ def describe_batch(
         ).worst
         keys, inputs = outcomes.worst["keys"], outcomes.worst["inputs"]
     else:
-        there = content["weight"] > 0 if packed else slice(None)
-        keys, inputs, labels = content["key"][there], content[schema.input.name], content["label"]
+        losses = np.full(len(content["key"]), np.nan)
+        if model is not None:
+            losses = measure_token_losses(model, content[schema.input.name], content["label"])
+        order = np.argsort(-losses, kind="stable")
+        content = {name: values[order] for name, values in content.items()}
+        keys, inputs, labels = content["key"], content[schema.input.name], content["label"]
         values = {COLUMNS: content[COLUMNS]} if schema.table_input else {"inputs": inputs}
-        vectors = bool(classes) and labels.ndim > 1 and not packed
-        known = labels.argmax(axis=-1) if vectors else labels[there]
+        known = labels.argmax(axis=-1) if classes and labels.ndim > 1 else labels
         described = tuple(
             WorstExample(
                 id=name,
                 truth=truth,
                 predicted="",
                 probability=None,
-                loss=float("nan"),
+                loss=float(loss),
                 value=value,
             )
-            for truth, (name, value) in zip(
+            for loss, truth, (name, value) in zip(
+                losses[order],
                 [""] * len(keys) if tokens else name_values(known, classes),
                 describe_inputs({"keys": keys, **values}, pipeline, layout.manifest),
                 strict=True,
             )
         )
-    changed_by = {} if packed else dict(zip(content["key"], batch.changed_by, strict=True))
     return DescribedBatch(
-        examples=described, changed_by=[changed_by.get(key, ()) for key in keys], inputs=inputs
+        examples=described, changed_by=[changed_by.get(int(key), ()) for key in keys], inputs=inputs
     )
+
+
+def unpack(content: Batch, name: str) -> Batch:
+    """Return the texts in packed rows of tokens `name` as a batch of texts that are padded with 0.
+
+    `content` has (rows, width) tokens, and (rows, segments) labels and keys.
+    """
+    there = content["weight"] > 0
+    tokens, segments = content[name], content["segment_ids"]
+    texts = [tokens[row][segments[row] == slot + 1] for row, slot in np.argwhere(there)]
+    padded = np.zeros((len(texts), max(map(len, texts))), tokens.dtype)
+    for row, text in zip(padded, texts, strict=True):
+        row[: len(text)] = text
+    return {name: padded, "label": content["label"][there], "key": content["key"][there]}
+
+
+def measure_token_losses(
+    model: keras.Model, tokens: np.ndarray, following: np.ndarray
+) -> np.ndarray:
+    """Return the mean cross-entropy (n,) of the tokens that follow those of windows (n, length)."""
+    likely = model(tf.constant(tokens), training=False)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        following, likely, from_logits=not gives_probabilities(model)
+    )
+    return tf.reduce_mean(losses, axis=-1).numpy()

@@ -23,11 +23,12 @@ def make_receipt(
     parts: Mapping[str, str],
     *,
     steps: int,
-    folder: Path,
+    folder: Path | None = None,
 ) -> Receipt:
     """Make the receipt of a training of `steps` steps, whose model and losses are in `folder`.
 
-    `pipeline` makes its batches, as `open_training_batches` does; `parts` is its fingerprint.
+    `pipeline` makes its batches, as `open_training_batches` does; `parts` is its fingerprint. A
+    training that has not ended has no `folder`, and its receipt cannot be checked.
     """
     tags = read_lineage()
     return Receipt(
@@ -43,11 +44,11 @@ def make_receipt(
         parts=parts,
         versions=installed_versions(sorted(LIBRARIES["train"])),
         data_digest=pipeline.data.shards.data_digest,
-        sample=take_sample(pipeline, steps),
+        sample=take_sample(pipeline, steps) if folder else None,
         commit=tags.get("git.commit", ""),
         changed=tags.get("git.dirty") == "true",
-        model=digest_file(folder / MODEL_FILE),
-        losses=digest_file(folder / LOSSES),
+        model=digest_file(folder / MODEL_FILE) if folder else "",
+        losses=digest_file(folder / LOSSES) if folder else "",
     )
 
 

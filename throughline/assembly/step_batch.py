@@ -3,7 +3,9 @@ step).
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import tensorflow as tf
@@ -97,35 +99,29 @@ def digest_batch(batch: Batch) -> str:
     )
 
 
-def rebuild_batch(
-    params: Params, name: str, data: PreparedData, step: int, *, multiple: int
-) -> StepBatch:
-    """Rebuild the batch of a step of a configuration; `multiple` is its training's.
+def rebuild_batch(pipeline: InputPipeline, params: Params, name: str, step: int) -> StepBatch:
+    """Rebuild the batch of a step of the configuration `name`, whose training batches are open.
 
     Raises:
-      ImpossiblePlan: What the training delivered depended on timing.
+      ImpossiblePlan: The content of a batch depends on timing.
     """
-    augment = [op.name for op in make_input_spec(params, data, "train").augment]
-    always = len(augment)  # the ops that give examples one shape, and cannot be left out
-    before, changed_by = None, []
-    for count in range(len(augment) + 1):
-        try:
-            pipeline = open_training_batches(params, name, data, multiple=multiple, ops=count)
-        except ImpossiblePlan:
-            if count == len(augment):
-                raise
-            continue
-        if doubt := find_doubt(pipeline):
-            raise ImpossiblePlan(f"pipelines.{name}: no batch can be rebuilt, because {doubt}")
-        batch, always = read_batch(pipeline, step), min(always, count)
-        inputs = batch[data.shards.schema.input.name]
-        if before is None:
-            changed_by = [augment[:always] for _ in inputs]
-        else:
-            for ops, one, other in zip(changed_by, before, inputs, strict=True):
-                ops += [] if np.array_equal(one, other) else [augment[count - 1]]
-        before = inputs
-    return StepBatch(pipeline=pipeline, step=step, content=batch, changed_by=changed_by)
+    if doubt := find_doubt(pipeline):
+        raise ImpossiblePlan(f"pipelines.{name}: no batch can be rebuilt, because {doubt}")
+    data, multiple = pipeline.data, pipeline.worker.multiple
+    augment = [op.name for op in pipeline.plan.spec.augment]
+    image = data.shards.schema.input.name
+    stages: list[tuple[int, np.ndarray]] = []  # inputs after so many ops
+    for count in range(len(augment)):
+        with suppress(ImpossiblePlan):  # without later ops, examples differ in shape
+            part = open_training_batches(params, name, data, multiple=multiple, ops=count)
+            stages.append((count, read_batch(part, step)[image]))
+    content = read_batch(pipeline, step)
+    stages.append((len(augment), content[image]))
+    changed_by = [augment[: stages[0][0]] for _ in content[image]]
+    for (_, before), (count, after) in pairwise(stages):
+        for ops, one, other in zip(changed_by, before, after, strict=True):
+            ops += [] if np.array_equal(one, other) else [augment[count - 1]]
+    return StepBatch(pipeline=pipeline, step=step, content=content, changed_by=changed_by)
 
 
 def take_sample(pipeline: InputPipeline, steps: int) -> SampleBatch | None:

@@ -217,7 +217,10 @@ class ConfigurationRace:
             batch, waiting = batch or waiting[:1], waiting[max(1, len(batch)) :]
             echo(f"trying {', '.join(batch)}")
             pool.open(batch)
-            parents = [name for name in bound if name in pool.names]
+            present = [name for name in bound if name in pool.names]
+            changed = {name for (name, _), one in self.measured.changes.items() if one in batch}
+            # The first one races with each batch, so that all rounds have a common reference.
+            parents = [name for name in present if name in changed or name == present[0]]
             self._race(pool, CHANGES, [*parents, *batch], share * len(batch) / len(tried))
             for name in batch:
                 pool.end(name)

@@ -187,6 +187,12 @@ class CheckpointStore:
                 )
 
 
+def list_checkpoints(root: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """List the checkpoints of all trainings below `root`, each with what its `STATE` holds."""
+    folders = [each for work in sorted(root.glob("work-*")) for each in _positions(work)]
+    return [(folder, read_json(folder / STATE)) for folder in folders]
+
+
 def _positions(folder: Path) -> list[Path]:
     """List a training's checkpoints, newest first: the numbers in their names have equal length."""
     return sorted(folder.glob("at-*-*"), reverse=True)
