@@ -21,7 +21,7 @@ from throughline.assembly.step_batch import check_rows, open_training_batches, r
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.receipt import LOSSES
 from throughline.settings import PipelineConfig
-from throughline.shared.errors import CorruptColumn, ImpossiblePlan, MissingInput
+from throughline.shared.errors import CorruptColumn, CorruptShard, ImpossiblePlan, MissingInput
 from throughline.shared.layout import MODEL_FILE, Layout
 
 pytestmark = pytest.mark.integration
@@ -162,6 +162,20 @@ def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, 
     stored.flush()
     with pytest.raises(CorruptColumn, match=f"{column} of row {row:,} of the train split"):
         check_rows(rebuild_batch(opened, params, "optimized", 3))
+
+
+def test_a_damaged_record_of_the_batch_is_named(layout, tmp_path):
+    shutil.copytree(layout.root / "data", tmp_path / "data", symlinks=False)
+    params, data = open_all(Layout(tmp_path))
+    opened = open_training_batches(params, "optimized", data)
+    stored = np.memmap(next((tmp_path / "data" / "shards").rglob("train-*")), np.uint8, mode="r+")
+    stored[len(stored) // 2] ^= 1
+    stored.flush()
+    with pytest.raises(
+        CorruptShard, match=r"train-.*the checksum .*`python -m tasks\.verify` finds"
+    ):
+        for step in range(opened.steps_per_epoch):
+            check_rows(rebuild_batch(opened, params, "optimized", step))
 
 
 def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):

@@ -22,7 +22,7 @@ from throughline.plan.schema import COLUMNS
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.receipt import SampleBatch
-from throughline.shared.errors import CorruptColumn, ImpossiblePlan, MissingInput
+from throughline.shared.errors import CorruptColumn, CorruptShard, ImpossiblePlan, MissingInput
 from throughline.shared.files import digest_blake2b
 
 Batch = Mapping[str, np.ndarray]  # features by name, (batch, …); among them `label` and `key`
@@ -139,13 +139,13 @@ def check_rows(batch: StepBatch) -> bool:
     the shards are compressed.
 
     Raises:
-      CorruptColumn: A row differs.
+      CorruptColumn, CorruptShard: A row differs; a record is damaged.
     """
     pipeline, data, split = batch.pipeline, batch.pipeline.data, batch.pipeline.split
     if pipeline.plan.window or not pipeline.plan.gather or pipeline.order is None:
         return False
     try:
-        records = open_record_table(data, split)
+        table = open_record_table(data, split)
     except MissingInput:
         return False
     step = tf.constant(batch.step, tf.int64)
@@ -155,7 +155,11 @@ def check_rows(batch: StepBatch) -> bool:
     ops = (Parse.of(schema), *resolve_decode(data.bind_to_data(data.preprocess), schema))
     prepare = tf.function(lambda record: process_record(ops, record), autograph=False)
     stored = data.snapshot.splits[split].rows(data.input_column)
-    for row, record in zip(rows.tolist(), records.read(rows), strict=True):
+    try:
+        records = table.read(rows)
+    except ValueError as error:
+        raise CorruptShard(f"{error}; `python -m tasks.verify` finds all damage") from error
+    for row, record in zip(rows.tolist(), records, strict=True):
         made = prepare(tf.constant(record))
         for name in features[row >= stored :]:
             if not np.array_equal(_read_row(data, split, name, row), made[name], equal_nan=True):
