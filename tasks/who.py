@@ -58,7 +58,8 @@ def open_versions() -> tuple[dict[str, DataVersion], list[LoggedTraining]]:
     from throughline.assembly.inputs import open_inputs
     from throughline.data.manifest import read_manifest
 
-    versions, interrupted = dict[str, DataVersion](), list[LoggedTraining]()
+    versions = dict[str, DataVersion]()
+    interrupted: list[LoggedTraining] = []
     for layout in (Layout(), *map(Layout().run, Layout().run_names)):
         if not layout.manifest.exists():
             continue

@@ -5,18 +5,23 @@ import csv
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tasks.look import choose_steps
+from tasks.who import DataVersion, find_uses_in, list_interrupted
 from tests.support.project import run
+from tests.support.trainings import Stop, params_of, train_once
+from throughline.assembly.inputs import open_inputs
 from throughline.data.manifest import read_manifest
 from throughline.results.receipt import Receipt, read_losses
 from throughline.results.train import read_history
 from throughline.shared.errors import MissingInput
 from throughline.shared.layout import MODEL_FILE, Layout
+from throughline.training.checkpoints import CHECKPOINT_FOLDER
 
 pytestmark = pytest.mark.core
 
@@ -94,3 +99,19 @@ def test_files_of_another_training_are_refused(first):
     model.write_bytes(model.read_bytes() + b"more")
     said = look(folder, "1", code=2)
     assert "model.keras is not what the training wrote; `dvc checkout" in said
+
+
+def test_each_checkpoint_of_an_interrupted_training_has_seen_its_steps(layout, tmp_path, capsys):
+    (tmp_path / "data").symlink_to(layout.root / "data")
+    here, params = Layout(tmp_path), params_of()
+    with pytest.raises(Stop):
+        train_once(params, layout, here.results("optimized") / CHECKPOINT_FOLDER, stop_after=9)
+    version = DataVersion(
+        params=params, data=open_inputs(params, here), manifest=read_manifest(here.manifest)
+    )
+    kept = list(list_interrupted(here, version))
+    assert [one.receipt.steps for one in kept] == [9, 8]
+    assert find_uses_in(kept[0].receipt, version, version.data.memmap("train", "key")[:]).keys()
+    other = replace(version, params=params_of("train.seed=5"))
+    assert list(list_interrupted(here, other)) == []
+    assert "may have seen them: its parameters, data or code" in capsys.readouterr().out
