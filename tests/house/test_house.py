@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.mutations.faults import read_faults
-from tests.mutations.matrix import find_file, plant, read_sources
+from tests.mutations.faults import find_file, plant, read_faults, read_sources
 from tests.support.project import ROOT, run_python
 from throughline.shared.code_identity import project_files
 from throughline.shared.libraries import LIBRARIES
@@ -142,4 +141,5 @@ def test_every_fault_has_its_place_and_its_tests_and_leaves_python():
         "their snippets occur nowhere, or more than once"
     )
     for fault, path in files.items():
+        assert path is not None
         ast.parse(plant(sources[path], fault), fault.name)

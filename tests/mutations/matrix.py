@@ -9,7 +9,6 @@ import argparse
 import importlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
-from operator import add
 from pathlib import Path
 
 import pytest
 
-from tests.mutations.faults import Fault, read_faults
+from tests.mutations.faults import Fault, find_file, plant, read_faults, read_sources
+from tests.mutations.generated import generate_faults
 from tests.support.failures import read_failures
 from throughline.shared.progress import echo
 
@@ -35,36 +34,6 @@ LEAST_CAUGHT = 0.9  # share of the faults
 LIMIT_S = 300.0  # for the tests of one fault; a program that takes longer hangs: that is caught
 LIBRARIES = ("keras", "mlflow.tensorflow", "pandas", "pyarrow.parquet", "tensorflow")
 OURS = ("throughline", "tasks", "flows", "whowaits", "infra", "tests", "benchmarks")
-
-
-def read_sources(root: Path) -> dict[Path, str]:
-    """The text of every file in which faults are planted."""
-    return {
-        path: path.read_text()
-        for folder in ("throughline", "tasks", "flows", "whowaits")
-        for path in sorted((root / folder).rglob("*.py"))
-    }
-
-
-def pattern(snippet: str) -> re.Pattern:
-    """What a snippet looks like wherever its lines are broken, with a comma after the last item."""
-    first, *others = re.findall(r"\w+|[^\w\s]", snippet)
-    gaps = (r",?\s*" if token in ")]}" else r"\s*" for token in others)
-    return re.compile(re.escape(first) + "".join(map(add, gaps, map(re.escape, others))))
-
-
-def find_file(sources: Mapping[Path, str], fault: Fault) -> Path | None:
-    """The file in which a fault can be planted; None unless its snippet occurs once in all."""
-    snippet = pattern(fault.before)
-    longest = max(re.findall(r"\w+", fault.before), key=len)  # found sooner than the whole
-    texts = {path: text for path, text in sources.items() if longest in text}
-    files = [path for path, text in texts.items() for _ in snippet.finditer(text)]
-    return files[0] if len(files) == 1 else None
-
-
-def plant(text: str, fault: Fault) -> str:
-    """The source with the fault in it."""
-    return pattern(fault.before).sub(lambda _: fault.after, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +134,12 @@ def _run_tests(root: Path, tests: Sequence[str], failures: Path, log: Path) -> N
         os._exit(int(code))
 
 
-def run_all(faults: Sequence[Fault], copies: Sequence[Path]) -> Iterator[Outcome]:
-    """Plant each fault, run its tests, take it out again; as many at once as there are copies."""
+def run_all(
+    faults: Sequence[Fault], copies: Sequence[Path], more: Sequence[str] = ()
+) -> Iterator[Outcome]:
+    """Plant each fault, run its tests with `more` options, take it out again; as many at once as
+    there are copies.
+    """
     waiting, free = list(reversed(faults)), list(copies)
     running: dict[Path, tuple[Fault, Path, str, Run]] = {}
     while waiting or running:
@@ -180,7 +153,12 @@ def run_all(faults: Sequence[Fault], copies: Sequence[Path]) -> Iterator[Outcome
                 yield Outcome(name=fault.name, state="does not apply")
                 continue
             write_source(path, plant(sources[path], fault))
-            running[root] = (fault, path, sources[path], Run(root, fault.tests, limit_s=LIMIT_S))
+            running[root] = (
+                fault,
+                path,
+                sources[path],
+                Run(root, [*fault.tests, *more], limit_s=LIMIT_S),
+            )
         for root, (fault, path, text, run) in list(running.items()):
             code = run.poll()
             if code is None:
@@ -243,12 +221,25 @@ def main() -> None:
     parser.add_argument(
         "--jobs", type=int, default=2, help="faults tried at once, each in a copy of its own"
     )
+    parser.add_argument(
+        "--generate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead of the lists, N generated faults, in files whose path begins with --only",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which faults are generated")
     options = parser.parse_args()
-    faults = [
-        fault
-        for fault in read_faults(options.faults)
-        if options.only in f"{fault.name} {fault.before} {fault.tests}"
-    ]
+    if options.generate:
+        count, seed, within = options.generate, options.seed, options.only
+        sources = read_sources(ROOT)
+        faults = generate_faults(ROOT, sources, count=count, seed=seed, within=within)
+    else:
+        faults = [
+            fault
+            for fault in read_faults(options.faults)
+            if options.only in f"{fault.name} {fault.before} {fault.tests}"
+        ]
     before = json.loads(options.against.read_text()) if options.against else []
     outcomes = []
     for library in LIBRARIES:
@@ -260,7 +251,8 @@ def main() -> None:
         broken = fail_without_faults(copies[0], faults)
         for test in sorted(broken):
             echo(f"fails without any fault, not counted: {test}")
-        for outcome in run_all(faults, copies):
+        one_is_enough = ["--exitfirst", *(f"--deselect={test}" for test in sorted(broken))]
+        for outcome in run_all(faults, copies, one_is_enough if options.generate else ()):
             caught_by = tuple(test for test in outcome.caught_by if test not in broken)
             state = "survived" if outcome.caught_by and not caught_by else outcome.state
             outcomes.append(
@@ -271,10 +263,10 @@ def main() -> None:
             echo(f"{state:<15}{outcome.seconds:>6.1f} s{len(caught_by):>4} tests  {outcome.name}")
             if options.json:
                 options.json.write_text(json.dumps(list(map(asdict, outcomes)), indent=1) + "\n")
-    sys.exit(_summarize(outcomes, before))
+    sys.exit(_summarize(outcomes, before, least=0 if options.generate else LEAST_CAUGHT))
 
 
-def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping]) -> bool:
+def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping], *, least: float) -> bool:
     """Print what became of the faults; returns whether that is a failure."""
     by_state = {
         state: [outcome.name for outcome in outcomes if outcome.state == state]
@@ -289,7 +281,7 @@ def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping]) -> bool:
     lost = sorted(caught & {*by_state["survived"], *by_state["does not apply"]})
     for name in lost:
         echo(f"  was caught before: {name}")
-    enough = len(by_state["caught"]) >= LEAST_CAUGHT * len(outcomes)
+    enough = len(by_state["caught"]) >= least * len(outcomes)
     return bool(lost or by_state["does not apply"]) or not enough
 
 
