@@ -168,8 +168,8 @@ def command(  # noqa: PLR0913 - the options of a command line
         else:  # a selection of the project's configurations
             where = [f"Their files: {', '.join(str(Layout().results(one)) for one in selected)}"]
         if compared.measure_again:
-            again = cli.compose_measure_again("comparison", sys.argv[1:], compared.measure_again)
-            where = [again, *where]
+            name, *_ = compared.measure_again
+            where = [cli.compose_measure_again("comparison", sys.argv[1:], name), *where]
         cli.print_comparison(compared, "\n".join(where))
 
 

@@ -149,7 +149,7 @@ def command(  # noqa: PLR0913 - the options of a command line
             advice = "To change first" if row.gain else "What helps"
             where = [f"{advice}: {row.fix}{gain}"] if decided else []
             if row.verdict == UNDECIDED:
-                where += [cli.compose_measure_again("training", sys.argv[1:], [pipeline])]
+                where += [cli.compose_measure_again("training", sys.argv[1:], pipeline)]
             where += [
                 f"The page about it: {from_here(result.report / 'index.html')}"
                 if result.report

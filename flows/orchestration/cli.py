@@ -110,11 +110,13 @@ def print_comparison(compared: Comparison, where: str) -> None:
     typer.echo("\n".join([*lines, "", where]))
 
 
-def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[str]) -> str:
-    """Return a line with the command that races `names` again and keeps its other `arguments`.
+def compose_measure_again(flow: str, arguments: Sequence[str], name: str) -> str:
+    """Return a line with the command that races `name`, and all others, again.
+
+    It keeps its other `arguments`.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
-    >>> compose_measure_again("comparison", options, ["b"])
+    >>> compose_measure_again("comparison", options, "b")
     'Race again while nothing else runs: python -m flows.comparison --name x --measure-again b'
     """
     kept = [
@@ -122,8 +124,7 @@ def compose_measure_again(flow: str, arguments: Sequence[str], names: Sequence[s
         for before, argument in zip(["", *arguments], arguments, strict=False)
         if MEASURE_AGAIN not in (argument.partition("=")[0], before)
     ]
-    again = [word for name in names for word in (MEASURE_AGAIN, name)]
-    command = shlex.join(["python", "-m", f"flows.{flow}", *kept, *again])
+    command = shlex.join(["python", "-m", f"flows.{flow}", *kept, MEASURE_AGAIN, name])
     return f"Race again while nothing else runs: {command}"
 
 

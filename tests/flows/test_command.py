@@ -194,8 +194,8 @@ def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
     with pytest.raises(UnknownPipeline, match="--measure-again nave"):
         list_again(["nave"], ["naive", "optimized"])
     options = ["--set", "data.path=my data", "--measure-again", "a"]
-    said = compose_measure_again("comparison", options, ["b", "c"])
-    again = "--set 'data.path=my data' --measure-again b --measure-again c"
+    said = compose_measure_again("comparison", options, "b")
+    again = "--set 'data.path=my data' --measure-again b"
     assert said.endswith(f": python -m flows.comparison {again}")
 
 

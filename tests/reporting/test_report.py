@@ -254,7 +254,7 @@ def test_the_page_says_who_disturbed_what_draws_by_class_and_what_the_best_gets_
     assert "Mean absolute error of each target on the test split: load 0.25, wind 12." in page
     text = strip_tags(page)
     assert f"During the race {by}." in text
-    again = "python -m flows.comparison --measure-again optimized races"
+    again = "python -m flows.comparison --measure-again optimized races all"
     assert f"Undecided: optimized. {again}" in text
     assert "3.00× as fast" not in text, "the fix is to race again"
     assert "how often each is drawn depends on its class in optimized." in text
