@@ -302,7 +302,8 @@ def _few_shards(facts: Facts) -> str | None:
         return None
     if facts.shard_count >= turns.cycle_length:
         return None
-    return f"{facts.shard_count} shards for {turns.cycle_length} readers"
+    shards = "1 shard" if facts.shard_count == 1 else f"{facts.shard_count} shards"
+    return f"{shards} for {turns.cycle_length} readers"
 
 
 @rule(

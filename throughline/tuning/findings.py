@@ -43,7 +43,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
 
 def describe_config(config: PipelineConfig) -> dict[str, object]:
     """Return the fields of a configuration that differ from their defaults, as in params.yaml."""
-    return {"read": config.read, **config.model_dump(exclude_defaults=True, mode="json")}
+    return {"read": config.read, **config.model_dump(exclude_defaults=True)}
 
 
 def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCandidate:
