@@ -102,11 +102,18 @@ def list_interrupted(layout: Layout, version: DataVersion) -> Iterator[LoggedTra
             yield LoggedTraining(name=f"{name} ({path})", receipt=receipt, versions=())
 
 
-def find_examples(text: str, manifest: Manifest) -> np.ndarray:
+def find_id(text: str, params: Params) -> str:
+    """Return the id of a file in `data.path`; any other text is returned unchanged."""
+    path, folder = Path(text).absolute(), Path(params.data.path).absolute()
+    inside = path.is_file() and path.is_relative_to(folder)
+    return path.relative_to(folder).as_posix() if inside else text
+
+
+def find_examples(text: str, params: Params, manifest: Manifest) -> np.ndarray:
     """Return the places in the manifest's table of an example and its copies, (n,)."""
-    table = manifest.examples
-    rejected = manifest.rejected[manifest.rejected["id"] == text]
-    same = {text, *(reason.removeprefix("duplicate of ") for reason in rejected["reason"])}
+    table, name = manifest.examples, find_id(text, params)
+    rejected = manifest.rejected[manifest.rejected["id"] == name]
+    same = {name, *(reason.removeprefix("duplicate of ") for reason in rejected["reason"])}
     known = table["id"].isin([*same]) | (table["key"].astype(str) == text)
     if Path(text).is_file():
         known |= table["digest"] == digest_blake2b(Path(text).read_bytes())
@@ -153,7 +160,8 @@ def report_version(
 ) -> set[str]:
     """Print who has seen the examples that this data has; return those of `wanted` it knows."""
     table, rejected = version.manifest.examples, version.manifest.rejected
-    places = {text: find_examples(text, version.manifest) for text in wanted}
+    known = set[str]()
+    places = {text: find_examples(text, version.params, version.manifest) for text in wanted}
     found = table.iloc[np.unique([place for each in places.values() for place in each]).astype(int)]
     keys = found["key"][found["split"] == "train"].to_numpy()
     ordered = [(digest_order(one.receipt), one) for one in trainings]
@@ -171,9 +179,11 @@ def report_version(
             for order, one in ordered if example.split == "train" else ():
                 used = describe_use(uses[order], example.key)
                 echo(f"  {one.name}: {used}{''.join(f'; {each}' for each in one.versions)}")
-        for reason in rejected["reason"][rejected["id"] == text]:
+        reasons = rejected["reason"][rejected["id"] == find_id(text, version.params)].tolist()
+        for reason in reasons:
             echo(f"{text}: rejected, so no training has seen this one: {reason}")
-    return {text for text, rows in places.items() if len(rows)} | ({*wanted} & {*rejected["id"]})
+        known |= {text} if len(rows) or reasons else set()
+    return known
 
 
 def digest_order(receipt: Receipt) -> str:

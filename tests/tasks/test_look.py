@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tasks.look import choose_steps
-from tasks.who import DataVersion, find_uses_in, list_interrupted
+from tasks.who import DataVersion, find_id, find_uses_in, list_interrupted
 from tests.support.project import run
 from tests.support.trainings import Stop, params_of, train_once
 from throughline.assembly.inputs import open_inputs
@@ -115,3 +115,11 @@ def test_each_checkpoint_of_an_interrupted_training_has_seen_its_steps(layout, t
     other = replace(version, params=params_of("train.seed=5"))
     assert list(list_interrupted(here, other)) == []
     assert "may have seen them: its parameters, data or code" in capsys.readouterr().out
+
+
+def test_a_file_of_the_data_is_known_by_its_id_though_it_was_rejected(tmp_path):
+    (tmp_path / "sea").mkdir()
+    (tmp_path / "sea" / "1.jpg").touch()
+    params = params_of(f"data.path={tmp_path}")
+    assert find_id(str(tmp_path / "sea" / "1.jpg"), params) == "sea/1.jpg"
+    assert find_id("sea/2.jpg", params) == "sea/2.jpg"
