@@ -17,9 +17,10 @@ from throughline.tracking.store import show_address
 def add_to_training(
     params: Params, layout: Layout, name: str, *, data_digest: str, what: str
 ) -> Iterator[Recorder | None]:
-    """Open the MLflow run of a training; None, after saying that `what` is not logged, without one.
+    """Open the MLflow run of a configuration's training, to add `what` to it; None without one.
 
-    If a run with changes has not trained this configuration, a copy of the MLflow run is opened.
+    A run that MLflow has lost is named. If a run with changes has not trained this configuration,
+    a copy of the MLflow run is opened.
     """
     run = RunRecord.read(layout.results(name))
     run_key = make_run_key(

@@ -109,15 +109,15 @@ def rebuild_batch(pipeline: InputPipeline, params: Params, name: str, step: int)
         raise ImpossiblePlan(f"pipelines.{name}: no batch can be rebuilt, because {doubt}")
     data, multiple = pipeline.data, pipeline.worker.multiple
     augment = [op.name for op in pipeline.plan.spec.augment]
-    image = data.shards.schema.input.name
+    feature = data.shards.schema.input.name
     stages: list[tuple[int, np.ndarray]] = []  # inputs after so many ops
     for count in range(len(augment)):
         with suppress(ImpossiblePlan):  # without later ops, examples differ in shape
             part = open_training_batches(params, name, data, multiple=multiple, ops=count)
-            stages.append((count, read_batch(part, step)[image]))
+            stages.append((count, read_batch(part, step)[feature]))
     content = read_batch(pipeline, step)
-    stages.append((len(augment), content[image]))
-    changed_by = [augment[: stages[0][0]] for _ in content[image]]
+    stages.append((len(augment), content[feature]))
+    changed_by = [augment[: stages[0][0]] for _ in content[feature]]
     for (_, before), (count, after) in pairwise(stages):
         for ops, one, other in zip(changed_by, before, after, strict=True):
             ops += [] if np.array_equal(one, other) else [augment[count - 1]]

@@ -188,9 +188,15 @@ class CheckpointStore:
 
 
 def list_checkpoints(root: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """List the checkpoints of all trainings below `root`, each with what its `STATE` holds."""
-    folders = [each for work in sorted(root.glob("work-*")) for each in _positions(work)]
-    return [(folder, read_json(folder / STATE)) for folder in folders]
+    """List the checkpoints of all trainings below `root`, each with what its `STATE` holds.
+
+    A checkpoint whose `STATE` is damaged cannot be used, and is left out.
+    """
+    found = []
+    for folder in (each for work in sorted(root.glob("work-*")) for each in _positions(work)):
+        with contextlib.suppress(*DAMAGED):
+            found.append((folder, read_json(folder / STATE)))
+    return found
 
 
 def _positions(folder: Path) -> list[Path]:
