@@ -1,9 +1,10 @@
 """Which trainings have seen an example: a photo that must be deleted, a label that was wrong.
 
 An EXAMPLE is an id, as in data/manifest/examples.parquet; or a file, which is recognized by its
-bytes or its path in `data.path`; or a key. Copies of it count. All trainings of its data that MLflow knows are listed, and
-the checkpoints of interrupted ones, with the epochs whose batches had it, the first step, and the
-versions of their models. An example that is held out, or was rejected, is said to be.
+bytes or its path in `data.path`; or a key. Copies of it count. All trainings of its data that
+MLflow knows are listed, and the checkpoints of interrupted ones, with the epochs whose batches had
+it, the first step, and the versions of their models. An example that is held out, or was rejected,
+is said to be.
 """
 
 from __future__ import annotations
