@@ -60,8 +60,8 @@ def build(
     draws, rows = check_epoch(training) or (None, None)
     if next(training.batches(), None) is None:  # computes a whole batch once
         raise EmptyDataset(
-            f"the {training.split} split of this configuration delivers no batch; its plan is"
-            f" {training.plan}"
+            f"the {training.split} split of this configuration delivers no batch; add examples,"
+            f" or lower batch_size; its plan is {training.plan}"
         )
     result = BuildResult(
         plan=str(training.plan),

@@ -143,7 +143,7 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
             unreadable.append(where if where.endswith("dvc.lock") else where[:10])
     if unreadable:
         raise WorkspaceProblem(
-            f"what is used by {name_some(unreadable, most=SHOWN)} cannot be read, so nothing is"
+            f"cannot read which objects {name_some(unreadable, most=SHOWN)} need, so nothing is"
             " removed; first get the history (`git fetch --unshallow`, `dvc exp pull`) and its"
             " files in DVC's cache (`dvc fetch --all-commits shard snapshot`)"
         )

@@ -26,7 +26,7 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
     if config.batch and config.batch.pack:
         raise ImpossiblePlan(
             f"pipelines.{name}.batch.pack: slices of {count} processes (train.processes) hold"
-            " different numbers of documents, and the mean of their means is not the batch's; use"
+            " different numbers of documents, so the mean of their losses is not the batch's; use"
             " `batch: {pad_to: auto}`"
         )
     if params.train.jit_compile and not gpus:

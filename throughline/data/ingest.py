@@ -364,5 +364,5 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
     if stats["examples"].get("validation", 0) == 0:
         raise UnusableDataset(
             f"no example fell into the validation split, and {train:,} into the train split; raise"
-            " data.split.validation or add data"
+            " data.split.validation or, if the source names the splits, add validation examples"
         )

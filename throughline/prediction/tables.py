@@ -61,7 +61,7 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     steps, length = len(series.values), spec.window.length
     if series.values.shape[1:] != feature.shape:
         raise UnreadableSource(
-            f"{path} has {series.values.shape[1]} columns; the model takes {feature.shape[-1]}"
+            f"{path} has {series.values.shape[1]} columns; give {feature.shape[-1]}, as in training"
         )
     if steps < length:
         raise UnreadableSource(f"{path} has {steps} time steps, but the model needs {length}")

@@ -129,7 +129,7 @@ class ObjectStore:
         if data.nbytes != length:
             raise ObjectStoreFailed(
                 f"{self.address(name)} ends after {start + data.nbytes:,} bytes, but"
-                f" {start + length:,} are needed"
+                f" {start + length:,} are needed; it was cut off or replaced: restore it"
             )
         return data
 

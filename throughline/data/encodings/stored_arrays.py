@@ -206,8 +206,8 @@ def choose_form(
         width = np.dtype(dtype).itemsize
         if length % width or (shape and size * width != length):
             raise UnreadableSource(
-                f"data.records: {name} has {length:,} bytes, which are not {list(shape) or 'whole'}"
-                f" values of {dtype}",
+                f"data.records: {name} has {length:,} bytes, but {list(shape) or 'whole'} values"
+                f" of {dtype} take another number",
                 "set data.records.shape and data.records.dtype to those of the stored values",
             )
         return tuple(shape) or (length // width,), dtype

@@ -122,7 +122,7 @@ def _find_call(tree: ast.Module, line: int, edit: Edit) -> ast.Call:
     if given is not None and not isinstance(given.value, ast.Constant):
         raise CannotBeWritten(
             f"{edit.called} at {edit.where} has {keyword}={ast.unparse(given.value)}, which the"
-            " script computes: change it there"
+            " script computes: change that value by hand"
         )
     return call
 
