@@ -71,7 +71,7 @@ class Endpoints:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a process that talks to both servers."""
+        """Environment variables for a process that uses the Prefect server and MLflow."""
         return {
             "PREFECT_API_URL": f"{self.prefect}/api",
             "PREFECT_UI_URL": self.prefect,

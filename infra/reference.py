@@ -101,7 +101,7 @@ def error_reference() -> str:
 
 
 def _rows(section: type[BaseModel], prefix: str) -> list[str]:
-    """Return a row per key; the parts of a key are listed in its row."""
+    """Return a table row per key; a key that is a section lists its own keys in its row."""
     rows = []
     for name, field in section.model_fields.items():
         key, inner = f"`{prefix}{field.alias or name}`", _model(field.annotation)

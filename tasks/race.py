@@ -190,9 +190,9 @@ def record(
 
 
 def emulate(params: Params, accelerator: Accelerator) -> Params:
-    """Replace the model by the emulated train step of an accelerator, in a single process.
+    """Replace the model by an emulated train step of the accelerator, in a single process.
 
-    The process gets the whole batches of all processes that would train together.
+    That process takes each batch whole; in training, several processes would share it.
 
     Raises:
       UnknownModel: the model predicts next tokens.

@@ -22,7 +22,7 @@ from throughline.shared.progress import echo, progress
 
 
 def find_damaged_shards(stored: PreparedData) -> Iterator[CorruptShard]:
-    """Yield an error for each damaged record of the shards."""
+    """Yield an error for each problem of the shards, and after a shard's errors the remedy."""
     shards = stored.shards.shards
     for shard in progress(shards, total=len(shards), label="verify", unit="shards"):
         yield from map(CorruptShard, stored.find_damage(shard))

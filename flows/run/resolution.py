@@ -45,8 +45,8 @@ class ResolvedParams:
     """The parameters of a run, and whether they differ from the project's.
 
     `text` is the run's params.yaml. If it is changed, it holds only the selected configurations,
-    because an experiment would hold results for the others that nobody made. `complete` holds all,
-    for whoever applies the experiment.
+    so that the experiment lists none without results. `complete` holds all configurations, for
+    whoever applies the experiment.
     """
 
     request: Request
@@ -162,7 +162,7 @@ def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     """Adapt parameters to a worktree, which may lack the data.
 
     Keeps the configurations `only`, if any. Makes the data's path absolute if the worktree cannot
-    have them at the same relative path. Fetches nothing if the data are not the fetched ones.
+    have the data at the same relative path. Fetches only if the data are the fetched ones.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path = Path(params.data.path)

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def start_command(command: list[str]) -> int:
-    """Start the command in a session of its own; return its process id."""
+    """Start the command in a session of its own; it ends with this thread. Return its id."""
     # close_fds=False passes inherited descriptors, such as locks, on to the command.
     process = subprocess.Popen(
         command,

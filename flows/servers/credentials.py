@@ -83,7 +83,7 @@ class Credentials:
 
     @property
     def clients(self) -> dict[str, str]:
-        """Variables for clients of both servers."""
+        """Variables with which clients log in to the Prefect server and MLflow."""
         return {
             "PREFECT_API_AUTH_STRING": f"{USER}:{self.keys.password}",
             "MLFLOW_TRACKING_USERNAME": USER,

@@ -14,7 +14,7 @@ NAMES = ("127.0.0.1", "localhost")
 
 
 def main() -> None:
-    """Run `prefect server start` with an application that refuses requests to other host names."""
+    """Run `prefect server start` with an app that refuses requests for host names not in NAMES."""
     from prefect.cli import app as cli
     from prefect.server.api import server
 

@@ -45,7 +45,7 @@ def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 
 def _initdb(home: StackConfig, folder: Path) -> None:
-    """Make the cluster elsewhere, and rename it when complete: a kill leaves no partial one."""
+    """Make the database cluster in another folder, and rename that when it is complete."""
     initdb = _tool("initdb")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

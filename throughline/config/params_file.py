@@ -87,11 +87,11 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _read_value(text: str) -> Any:
-    """Parse a YAML value; plain text is kept whole, with what looks like a comment; "" gives None.
+    """Parse a YAML value; "" gives None, and unquoted text keeps all after a #.
 
-    Aliases, which could expand a few lines to gigabytes, and deep nesting, which is slow to parse,
-    raise ValueError. Ruamel's own parser accepts module:name in brackets, as YAML 1.2 does; libyaml
-    does not.
+    Raises ValueError for aliases, which could expand a few lines to gigabytes, and for text that is
+    too long or too deeply nested to parse fast. Uses Ruamel's own parser: it accepts module:name in
+    brackets, as YAML 1.2 does, and libyaml does not.
     """
     if not text.strip():
         return None

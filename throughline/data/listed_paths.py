@@ -131,7 +131,7 @@ def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
 
 
 def _match(wanted: Parts, index: Mapping[str, list[Parts]], spelling: str) -> list[Parts]:
-    """Return the files whose paths end like `wanted`, as `spelling` compares names."""
+    """Return the files whose paths end like `wanted`; `spelling` says which differences count."""
     *folders, name = (_fold(part, spelling) for part in wanted)
     if spelling == _OTHER and find_suffix(name):
         name = _stem(name)

@@ -85,7 +85,7 @@ def list_files(path: Path, *, out: Path) -> LocalFiles:
 def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
     """Yield each folder with files, at or below a path, and their names, sizes [bytes], times [ns].
 
-    The latter are one string, which takes a tenth of the memory of separate values.
+    The files of a folder are one string, which takes a tenth of the memory of separate values.
     """
     own, folders = str(out.absolute()), [str(path)]
     if not path.is_dir():

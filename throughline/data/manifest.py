@@ -68,7 +68,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of ids, contents, labels, classes, splits, cuts, and how table columns are coded.
+        """Digest of ids, contents, labels, classes, splits, gaps (`cuts`) and column codes.
 
         Two datasets with the same digest train the same model.
         """

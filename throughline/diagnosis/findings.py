@@ -1,4 +1,4 @@
-"""The findings of the rules about a configuration, and whether the race can try their changes."""
+"""The rules' findings about a configuration, and which of the proposed changes can race."""
 
 import json
 from collections.abc import Mapping

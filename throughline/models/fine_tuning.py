@@ -185,7 +185,7 @@ def _list_last(network: keras.Model) -> list[Any]:
 
 
 def _chain(network: keras.Model) -> Iterator[Any]:
-    """Yield the layers from the output backward, as long as each has one input."""
+    """Yield the layers from a single output backward, up to the first with several inputs."""
     tensors = list(getattr(network, "outputs", None) or [])
     while len(tensors) == 1:
         layer = tensors[0]._keras_history.operation

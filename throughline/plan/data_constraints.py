@@ -41,7 +41,7 @@ def find_data_problems(
 ) -> list[str]:
     """List problems of a configuration with data of this encoding.
 
-    The data may be cut into `windows`, or have a table input (`columns`); `ops` are (section, op).
+    `windows`: how data are cut, if so. `columns`: they have a table input. `ops`: (section, op).
     """
     text = encoding.modality == "text"
     problems = find_fraction_problems(config.snapshot.fraction, encoding)
@@ -130,7 +130,7 @@ def find_ops_problems(
 ) -> list[str]:
     """List problems that ops, given as (section, op), have with data of this encoding.
 
-    The data may have a number to predict, or a table input (`columns`).
+    `columns`: the data have a table input.
     """
     problems = [
         reason for section, op in ops for reason in _of_op(op, section=section, encoding=encoding)

@@ -317,8 +317,8 @@ class Rescale(Op):
 
 @register
 class Standardize(Op):
-    """Subtract the mean and divide by the standard deviation of each channel or column of the
-    training split, or those given.
+    """Subtract the mean and divide by the standard deviation: those of each channel or column of
+    the training split, or `mean` and `deviation` if given.
     """
 
     name = "standardize"

@@ -1,9 +1,9 @@
-"""The race of a project's configurations, in phases.
+"""The race of a project's configurations, in three phases for each group that fits into memory.
 
-First the configurations race against their models alone, then the changes that rules propose for
-input-bound ones, then the input of each alone. All are measured in turns of processes that are
-frozen in between (`contestant.py`). The first two phases end when their verdicts, places or gains
-are decided, or their time is up; the last has `INPUT_ROUNDS` at most. Imports no TensorFlow.
+First, configurations race against their models without input; second, changes that rules propose
+race for input-bound configurations; third, inputs race without a model. A contestant is a process
+that is frozen between its turns (`contestant.py`). A phase ends when its time is up, the first two
+also once their results are decided, the last after `INPUT_ROUNDS` rounds. Imports no TensorFlow.
 """
 
 import os
@@ -48,7 +48,7 @@ IN_PLAN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A configuration that is to race; those with equal `model_layers` share a model alone."""
+    """A configuration to race; equal `model_layers` share one measurement without input."""
 
     config: PipelineConfig
     plan: str
@@ -61,7 +61,7 @@ class Measured:
     """The measurements of a race.
 
     Attributes:
-      models: The contestant that is a configuration's model alone, by configuration.
+      models: The contestant that trains without input, by configuration.
       changes: The contestant that tries a rule's change, by configuration and rule.
       lost: Why a contestant was lost, by contestant.
       seconds: The total time of all turns.

@@ -1,4 +1,4 @@
-"""Pictures of one configuration: a timeline of real steps. SVG for pages, PNG elsewhere."""
+"""Timelines of real steps, of one or several configurations. SVG for pages, PNG elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -125,8 +125,8 @@ class Ranking:
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
         """Return the first epoch after which no more time was spent than with the baseline.
 
-        None if there is none, or it is the first of all. `prepare_s` was spent before any epoch, by
-        configuration.
+        None if there is no such epoch, or it is epoch 1. `prepare_s`, by configuration, was spent
+        before epoch 1.
         """
         costs = {
             each: replace(raced.cost, prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0))

@@ -1,4 +1,4 @@
-"""The result of build: a configuration's plan, and the proof that its examples are right."""
+"""The result of the build stage: a configuration's plan, and proof that its examples are right."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -89,6 +89,6 @@ class PlanSummary(ResultFile):
 
     @property
     def model_layers(self) -> tuple[str, ...]:
-        """What decides the model alone: its layers besides the network, and sequence batching."""
+        """Settings that decide the speed without input: the ops on the device, and `batch`."""
         parts = (*self.device_ops, self.config["batch"])
         return tuple(json.dumps(each, sort_keys=True) for each in parts if each is not None)

@@ -1,4 +1,4 @@
-"""The result of report: a row for each configuration, and which one is best."""
+"""The result of the report stage: a row for each configuration, and which one is best."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

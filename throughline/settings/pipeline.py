@@ -125,7 +125,7 @@ class JpegDecoding(Settings):
 
     @property
     def approximate(self) -> bool:
-        """Whether pixels may differ from TensorFlow's defaults; a fused crop differs at edges."""
+        """Whether pixels may differ from TensorFlow's defaults; by a fused crop, only at edges."""
         return self.model_dump() != EXACT_DECODING
 
 

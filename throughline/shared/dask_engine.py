@@ -140,7 +140,7 @@ class DaskEngine:
         )
 
     def _count_threads(self, sent: _Sent) -> int:
-        """Return the number of threads of all workers; 0 is an error only after `WORKERS_S`."""
+        """Return the number of threads of all workers; EngineFailed after `WORKERS_S` with none."""
         try:
             threads_of: Any = self._client.nthreads()
         except Exception as error:  # the library raises various errors if the connection is closed

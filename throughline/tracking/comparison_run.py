@@ -70,7 +70,7 @@ OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not abou
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return UI addresses of a run and its configurations' view; None if no server shows it."""
+    """Return the URLs of a comparison's run and of its view; None if no server has the run."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None

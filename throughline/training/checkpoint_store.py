@@ -77,7 +77,7 @@ class CheckpointStore:
 
     @property
     def unsent(self) -> str | None:
-        """The tag of the newest checkpoint's run if MLflow has not received it; else None."""
+        """The tag of the newest checkpoint's run if MLflow lacked that run then; else None."""
         return self._usable_checkpoints[0].state["unsent"] if self._usable_checkpoints else None
 
     def restore(
@@ -164,7 +164,7 @@ class CheckpointStore:
         return usable
 
     def _keep_others(self) -> None:
-        """Report the newest other training, and remove all but the newest `MAX_OTHERS` of them."""
+        """Report why the newest other training is not resumed; keep the newest `MAX_OTHERS`."""
         others = sorted(
             (folder for folder in self._root.glob("work-*") if folder != self._folder),
             key=lambda folder: folder.stat().st_mtime_ns,

@@ -87,14 +87,14 @@ def fit(
     """Train on `batches`, and evaluate after each epoch.
 
     On a GPU the host is one step ahead, unless a callback reads the logs of each step. Callbacks
-    receive the network that is trained, and the same calls as in Keras' `fit`; a callback may also
-    end the training before an epoch starts. In an epoch that is resumed, callbacks see the start of
-    the epoch again; the last callback must undo what they change then.
+    get the trained network and the same calls as in Keras' `fit`; a callback may also end the
+    training before an epoch starts. If a training resumes within an epoch, `on_epoch_begin` is
+    called again for that epoch; the last callback must undo the changes that this call makes.
 
     Args:
       batches: One sequence from the start of the schedule to its end, so that an epoch's first
           batch is ready in time.
-      last_logs: The logs of the epoch before the start, for a training without steps left.
+      last_logs: The logs of the last complete epoch, for a training that has no steps left.
 
     Raises:
       TrainingDiverged: If the loss of an epoch is not finite.

@@ -59,7 +59,7 @@ class Replicas:
         """Gather the `values` of every process, (processes, values) int64; waits for all of them.
 
         Raises:
-          ProcessLost: If another process is gone.
+          ProcessLost: If another process is gone. After the time limit, this process exits.
         """
         own = np.asarray(values, np.int64)
         if not self.several:

@@ -106,8 +106,8 @@ def _conclude(
 ) -> tuple[Outcome, str]:
     """Return the outcome, and the reason if it needs one.
 
-    If `new`, another one is ahead of the incumbent. `short` are ahead of the choice, but raced too
-    few rounds.
+    `new`: a rival beats the incumbent. `short`: rivals ahead of the chosen configuration, but after
+    too few rounds. `unraced`: rivals that there was no time for.
     """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed

@@ -213,7 +213,7 @@ def _scale_clear_color(image: Image.Image, *, bits: int) -> None:
 def _narrowed(image: Image.Image) -> Image.Image:
     """Convert gray of 16 bits to 8 bits, with white for the transparent value.
 
-    Works in strips, because the 32-bit numbers of all rows would take four times the memory.
+    Works in strips: the 32-bit numbers of all rows would take four times the result's memory.
     """
     narrow, clear = Image.new("L", image.size), image.info.get("transparency", 1 << DEEP)
     for top in range(0, image.height, STRIP):

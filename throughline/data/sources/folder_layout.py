@@ -25,7 +25,7 @@ _MASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a folder's path says: split (or `UNLABELED`) and class, or its files' `problem`."""
+    """What a folder's path says: split (or `UNLABELED`) and class, or why files are unusable."""
 
     split: str | None = None
     label: str = ""
@@ -117,7 +117,7 @@ class _Reading:
         return parts[level] if -len(parts) <= level < len(parts) else None
 
     def _find_split_levels(self) -> list[int]:
-        """Return the levels that name splits in all paths, or [-1] if only their last parts do."""
+        """Return the levels that name splits in all paths; [-1] if only the last level does."""
         levels = [level for level in self._levels if self._names_splits(level)]
         return levels or [level for level in (-1,) if self._levels and self._names_splits(level)]
 

@@ -152,7 +152,7 @@ def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> 
 
 
 def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
-    """Return what the first undamaged records of a shard hold, by feature; {} if there is none."""
+    """Summarize a shard's first intact records; UnreadableSource if none is an Example."""
     data, edges = open_shard(shard)
     parts, problem = [], ""
     for start, stop in itertools.pairwise(edges[: RECORDS_LOOKED_AT + 1].tolist()):
@@ -173,7 +173,7 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
             problem = f"{error}{found and f' (it is {found})'}"
     if problem and not parts:
         raise UnreadableSource(
-            f"{shard.path}: its records are not tf.train.Example, which is needed: {problem}"
+            f"{shard.path}: its records must be tf.train.Example, but are not: {problem}"
         )
     return merge_summaries(parts)
 

@@ -29,7 +29,7 @@ class ImageColumn:
         return f"{self.name}.{BYTES}" if is_struct else self.name
 
     def name_examples(self) -> list[str]:
-        """Return the images' paths if each has its own, else the names of files and row numbers."""
+        """Return the images' paths if all are different; otherwise table files and row numbers."""
         folder, rows, paths = self.files.path, [], []
         for file in self.files.splits:
             name = file.relative_to(folder).as_posix() if file != folder else file.name

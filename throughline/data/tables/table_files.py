@@ -296,7 +296,7 @@ def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Array:
-    """Return the names of classes; −1, by which `datasets` marks none, becomes null."""
+    """Return the names of classes; −1, which Hugging Face uses for no class, becomes null."""
     values = np.asarray(pc.fill_null(numbers, -1).cast(pa.int64()))
     if values.size and not -1 <= values.min() <= values.max() < len(names):
         wrong = values.min() if values.min() < -1 else values.max()

@@ -21,7 +21,7 @@ _DATA |= {".npy", ".tar", ".zip", ".gz", ".bz2", ".xz", ".zst"}
 
 
 def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | None:
-    """Open the Parquet or Arrow files at `path`, whose names may say splits; None for others."""
+    """Open the Parquet or Arrow files at `path`; None for CSV; DataNotFound if it has no table."""
     files = table_files.find_table_files(path) if path.exists() else []
     if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
         state = "holds no table" if path.is_dir() else "does not exist"

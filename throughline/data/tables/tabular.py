@@ -1,4 +1,4 @@
-"""Reads tables, CSV or Parquet, as columns of text, for tables, series and lists of images."""
+"""Reads CSV, Parquet and Arrow as columns of text, for tables, series and lists of images."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

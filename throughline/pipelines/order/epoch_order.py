@@ -44,7 +44,7 @@ class EpochOrder:
 
     @property
     def region(self) -> tuple[int, int]:
-        """The rows that this worker reads, as [first, stop): those of its lanes, or all."""
+        """The rows that this worker reads, as [first, stop): its `shuffle.lanes`, or all rows."""
         lanes = self.shuffle.lanes
         if lanes is None:
             return 0, self.count

@@ -229,7 +229,7 @@ def read_labels_and_weights(
     They are (examples,) int64 and (classes,) float64.
 
     Raises:
-      ImpossiblePlan: A weight is for an unknown class, all are 0, or a drawn class has no example.
+      ImpossiblePlan: A weight is for an unknown class, all are 0, or one is not but has no example.
       CorruptColumn: A label is no class.
     """
     classes = data.shards.classes

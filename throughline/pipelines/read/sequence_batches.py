@@ -82,7 +82,7 @@ def open_order(
 ) -> StepOrder:
     """Return the rows of each step of a plan that begins with `step`.
 
-    Packed rows of all splits get the same number of segments, so that a model sees one shape.
+    With `batch.pack`, all splits have equally many segments per row: the model sees one shape.
 
     Raises:
       ImpossiblePlan: `sampling` does not fit the split's classes, or texts are too long.
@@ -167,7 +167,7 @@ def _check_longest(key: str, lengths: np.ndarray, longest: int, split: str) -> N
     if longer:
         raise ImpossiblePlan(
             f"{key}: sequences of the {split} split have up to {int(lengths.max()):,} tokens,"
-            f" {longer:,} of {len(lengths):,} more than {longest:,}; allow the longest, or cut them"
+            f" {longer:,} of {len(lengths):,} more than {longest:,}; raise this limit, or cut them"
             f" by `- truncate: {{tokens: {longest}}}` in preprocess"
         )
 

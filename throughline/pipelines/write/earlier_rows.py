@@ -121,7 +121,7 @@ def _divide(
     shards: ShardIndex,
     objects: Mapping[str, Sequence[ColumnObject]],
 ) -> Iterator[tuple[tuple[str, str], EarlierRows]]:
-    """Yield the rows of each shard whose values are all stored."""
+    """Yield (split, shard digest) and rows of each shard whose input values are all stored."""
     for split in shards.splits:
         rows, of_split = index.splits[split], shards.for_split(split)
         stored = rows.rows(index.columns[0])

@@ -24,7 +24,7 @@ class LeftOutSaves:
         return self._names is not None and os.getpid() == self._pid
 
     def add(self, save: str) -> None:
-        """Note a save that is left out; print a line about the first."""
+        """Record the name of a skipped save; print a line about the first one."""
         if not self._names:
             self._say(f"{save} and later saves are left out: the model has seen repeated batches")
         if self._names is not None:

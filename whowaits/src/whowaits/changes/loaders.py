@@ -123,7 +123,7 @@ def is_iterable(torch: Any, loader: Any) -> bool:
 
 
 def spoils_another(torch: Any, loader: Any, place: LoaderPlace) -> bool:
-    """Return whether the call made another loader, of a stream or open file, that workers spoil."""
+    """Return whether the call at `place` also made a loader of a dataset unfit for workers."""
     made = [each for each in list(made_loaders) if each.whowaits_place == place and place.where]
     others = [each for each in made if each.dataset is not loader.dataset]
     return any(is_iterable(torch, each) or find_handle(each.dataset) for each in others)

@@ -55,7 +55,7 @@ def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str,
 
 
 def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
-    """Yield a digest for each example, or one for all if not `by_example` or lengths differ."""
+    """Yield a digest per example; one for all without `by_example` or a common first dimension."""
     lengths = {part.shape[0] if getattr(part, "ndim", 0) else None for part in arrays}
     examples: Any = [arrays]
     if by_example and len(lengths) == 1 and None not in lengths:

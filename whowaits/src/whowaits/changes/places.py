@@ -65,9 +65,9 @@ def _parse(file: str) -> ast.Module:
 
 
 def locate(dataset: Any, kind: str, number: int) -> Place:
-    """Return where the transformation of that kind and number from the dataset's end is made.
+    """Return where the script makes a transformation, given by kind and number from the end.
 
-    Without a kind, number 0 is the dataset itself. The place is empty if that was not seen.
+    Without a kind, number 0 is the dataset itself. The place is empty if the line is unknown.
     """
     return getattr(find_made(dataset, kind, number), "whowaits_at", Place())
 

@@ -149,7 +149,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Return parallel edits; none if a generator, cached, a library's, or its order counts."""
+        """Return parallel edits; none if cached, a generator, of a library, or if order counts."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
@@ -159,7 +159,7 @@ class _Draft:
         return iter(()) if self._goes_by_order(node) else reading_edits(self._reader(node))
 
     def _cycle_length(self, node: Node) -> int | None:
-        """Return the cycle length that TensorFlow chose for an interleave without one, or None."""
+        """Return TensorFlow's cycle length for an interleave that was given none; else None."""
         if kind_of(node) != "Interleave":
             return None
         made = find_made(self._dataset, "interleave", self.position(node)["number"])

@@ -1,4 +1,4 @@
-"""Lets a script alternate with a changed copy: it does what `proof.py` asks, then rests."""
+"""Lets a script train in turn with a changed copy: each does what `proof.py` asks, then rests."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class _Clock:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Allow a validation to take as long as it takes."""
+        """End the epoch's timing; set no time limit for the validation."""
         if self.timed:
             self.timed.close_epoch()
         self.session.beat(expects=None)

@@ -152,7 +152,7 @@ class _Hooks:
 
 
 def _settle(tf: Any) -> None:
-    """Wait for all devices, also PyTorch's, which may train on what tf.data makes."""
+    """Wait for all devices, also PyTorch's: it may train on batches from tf.data."""
     getattr(tf.test.experimental, "sync_devices", lambda: None)()
     if uses_cuda():
         synchronize(sys.modules["torch"], "cuda")
