@@ -80,9 +80,9 @@ def find_listed(
 def _choose(
     matches: Mapping[str, list[Parts]], lengths: Mapping[str, int], where: str, root: Path
 ) -> dict[str, Parts]:
-    """Return one file per name: the one whose whole path fits if each has one, else its only match.
+    """Return one file per name; refuse names that fit several files.
 
-    `lengths` are the numbers of parts of whole paths. A name that fits several files is refused.
+    If every name has a match with as many path parts as `lengths` says, only such matches count.
     """
     direct = {
         name: [one for one in several if len(one) == lengths[name]]

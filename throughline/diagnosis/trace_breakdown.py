@@ -1,9 +1,9 @@
 """Breaks a trace down: waits per step, work per iterator, and which iterators caused the waits.
 
 An iterator's *work* is time in its own code and in functions that it calls, on any thread, without
-time in which it waits for others. Its *critical* time is the part of training's waits that it
-causes. The module follows each wait from training down the tree of iterators, through a parallel
-map to its running calls, and through a prefetch to the iterator that fills it.
+time in which it waits for others. Its *critical* time is the part of training's waits that no
+other iterator explains. The module follows each wait from training down the tree,
+through a parallel map to its running calls, and through a prefetch to the iterator that fills it.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Pool:
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Give open contestants a turn each, backwards in odd rounds; `pulling` ones only pull."""
+        """Give open contestants a turn each, reversed in odd rounds; no training for `pulling`."""
         present = [name for name in names if name in self._open]
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:

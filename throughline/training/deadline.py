@@ -47,7 +47,7 @@ class Deadline:
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[None]:
-        """Limit the block to `seconds`, then begin the previous wait anew."""
+        """End this process if the block exceeds `seconds`; then restart the limit around it."""
         before = self._waits
         self.begin(seconds, what)
         try:

@@ -137,7 +137,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Return a configuration that reads `fraction` of the snapshot; it draws as `own`'s first."""
+    """Return a reader of `fraction` of the snapshot, with sampling and batches of `own`'s first."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 

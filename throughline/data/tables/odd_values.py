@@ -172,7 +172,7 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
 def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
     """Return the first rows (from 0) that hold units or a second header, [] if none does.
 
-    They have different texts and no numbers in columns that are `numeric` below.
+    Such rows have texts, not all alike, in the columns that are `numeric` in later rows.
     """
     rows: list[int] = []
     while len(rows) < min(_MOST_UNITS, len(table) - 1):
