@@ -3,14 +3,13 @@ the options of `mlflow server`.
 
 MLflow lets pages of any port of localhost use the password that the browser remembers, and other
 users of the machine can serve such pages. Here a browser's request must come from a page of the
-same host and port that it goes to. The UI opens on runs, not on traces of language models.
+same host and port that it goes to.
 """
 
 import importlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,9 +17,6 @@ APP = (  # MODULE:NAME that `mlflow server` would serve; a factory if it ends in
     "THROUGHLINE_MLFLOW_APP"
 )
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
-# The browser's storage decides which half of MLflow is shown (seen in MLflow 3.17). This script
-# runs before the page's own.
-SHOW_RUNS = b"<script>localStorage['mlflow.workflowType_v1'] ??= '\"machine_learning\"'</script>"
 
 Scope = MutableMapping[str, Any]
 Application = Callable[
@@ -60,22 +56,10 @@ def own_pages_only(app: Application) -> Application:
     return answer
 
 
-def open_on_runs(app: Any) -> None:
-    """Let the page of MLflow's Flask application open on runs at the first visit."""
-    page = Path(app.static_folder, "index.html")
-    app.view_functions["serve"] = lambda: (
-        page.read_bytes() + SHOW_RUNS,
-        {"Cache-Control": "no-cache"},
-    )
-
-
 def create_app() -> Application:
     """Return the application that `mlflow server` would serve, for its own pages only."""
-    import mlflow.server
-
     module, _, name = os.environ[APP].partition(":")
     found = getattr(importlib.import_module(module), name.removesuffix("()"))
-    open_on_runs(mlflow.server.app)
     return own_pages_only(found() if name.endswith("()") else found)
 
 

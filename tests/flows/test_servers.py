@@ -1,7 +1,6 @@
 """Servers that end are started again, configured ones are used as they are."""
 
 import asyncio
-import importlib
 import json
 import os
 import signal
@@ -37,7 +36,7 @@ from flows.servers.services import (
     keep_running,
 )
 from flows.servers.temporary_server import prefect_server
-from flows.servers.tracking_server import SHOW_RUNS, is_foreign, open_on_runs, own_pages_only
+from flows.servers.tracking_server import is_foreign, own_pages_only
 from flows.ui import STORE, Endpoints, tracking_process
 from tests.support.shared_servers import prefect_template
 from tests.support.stack import wait_for
@@ -273,15 +272,3 @@ def test_the_application_sees_none_of_them(kind, refusal):
     asyncio.run(own_pages_only(app)(scope, None, send))
     assert seen == ([] if refusal else [kind])
     assert bool(sent) is bool(refusal) and (not refusal or refusal in sent[0].items())
-
-
-@pytest.mark.integration
-def test_the_page_begins_with_runs(monkeypatch):
-    app = importlib.import_module("mlflow.server").app
-    monkeypatch.setitem(app.view_functions, "serve", app.view_functions["serve"])
-    client = app.test_client()
-    plain = client.get("/")
-    open_on_runs(app)
-    page = client.get("/", headers={"If-None-Match": plain.headers["ETag"]})
-    assert page.data == plain.data + SHOW_RUNS
-    assert (page.status_code, page.mimetype) == (200, "text/html") and "ETag" not in page.headers

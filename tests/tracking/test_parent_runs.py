@@ -1,10 +1,8 @@
 """Runs of MLflow with others below them, and copies of what a run with changes measures again."""
 
-import base64
-import json
 import signal
-import zlib
 from dataclasses import replace
+from urllib.parse import unquote
 
 import mlflow
 import pytest
@@ -24,7 +22,6 @@ from throughline.tracking.comparison_run import (
     has_comparison,
     open_comparison,
     run_urls,
-    save_view,
 )
 from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
 from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN
@@ -168,24 +165,14 @@ def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkey
     monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "http://mlflow:5000")
     runs = f"http://mlflow:5000/#/experiments/{run.info.experiment_id}/runs"
     half = "workflowType=machine_learning"  # not traces
-    view = f"{runs}?viewStateShareKey={parent}&{half}"
-    assert run_urls(parent) == (f"{runs}/{parent}?{half}", view)
+    page, listed = run_urls(parent)
+    assert page == f"{runs}/{parent}?{half}"
+    assert unquote(listed) == (
+        f"{runs}?searchFilter=tags.`mlflow.parentRunId` = '{parent}'"
+        f"&orderByKey=metrics.`throughput/speedup_vs_naive`&orderByAsc=false&{half}"
+    )
     monkeypatch.setenv(UI_URL, "https://runs.example/mlflow/")
     assert all(page.startswith("https://runs.example/mlflow/#/") for page in run_urls(parent))
-
-
-def test_a_view_is_kept_with_its_experiment_in_the_form_that_the_ui_reads(mlflow_store):
-    with open_comparison(KEY, "compared") as parent:
-        save_view(parent, metric="accuracy")
-        experiment = mlflow.get_experiment(mlflow.get_run(parent).info.experiment_id)
-    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{parent}"])
-    form, packed = view["state"].split(";")
-    state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    assert (view["name"], form) == ("compared", "deflate")
-    assert state["searchFilter"] == f"tags.`mlflow.parentRunId` = '{parent}'"
-    fastest_first = ("metrics.`throughput/speedup_vs_naive`", False)
-    assert (state["orderByKey"], state["orderByAsc"]) == fastest_first
-    assert state["selectedColumns"][-2:] == ["metrics.`test/accuracy`", "metrics.`val/accuracy`"]
 
 
 def test_what_the_project_measures_is_added_to_the_trainings_run_whose_lineage_stays(

@@ -1,14 +1,11 @@
 """The parent run of a comparison in MLflow.
 
-It is opened before its configurations run, and closed with their report, view and champion.
+It is opened before its configurations run, and closed with their report and champion.
 """
 
-import base64
-import json
 import logging
 import os
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -57,20 +54,15 @@ NOT_REQUESTED = (
 
 LATER = "run the same command again later"
 REPORT_TAG = "report.digest"  # the last tag of a comparison that the store has completely
-VIEW_TAG = "mlflow.sharedViewState."
 FASTEST = "metrics.`throughput/speedup_vs_naive`"
-# Few, because MLflow shows them in alphabetical order, whatever the order in the view.
-VIEW_METRICS = (
-    "throughput/steady_examples_per_s",
-    "throughput/input_examples_per_s",
-    "throughput/model_examples_per_s",
-    "input/stall_pct",
-)
 OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not about language models
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return the URLs of a comparison's run and of its view; None if no server has the run."""
+    """Return the URLs of a comparison's run, and of a list of its configurations' runs.
+
+    The list begins with the fastest. None if no server has the run.
+    """
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -80,7 +72,9 @@ def run_urls(run_id: str | None) -> tuple[str, str] | None:
         return None
     page = (os.environ.get(UI_URL) or server).rstrip("/")
     runs, run = f"{page}/#/experiments/{quote(experiment)}/runs", quote(run_id)
-    return f"{runs}/{run}?{OF_RUNS}", f"{runs}?viewStateShareKey={run}&{OF_RUNS}"
+    children = quote(f"tags.`{PARENT_TAG}` = '{run_id}'")
+    listed = f"searchFilter={children}&orderByKey={quote(FASTEST)}&orderByAsc=false"
+    return f"{runs}/{run}?{OF_RUNS}", f"{runs}?{listed}&{OF_RUNS}"
 
 
 @contextmanager
@@ -154,7 +148,7 @@ def close_comparison(
     Every configuration whose run the store has gets a child run. If it was trained elsewhere, this
     is a copy of that run, whose id is in the tag `reused_run_id`. Unless `promotion` is `none`, the
     best model may become champion. `note` (Markdown) is shown on the run's first page. If the store
-    cannot be reached, children, view and champion are not kept for later.
+    cannot be reached, children and champion are not kept for later.
     """
     rows = list(comparison.configurations)
 
@@ -179,7 +173,6 @@ def close_comparison(
         )
         parent.log_artifact(report, folder="report")
         parent.call(lambda: _complete_children(run_id, rows))
-        parent.call(lambda: save_view(run_id, metric=comparison.metric))
 
         def decide() -> None:
             decision = (
@@ -271,37 +264,6 @@ def _current_champion(name: str) -> Any:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-
-
-def save_view(parent: str, *, metric: str) -> None:
-    """Add a view of a comparison's configurations to `Views`, the fastest first.
-
-    MLflow keeps saved views as tags of the experiment, in the form that its own UI writes (seen in
-    MLflow 3.17). `metric` is that of the models' quality.
-    """
-    info = mlflow.get_run(parent).info
-    shown = (*VIEW_METRICS, f"test/{metric}", f"val/{metric}")
-    state = {
-        "searchFilter": f"tags.`{PARENT_TAG}` = '{parent}'",
-        "orderByKey": FASTEST,
-        "orderByAsc": False,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
-        "modelVersionFilter": "All Runs",
-        "selectedColumns": ["tags.`verdict`", FASTEST, *(f"metrics.`{each}`" for each in shown)],
-    }
-    packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
-    now = int(time.time() * 1000)
-    view = {
-        "name": str(info.run_name),
-        "createdAt": now,
-        "updatedAt": now,
-        "state": f"deflate;{packed}",
-    }
-    mlflow.MlflowClient().set_experiment_tag(
-        info.experiment_id, f"{VIEW_TAG}{parent}", json.dumps(view)
-    )
 
 
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:
