@@ -78,9 +78,9 @@ def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
     flat = values.reshape(len(values), -1)
     return pd.DataFrame(
         {
-            "lowest": flat.min(axis=0),
-            "median": np.median(flat, axis=0),
-            "highest": flat.max(axis=0),
+            "lowest": np.nanmin(flat, axis=0),
+            "median": np.nanmedian(flat, axis=0),
+            "highest": np.nanmax(flat, axis=0),
         },
         index=pd.Index(names, name="column"),
     )

@@ -4,6 +4,7 @@ It examines every example once, rejects unusable ones with a reason, drops dupli
 splits. Later stages rely on it: images decode, labels exist, splits are fixed and share no copies.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -43,7 +44,7 @@ from throughline.data.manifest import (
 )
 from throughline.data.rejects import check_rejects
 from throughline.data.shards.records import example_key
-from throughline.data.split_names import leave_validation_open
+from throughline.data.split_names import find_left_out, leave_validation_open
 from throughline.data.splits import assign_split
 from throughline.data.tables.table_columns import fill_medians
 from throughline.plan.schema import Schema, find_encoding
@@ -139,7 +140,10 @@ def _find_unlisted(source: Files, listed: LocalFiles, settings: DataSettings) ->
     known |= {str(source.root / reject.id.partition(": ")[2]) for reject in source.rejected}
     suffixes = cast("FileEncoding", find_encoding(source.encoding)).suffixes
     others = [
-        name for name in listed.names() if find_suffix(name) in suffixes and name not in known
+        name
+        for name in listed.names()
+        if find_suffix(name) in suffixes and name not in known
+        if not find_left_out(os.path.relpath(name, source.root), settings.leave_out)
     ]
     count = f"{len(others):,} images are" if others[1:] else "1 image is"
     return [f"{count} in no row of the table, such as {min(others)}"] if others else []

@@ -31,6 +31,7 @@ from throughline.data.split_names import (
     UNLABELED,
     find_left_out,
     leave_validation_open,
+    read_name,
 )
 from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
@@ -38,6 +39,7 @@ from throughline.settings.source_kinds import SOURCES
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.layout import ORIGIN
 from throughline.shared.object_store import StoredObject
+from throughline.shared.wording import name_some
 
 _FIRST_BYTES = 1024
 _KINDS_SHOWN, _FEW = 5, 3
@@ -121,8 +123,19 @@ def list_class_folders(
             f"folder {folder}: {name_kinds(kinds)} left out, {counts[folder]:,} read"
             for folder, kinds in others.items()
             if kinds.total() > counts[folder]
-        ],
+        ]
+        + describe_split_lists(listing.split_lists, settings),
     )
+
+
+def describe_split_lists(names: Sequence[str], settings: DataSettings) -> list[str]:
+    """Return a warning about unread files that are named as splits; `names` are their paths."""
+    named = [name for name in names if not find_left_out(name, settings.leave_out)]
+    return [
+        f"{name_some(sorted(named), most=4)}: named as splits, and not read; if they list the"
+        " official splits, make a table of the files with a column split (data.source:"
+        f" {'text' if settings.source == 'text_folder' else 'image'}_table)"
+    ] * bool(named)
 
 
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
@@ -209,6 +222,7 @@ class _Listing:
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
         self.skipped: Counter[str] = Counter()
+        self.split_lists: list[str] = []  # unread files that are named as splits
         self.left_out: Counter[str] = Counter()
         self._listed: set[Path] = set()
         self._links: list[Path] = []
@@ -275,6 +289,9 @@ class _Listing:
         skipped = [find_suffix(name) for name in others]
         self.skipped.update(suffix or "without a suffix" for suffix in skipped)
         below = readable(folder.relative_to(self.root))
+        self.split_lists += [
+            f"{below}/{name}" for name in others if read_name(name.partition(".")[0]).split
+        ]
         unread = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)
         if unread.total() > 1 and is_leaf and folder != self.root:
             self.others[below] = unread

@@ -16,12 +16,13 @@ from throughline.data.tables import tabular
 from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
 from throughline.data.tables.table_columns import Listing, check_names, name_columns, read_listing
-from throughline.data.tables.table_files import find_table_files
+from throughline.data.tables.table_files import find_table_files, list_visible
 from throughline.data.tables.table_paths import find_others, open_files
 from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import DataNotFound
+from throughline.shared.wording import name_some
 
 UNWATCHED = "DVC does not watch the images: data.path names the table, not the folder with both"
 IMAGE = "image"  # name of the images when a model is served
@@ -121,6 +122,13 @@ def _find_table(path: Path) -> Path:
         return tables[0]
     if {*tables} <= {*files} if files else tables:
         return path
+    if below := [one.relative_to(path) for one in list_visible(path, TABLES) if not tables]:
+        raise DataNotFound(
+            f"data.path: {path} holds no table, but its folders do:"
+            f" {name_some([*map(str, below)])}; join these as one table, with"
+            " paths relative to it and a column split (train, validation, test), or set data.path"
+            " to one of the folders"
+        )
     names = ", ".join(table.name for table in tables) or "none"
     raise DataNotFound(
         f"data.path: {path} holds {len(tables)} tables ({names}); it must hold tables of one kind"

@@ -41,16 +41,18 @@ def scan(settings: DataSettings) -> Arrays:
     kinds, kind = _check_kinds(table)
     numeric = settings.numeric or [name for name in kinds if kinds[name] == "number"]
     categorical = settings.categorical or [name for name in kinds if kinds[name] == "category"]
-    columns = table_columns.choose_columns(table, numeric, categorical)
-    values, problems = table_columns.code_rows(table, columns, hint=True)
     number = kind == "number"
+    heading = odd_values.find_units(table, [*numeric, *(settings.label_columns if number else ())])
+    body = table.skip(len(heading))
+    columns = table_columns.choose_columns(body, numeric, categorical)
+    values, problems = table_columns.code_rows(table, columns, hint=True)
     predicted = table_columns.read_targets(table, problems) if number else np.empty((len(table), 0))
     labels: list[Any] = list_numbers(predicted) if number else _read_classes(table, problems)
     features = [*zip(numeric, values.T, strict=False)]
     targets = [*zip(settings.label_columns, predicted.T, strict=False)]
     if odd_values.find_total(table, [column for _, column in [*features, *targets]]):
         problems[-1] = "holds sums or means of the rows above it"
-    for row in odd_values.find_units(table, [name for name, _ in [*features, *targets]]):
+    for row in heading:
         problems[row] = "holds units or a second header: remove it"
     splits = tabular.read_splits(table)
     reasons = [wrong or problem for (_, wrong), problem in zip(splits, problems, strict=True)]
@@ -73,7 +75,7 @@ def scan(settings: DataSettings) -> Arrays:
             if reason is not None
         ],
         readings=[
-            column_kinds.describe_column(table, name, roles.get(name) or kinds[name])
+            column_kinds.describe_column(body, name, roles.get(name) or kinds[name])
             for name in table.columns
         ],
         dialect=table.describe_dialect(),

@@ -17,7 +17,7 @@ from throughline.data.found import Series
 from throughline.data.tables import column_kinds, tabular
 from throughline.data.tables.moments import check_times, check_unnamed_times
 from throughline.data.tables.number_text import explain_notation
-from throughline.data.tables.odd_values import find_sentinels, find_total, find_units
+from throughline.data.tables.odd_values import find_sentinels, find_total, find_units, is_rescaled
 from throughline.data.tables.table_columns import MARK_MISSING, check_marks
 from throughline.data.tables.tabular import TextTable
 from throughline.plan.schema import Schema, TableColumns
@@ -254,6 +254,12 @@ def _choose_columns(table: TextTable) -> list[str]:
         for name in columns
         if (doubt := column_kinds.find_problem(table, name, "number"))
     }
+    for time in table.settings.time_columns:
+        doubts |= {
+            name: f"column {name} is {time} in another unit; data.numeric: [{name}, …] keeps it"
+            for name in columns
+            if is_rescaled(table.numbers(name), table.parse(time))
+        }
     times = [] if table.settings.time_columns else ["data.time_column names the column of times"]
     column_kinds.refuse_columns(table, doubts, *times)
     return columns

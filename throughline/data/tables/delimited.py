@@ -5,6 +5,7 @@ readers shift cells, join rows at a stray quote, or give a column several types.
 """
 
 import csv
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from throughline.shared.errors import UnreadableSource
 _SHOWN, _MOST_NOTES = 3, 9
 _MOST_SHOWN = 40  # characters of a line
 _BLOCK = 1 << 20  # bytes
+_BLANKS_BETWEEN = re.compile(r'"[ \t]+"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,10 @@ def _records(
             if "expected after" not in problem and "end of data" not in problem:
                 raise UnreadableSource(f"{where}: not a readable table: {problem}") from error
             goes_on = f" of {more + 1} lines" if more else ""
+            if reader.dialect.delimiter != BLANKS and _BLANKS_BETWEEN.search(lines[0]):
+                raise UnreadableSource(
+                    f"{where}: blanks seem to separate quoted cells; set data.delimiter: blanks"
+                ) from error
             raise UnreadableSource(
                 f"{where}: a quoted cell{goes_on} does not end with its quote; a stray quote?",
                 "set data.quoting: none if quotes are ordinary characters here, or write quotes"

@@ -1,5 +1,6 @@
 """Reads numbers from text, for whole columns, and finds their decimal mark."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _CERTAIN = {**_GROUPED, ",": r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"
 _TRUTH = r"^(?i:true|false)$"
 # What people read as a number, but nothing here does: thousands separators, currencies, percents.
 _PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
+_FLAGGED = re.compile(r"([+-]?\d+([.,]\d+)?)\s*[A-Za-z]{1,3}")  # as statistical offices do
 _NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
 
 
@@ -96,7 +98,9 @@ def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
 
 
 def explain_notation(cell: str) -> str:
-    """Return how to write a number whose minus is not recognized; "" for other cells."""
+    """Return how to write a number with letters, or a minus that is unknown; "" for other cells."""
+    if flagged := _FLAGGED.fullmatch(cell):
+        return f"write {flagged[1]}, without the letters"
     if not _matches(pa.array([cell], pa.large_string()), _NUMBER_LIKE)[0]:
         return ""
     if cell.startswith("("):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from throughline.data.tables.number_text import is_number
+from throughline.data.tables.number_text import explain_notation, is_number
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
@@ -177,8 +177,9 @@ def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
     rows: list[int] = []
     while len(rows) < min(_MOST_UNITS, len(table) - 1):
         cells = [table.columns[name][len(rows)].as_py() for name in numeric]
-        text = all(
-            not is_number(pa.array([cell], pa.large_string()), table.decimal_of(name))[0]
+        text = not any(
+            is_number(pa.array([cell], pa.large_string()), table.decimal_of(name))[0]
+            or explain_notation(cell)
             for name, cell in zip(numeric, cells, strict=True)
         )
         times = [table.columns[name][len(rows)].as_py() for name in table.settings.time_columns]
@@ -194,7 +195,7 @@ def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> l
     return [
         _advise(name, "is the label in another unit")
         for name, values in columns
-        if _is_same(values, label)
+        if is_rescaled(values, label)
     ]
 
 
@@ -214,7 +215,8 @@ def _advise(name: str, what: str) -> str:
     )
 
 
-def _is_same(column: np.ndarray, label: np.ndarray) -> bool:
+def is_rescaled(column: np.ndarray, label: np.ndarray) -> bool:
+    """Return whether a column (rows,) is the other one in another unit."""
     both = np.isfinite(column) & np.isfinite(label)
     values, labels = column[both].astype(np.float64), label[both].astype(np.float64)
     if len(values) < _LEAST_ROWS or not np.ptp(values) or not np.ptp(labels):

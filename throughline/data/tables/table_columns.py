@@ -20,7 +20,7 @@ from throughline.data.encodings.labels import LabelKind
 from throughline.data.found import Found, ListedColumns
 from throughline.data.tables import column_kinds
 from throughline.data.tables.column_kinds import Kind
-from throughline.data.tables.number_text import explain_notation
+from throughline.data.tables.number_text import explain_notation, explain_unread
 from throughline.data.tables.odd_values import find_sentinels
 from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
@@ -291,8 +291,10 @@ def refuse_text_labels(table: TextTable) -> None:
     settings = table.settings
     for name in settings.label_columns if settings.label_kind == "number" else ():
         if column_kinds.guess_kind(table, name) == "category":
+            shown = f"{table.path}: label column {name}"
+            if unread := explain_unread(table.columns[name], table.decimal_of(name)):
+                raise UnreadableSource(f"{shown} {unread}")
             raise UnreadableSource(
-                f"{table.path}: label column {name} holds text, but data.label_kind: number needs"
-                " numbers",
+                f"{shown} holds text, but data.label_kind: number needs numbers",
                 "set data.label_kind: class, or name another data.label_column",
             )

@@ -129,6 +129,11 @@ class TextTable:
             self._parsed[name].flags.writeable = False
         return self._parsed[name]
 
+    def skip(self, rows: int) -> "TextTable":
+        """Return the table without its first `rows`."""
+        columns = {name: cells.slice(rows) for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=self.rows - rows)
+
     def forget(self, name: str) -> None:
         self._parsed.pop(name, None)
 
