@@ -173,7 +173,7 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
             problem = f"{error}{found and f' (it is {found})'}"
     if problem and not parts:
         raise UnreadableSource(
-            f"{shard.path}: its records must be tf.train.Example, but are not: {problem}"
+            f"{shard.path}: its records are not tf.train.Example, which is needed: {problem}"
         )
     return merge_summaries(parts)
 
