@@ -1,17 +1,27 @@
-"""Sharding, and the repair of damaged shards."""
+"""Splits, shard order and shard ranges; sharding, and the repair of damaged shards."""
 
+import hashlib
 import os
+import shutil
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.csv_tables import write
 from tests.support.prepared_files import index_of, write_shard
-from tests.support.small_data import flip_bit, prepared, read_files
+from tests.support.small_data import flip_bit, prepared, read_files, write_files
+from throughline.data import splits
 from throughline.data.encodings.arrays import array_feature
-from throughline.data.manifest import read_manifest
+from throughline.data.encodings.labels import labeled
+from throughline.data.manifest import Manifest, digest_rows, read_manifest
 from throughline.data.shards import file_parts, writing
 from throughline.data.shards.file_parts import FilePart, read_parts
 from throughline.data.shards.files import REPAIRED, ShardFiles
@@ -19,10 +29,123 @@ from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
 from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
-from throughline.plan.schema import Schema
+from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings, ShardSettings
 from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, MissingInput
 from throughline.shared.files import digest_blake3
+
+SHARES = {"validation": 0.15, "test": 0.1}
+contents = st.lists(st.binary(max_size=8), min_size=1, max_size=60)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.blake2b(content).hexdigest()
+
+
+@given(contents, contents, st.integers(0, 5))
+def test_adding_data_never_moves_an_example(old, new, seed):
+    def assign(contents):
+        return {one: splits.assign_split(digest(one), shares=SHARES, seed=seed) for one in contents}
+
+    assert assign(old).items() <= assign(old + new).items()
+
+
+def test_shares_are_kept_and_seeds_deal_differently():
+    digests = [digest(str(number).encode()) for number in range(20_000)]
+    dealt, again = (
+        [splits.assign_split(item, shares=SHARES, seed=seed) for item in digests] for seed in (0, 1)
+    )
+    for split, share in SHARES.items():
+        assert abs(dealt.count(split) / 20_000 - share) < 0.01
+    assert again != dealt
+
+
+@given(st.lists(st.binary(max_size=8), min_size=1, max_size=40, unique=True))
+def test_shard_order_is_a_permutation_that_ignores_the_order_found(items):
+    examples = pd.DataFrame({"digest": map(digest, items), "id": [item.hex() for item in items]})
+    order = splits.shard_order(examples)
+    assert sorted(order) == list(range(len(items)))
+    backwards = examples.iloc[::-1]
+    again = backwards["id"].iloc[splits.shard_order(backwards)]
+    assert examples["id"].iloc[order].tolist() == again.tolist()
+
+
+def many(most: int) -> st.SearchStrategy:
+    return st.lists(st.integers(0, most), min_size=1, max_size=300)
+
+
+@given(many(2**64 - 1), st.integers(1, 20), st.integers(1, 50_000))
+def test_ranges_of_digests_cover_everything_once_in_its_own_part(digests, min_shards, target):
+    first = np.sort(np.asarray(digests, np.uint64))
+    sizes = [100] * len(first)
+    bounds = splits.shard_ranges(first, sizes, target_bytes=target, min_shards=min_shards)
+    assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(first))]
+    counts = (min_shards, *(1 << power for power in range(30)))
+    ranges = next(one for one in counts if one >= min_shards and one * target >= sum(sizes))
+    range_of = [int(each) * ranges >> 64 for each in first]
+    parts = [{*range_of[start:stop]} for start, stop in bounds]
+    assert all(len(part) == 1 for part in parts)
+    for range_, count in Counter(range_ for (range_,) in parts).items():
+        assert count == 1 or 100 * range_of.count(range_) > 2 * target
+    assert all(100 * (stop - start) <= max(100, 2 * target) for start, stop in bounds)
+
+
+@given(st.sets(st.binary(max_size=8), min_size=1, max_size=60), st.binary(min_size=9, max_size=9))
+def test_a_new_example_changes_only_the_shard_that_it_lies_in(old, new):
+    def shards(contents):
+        digests = sorted(digest(content) for content in contents)
+        first = splits.first_of_digests(digests)
+        bounds = splits.shard_ranges(first, [1] * len(first), target_bytes=1000, min_shards=7)
+        return {tuple(digests[start:stop]) for start, stop in bounds}
+
+    added = shards({*old, new}) - shards(old)
+    assert len(added) == 1
+    assert digest(new) in added.pop()
+
+
+@given(many(10_000), st.integers(1, 20), st.integers(1, 50_000))
+def test_ranges_of_blocks_cover_everything_once(sizes, min_shards, target):
+    bounds = splits.block_ranges(sizes, target_bytes=target, min_shards=min_shards)
+    assert [at for start, stop in bounds for at in range(start, stop)] == [*range(len(sizes))]
+    assert all(stop > start for start, stop in bounds)
+    assert len(bounds) >= min(min_shards, len(sizes)) or len(bounds) == len(sizes)
+
+
+def test_the_last_batch_of_an_epoch_counts():
+    assert [splits.count_steps(examples, 32) for examples in (1, 32, 33)] == [1, 1, 2]
+
+
+def test_all_of_a_tensor_is_in_its_digest_and_a_zero_below_zero_is_the_same_number():
+    columns = TableColumns(names=("a", "b"))
+    values = np.zeros((3, 2, 2), np.float32)
+    values[1, 1, 1], values[2] = 1.0, -0.0
+    one, other, same = digest_rows(values, columns)
+    assert one != other and one == same
+
+
+def test_any_change_of_an_example_a_class_or_a_column_changes_the_digest_and_no_place_does():
+    rows = {"id": ["a", "b"], "digest": ["00", "01"], "label": [0, 1], "split": ["train", "test"]}
+
+    def digest_of(classes=("x", "y"), words=("a",), **changed):
+        columns = TableColumns(names=("c",), categories=(words,))
+        schema = labeled(array_feature("numbers", (1,), "float32", columns))
+        examples = pd.DataFrame({**rows, "uri": ["/a", "/b"], **changed})
+        empty = {"rejected": examples[:0], "stats": {}, "folder": Path()}
+        return Manifest(examples=examples, classes=classes, schema=schema, **empty).digest
+
+    changes = [{name: cells[::-1]} for name, cells in rows.items()]
+    changes += [{}, {"classes": ("y", "x")}, {"words": ("b",)}]
+    assert len({digest_of(**change) for change in changes}) == len(changes)
+    assert digest_of(uri=["/c", "/d"]) == digest_of()
+
+
+def test_a_table_with_fewer_rows_than_the_summary_says_is_damaged(arrays, tmp_path):
+    shutil.copytree(arrays / "manifest", tmp_path / "manifest")
+    table = tmp_path / "manifest" / "examples.parquet"
+    pd.read_parquet(table).iloc[:-1].to_parquet(table, index=False)
+    said = r"examples.parquet is damaged \(199 rows, but manifest.json says 200\)"
+    with pytest.raises(DamagedFile, match=said):
+        read_manifest(tmp_path / "manifest")
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -36,44 +159,33 @@ def test_shards_are_the_same_by_any_writers_and_blocks(arrays, tmp_path, monkeyp
     assert others == [one, one]
 
 
-@pytest.fixture
-def interrupted(arrays, tmp_path, monkeypatch):
-    """A manifest, and what writes shards of one; its first run was interrupted at its end."""
-    manifest = read_manifest(arrays / "manifest")
-
-    def write(manifest, folder="shards"):
+@pytest.mark.parametrize("other_data", [False, True])
+def test_an_interrupted_run_goes_on_unless_data_differ(arrays, tmp_path, monkeypatch, other_data):
+    def write(manifest, folder):
         shard(manifest, tmp_path / folder, settings=ShardSettings(min_shards=4, writers=1))
         return read_files(tmp_path / folder)
 
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    manifest = read_manifest(arrays / "manifest")
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(
-            writing, "write_shard_index", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
-        write(manifest)
+        stopped.setattr(writing, "write_shard_index", interrupt)
+        write(manifest, "shards")
     assert not (tmp_path / "shards").exists()
-    return manifest, write
-
-
-def test_finished_shards_are_not_written_again_after_an_interruption(interrupted, tmp_path):
-    manifest, write = interrupted
     (partial,) = tmp_path.glob("shards.*.partial")
     first, second, *_ = sorted(partial.glob("*.tfrecord"))
     os.utime(first, (1, 1))
     second.unlink()
-    assert write(manifest) == write(manifest, "fresh")
-    assert (tmp_path / "shards" / first.name).stat().st_mtime == 1
+    if other_data:
+        labels = 3 - manifest.examples["label"]
+        manifest = replace(manifest, examples=manifest.examples.assign(label=labels))
+    assert write(manifest, "shards") == write(manifest, "fresh")
+    assert ((tmp_path / "shards" / first.name).stat().st_mtime == 1) == (not other_data)
 
 
-def test_an_interrupted_run_does_not_go_on_with_other_data(interrupted):
-    manifest, write = interrupted
-    labels = 3 - manifest.examples["label"]
-    relabeled = replace(manifest, examples=manifest.examples.assign(label=labels))
-    assert write(relabeled) == write(relabeled, "fresh")
-
-
-def test_a_file_that_vanished_or_changed_since_ingest_is_named(photo_settings, tmp_path):
-    folder = prepared(photo_settings, tmp_path)
-    manifest = read_manifest(folder / "manifest")
+def test_a_file_that_vanished_or_changed_since_ingest_is_named(photos, tmp_path):
+    manifest = read_manifest(photos / "manifest")
     manifest.examples.loc[0, "uri"] = str(tmp_path / "gone.jpg")
     with pytest.raises(DataNotFound, match=r"gone\.jpg"):
         shard(manifest, tmp_path / "again", settings=ShardSettings(writers=1))
@@ -86,22 +198,20 @@ def test_a_file_that_vanished_or_changed_since_ingest_is_named(photo_settings, t
 
 
 def test_texts_that_changed_since_ingest_are_named(tmp_path):
-    lines = "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(40))
-    (tmp_path / "table.csv").write_text(f"text,label\n{lines}")
-    settings = DataSettings(source="text_table", path=str(tmp_path / "table.csv"))
-    folder = prepared(settings, tmp_path)
-    texts = folder / "manifest" / "documents.bin"
+    path = write(tmp_path, "text,label", [[f"text {n}", "ab"[n % 2]] for n in range(40)])
+    folder = prepared(DataSettings(source="text_table", path=str(path)), tmp_path) / "manifest"
+    texts = folder / "documents.bin"
     texts.write_bytes(texts.read_bytes()[::-1])
-    manifest = read_manifest(folder / "manifest")
+    manifest = read_manifest(folder)
     with pytest.raises(DamagedFile, match=r"documents\.bin has other contents than ingest wrote"):
         shard(manifest, tmp_path / "again", settings=ShardSettings(writers=1))
 
 
 def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path):
-    manifest = read_manifest(arrays / "manifest")
-    index = shard(manifest, tmp_path / "shards", settings=ShardSettings(min_shards=2, writers=1))
-    files = ShardFiles(folder=tmp_path / "shards")
-    path = files.path(index.shards[0])
+    manifest, folder = read_manifest(arrays / "manifest"), tmp_path / "shards"
+    index = shard(manifest, folder, settings=ShardSettings(min_shards=2, writers=1))
+    files = ShardFiles(folder=folder)
+    path, *others = map(files.path, index.shards)
     data = path.read_bytes()
     for other in (data[:-1], data + b"\0"):
         path.write_bytes(other)
@@ -110,29 +220,24 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
     path.unlink()
     with pytest.raises(CorruptShard, match="is missing"):
         files.check(index, sizes=False)
-    for other in index.shards[1:]:
-        files.path(other).unlink()
+    for other in others:
+        other.unlink()
     with pytest.raises(MissingInput, match=r"only the index.*set storage.url"):
         files.check(index)
-    path.write_bytes(data)
-    listed = tmp_path / "shards" / "index.json"
-    text = listed.read_text()
-    listed.write_text(text.replace('"records"', '"rows"'))
+    (folder / "train-00009-of-00009.tfrecord").write_bytes(data)
+    with pytest.raises(CorruptShard, match="is not in the index"):
+        read_shard_index(folder)
+    listed = folder / "index.json"
+    listed.write_text(listed.read_text().replace('"records"', '"rows"'))
     said = r"index.json was written by another version .*records.*; run `dvc repro shard`"
     with pytest.raises(MissingInput, match=said):
-        read_shard_index(tmp_path / "shards")
-    listed.write_text(text)
-    (tmp_path / "shards" / "train-00009-of-00009.tfrecord").write_bytes(data)
-    with pytest.raises(CorruptShard, match="is not in the index"):
-        read_shard_index(tmp_path / "shards")
+        read_shard_index(folder)
     with pytest.raises(MissingInput):
         read_shard_index(tmp_path / "nowhere")
 
 
 def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monkeypatch):
-    paths = [tmp_path / name for name in "abc"]
-    for path in paths:
-        path.write_bytes(b"content")
+    write_files(tmp_path, dict.fromkeys("abc", "content"))
     meeting, seen = threading.Barrier(2), threading.local()
 
     def pread(descriptor, size, start, *, real=os.pread):
@@ -142,7 +247,7 @@ def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monk
         return real(descriptor, size, start)
 
     monkeypatch.setattr(os, "pread", pread)
-    parts = [FilePart(example_id=path.name, uri=str(path), offset=-1, bytes=7) for path in paths]
+    parts = [FilePart(example_id=x, uri=f"{tmp_path}/{x}", offset=-1, bytes=7) for x in "abc"]
     monkeypatch.setattr(file_parts, "SLOW_READ_S", -1.0)
     with ThreadPoolExecutor(2) as threads:
         contents = list(threads.map(lambda _: list(read_parts(parts)), range(2)))
@@ -153,9 +258,10 @@ RECORDS = [b"first", b"second", b"third", b"fourth"]
 SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data
 
 
-def files_in(folder) -> ShardFiles:
+@pytest.fixture
+def files(tmp_path) -> ShardFiles:
     """Of shards in a folder, with what is repaired in its `out`."""
-    return ShardFiles(folder=folder, snapshot_folder=folder / "out")
+    return ShardFiles(folder=tmp_path, snapshot_folder=tmp_path / "out")
 
 
 @pytest.fixture
@@ -166,44 +272,43 @@ def plain(tmp_path) -> Shard:
     return shard
 
 
-def repair(shards, folder: Path, *, most=1.0, schema=None, **unusable: str) -> list[Shard]:
-    """Write damaged shards again, with what of them can be used."""
-    index = index_of(*shards, shape=(5,))
+def repair(shard: Shard, files: ShardFiles, *, most=1.0, schema=None, **unusable: str):
+    """Write a damaged shard again, with what of it can be used; where it is, and what it has."""
+    index = index_of(shard, shape=(5,))
     index = replace(index, schema=schema or index.schema)
-    problems = find_damaged_shards(index, files_in(folder))
-    problems |= {shard.name: ["no image"] for shard in index.shards if unusable}
+    problems = {shard.name: ["no image"]} if unusable else find_damaged_shards(index, files)
     damage = Damage(problems=problems, unusable=unusable)
-    return repair_shards(index, files_in(folder), damage, folder / "out", max_lost_fraction=most)
+    out = files.folder / "out"
+    (repaired,) = repair_shards(index, files, damage, out, max_lost_fraction=most)
+    path = files.path(repaired)
+    return repaired, path, list(read_records(path, compression=shard.compression))
 
 
-def test_damaged_shards_are_found_and_what_can_be_read_is_written_and_counted(tmp_path, plain):
-    whole = write_shard(tmp_path / "train-1.tfrecord", RECORDS)
-    problems = find_damaged_shards(index_of(plain, whole, shape=(5,)), files_in(tmp_path))
+def test_damaged_shards_are_found_and_what_can_be_read_is_written_and_counted(plain, files):
+    whole = write_shard(files.folder / "train-1.tfrecord", RECORDS)
+    problems = find_damaged_shards(index_of(plain, whole, shape=(5,)), files)
     said = f"record 1 at byte {SECOND_AT}: the checksum of the data does not match"
-    assert problems == {plain.name: [f"{tmp_path / plain.name}: {said}"]}
-    (repaired,) = repair([plain], tmp_path, most=0.25)
-    path = files_in(tmp_path).path(repaired)
-    assert path == tmp_path / "out" / REPAIRED / plain.name
-    assert files_in(tmp_path).path(plain) == tmp_path / plain.name
-    assert list(read_records(path, compression="none")) == [b"first", b"third", b"fourth"]
+    assert problems == {plain.name: [f"{files.folder / plain.name}: {said}"]}
+    repaired, path, records = repair(plain, files, most=0.25)
+    assert path == files.folder / "out" / REPAIRED / plain.name
+    assert files.path(plain) == files.folder / plain.name
+    assert records == [b"first", b"third", b"fourth"]
     assert (repaired.records, repaired.examples, repaired.repaired) == (3, 3, True)
 
 
-def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(tmp_path):
-    shard = write_shard(tmp_path / "train-0.tfrecord.gz", RECORDS, compression="gzip")
-    (repaired,) = repair([shard], tmp_path, **{digest_blake3(b"second"): "no"})
-    path = files_in(tmp_path).path(repaired)
-    assert list(read_records(path, compression="gzip")) == [RECORDS[0], *RECORDS[2:]]
+def test_records_that_cannot_be_decoded_are_left_out_by_their_digests(files):
+    shard = write_shard(files.folder / "train-0.tfrecord.gz", RECORDS, compression="gzip")
+    *_, records = repair(shard, files, **{digest_blake3(b"second"): "no"})
+    assert records == [b"first", b"third", b"fourth"]
 
 
-def test_what_must_not_be_repaired_is_refused(tmp_path, plain):
+def test_what_must_not_be_repaired_is_refused(plain, files):
     said = r"1 of 4 examples cannot be read, 25\.00%; .* allows 24\.00%; .*dvc repro"
     with pytest.raises(CorruptShard, match=said):
-        repair([plain], tmp_path, most=0.24)
+        repair(plain, files, most=0.24)
     series = Schema(features=(array_feature("series", (1,), "float32"),))
     with pytest.raises(CorruptShard, match="a time series must not have gaps"):
-        repair([plain], tmp_path, schema=series)
-    whole = write_shard(tmp_path / "train-0.tfrecord", RECORDS)
-    whole = replace(whole, digest="of another file")
+        repair(plain, files, schema=series)
+    whole = write_shard(files.folder / "train-0.tfrecord", RECORDS)
     with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
-        repair([whole], tmp_path)
+        repair(replace(whole, digest="of another file"), files)

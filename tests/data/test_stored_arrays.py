@@ -65,18 +65,7 @@ def scan(folder, examples, **more):
         ([proto(image) for image in FLOATS], {}, FLOATS),
         ([image.tobytes() for image in FLOATS], {"dtype": "float32"}, FLOATS.reshape(6, 20)),
         ([bytes([n, 0, 1, 0]) for n in range(6)], {"dtype": "int16"}, [[n, 1] for n in range(6)]),
-    ],
-)
-def test_arrays_within_bytes_are_read_in_their_shape_and_dtype(stored, records, expected, tmp_path):
-    found = scan(tmp_path, [example(x=[value], label=[0]) for value in stored], records=records)
-    np.testing.assert_array_equal(found.values, expected)
-    assert (found.schema.input.encoding.name == "pixels") == (expected is IMAGES)
-    assert not found.rejected
-
-
-@pytest.mark.parametrize(
-    ("stored", "records", "said"),
-    [
+        # refused
         ([bytes(20)] * 3, {}, r"no shape: 20 values of uint8.*data\.records\.shape.*\.dtype"),
         ([FLOATS[0].tobytes()] * 3, {}, "80 values of uint8 or 20 of float32"),
         ([tensor(image) for image in (IMAGES[0], IMAGES[0, 1:])], {}, "differs from record to rec"),
@@ -89,22 +78,31 @@ def test_arrays_within_bytes_are_read_in_their_shape_and_dtype(stored, records, 
         ([npy(np.array([{}]), allow_pickle=True)] * 3, {}, "bytes that are not an image"),
     ],
 )
-def test_bytes_that_may_be_several_arrays_or_none_are_refused(tmp_path, stored, records, said):
-    with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path, [example(x=[value], label=[0]) for value in stored], records=records)
+def test_arrays_within_bytes_are_read_in_their_shape_and_dtype(stored, records, expected, tmp_path):
+    examples = [example(x=[value], label=[0]) for value in stored]
+    if isinstance(expected, str):
+        with pytest.raises(UnreadableSource, match=expected):
+            scan(tmp_path, examples, records=records)
+        return
+    found = scan(tmp_path, examples, records=records)
+    np.testing.assert_array_equal(found.values, expected)
+    assert (found.schema.input.encoding.name == "pixels") == (expected is IMAGES)
+    assert not found.rejected
 
 
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
-        (tensor(IMAGES[0, 1:]), "serialized tensor, uint8 3×5×1"),
-        (tensor(IMAGES[0].astype(np.int32)), "serialized tensor, int32 4×5×1"),
-        (npy(IMAGES[0]), "NumPy array, uint8 4×5×1"),
-        (tensor(IMAGES[0])[:-1], "not an array"),
-        (tensor(IMAGES[0]) + b"\0", "not an array"),
-        (b"", None),
+        (tensor(IMAGES[0, 1:]), "differs from the others: serialized tensor, uint8 3×5×1"),
+        (
+            tensor(IMAGES[0].astype(np.int32)),
+            "differs from the others: serialized tensor, int32 4×",
+        ),
+        (npy(IMAGES[0]), "differs from the others: NumPy array, uint8 4×5×1"),
+        (tensor(IMAGES[0])[:-1], "differs from the others: not an array"),
+        (tensor(IMAGES[0]) + b"\0", "differs from the others: not an array"),
+        (b"", "is empty"),
     ],
-    ids=["shape", "dtype", "format", "cut", "longer", "empty"],
 )
 @pytest.mark.parametrize("place", [0, 5])
 def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reason, place):
@@ -114,8 +112,7 @@ def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reaso
     np.testing.assert_array_equal(found.values, IMAGES)
     (rejected,) = found.rejected
     assert rejected.id == f"a.tfrecord/{place:08d}"
-    said = f"feature x differs from the others: {reason}" if reason else "feature x is empty"
-    assert rejected.reason == said
+    assert rejected.reason.startswith(f"feature x {reason}")
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"", b"\x08", b"\x93NUMPY\x01\x00"]))
@@ -146,7 +143,6 @@ SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], siz
         (tensor(IMAGES[0]), r"it has no features \(it is serialized tensor, uint8 4×5×1\)"),
         (npy(IMAGES[0]), "it is NumPy array, uint8 4×5×1"),
     ],
-    ids=["sequence", "without context", "image", "tensor", "array"],
 )
 @pytest.mark.parametrize("records", [{}, {"input": "size", "label": "label"}])
 def test_records_of_another_kind_are_refused_by_their_name(tmp_path, record, said, records):
@@ -155,8 +151,7 @@ def test_records_of_another_kind_are_refused_by_their_name(tmp_path, record, sai
 
 
 def test_a_sequence_among_examples_is_never_read_as_its_context(tmp_path):
-    plain = labeled([0, 1] * 10, "size")
-    found = scan(tmp_path, [*plain, SEQUENCE], records={"input": "size"})
+    found = scan(tmp_path, [*labeled([0, 1] * 10, "size"), SEQUENCE], records={"input": "size"})
     assert len(found.values) == 20
     assert found.rejected[0].reason.startswith("not a tf.train.Example: it is a tf.train.Sequence")
 
@@ -187,12 +182,7 @@ REFUSED = None
         ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
         ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
         ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE}; set"),
-        (
-            [b"owl"] * 3,
-            NUMBERS,
-            REFUSED,
-            "label: text or booleans, but data.label_kind: number needs num",
-        ),
+        ([b"owl"] * 3, NUMBERS, REFUSED, "label: text or booleans, but data.label_kind: number n"),
         ([tensor([0, 1])] * 3, {}, REFUSED, "label holds several values.*one-hot"),
     ],
 )
@@ -212,15 +202,6 @@ UNLABELED = "label -1, which is read as a missing label"
 KEPT = f"{UNLABELED}; data.label_kind: class makes it a class"
 
 
-def write_labels(folder, labels, source):
-    """Labels as a table, or as a shard, of which every fifth example has the last of them."""
-    if source == "table":
-        rows = [[n * 0.37, label] for n, label in enumerate(labels)]
-        return data_settings(write_table(folder, "x,label", rows), source)
-    write(folder / "a.tfrecord", labeled(labels))
-    return data_settings(folder, source)
-
-
 @pytest.mark.parametrize(
     ("labels", "more", "classes", "left_out"),
     [
@@ -229,28 +210,30 @@ def write_labels(folder, labels, source):
         ([0, 1, 2, -1], CLASSES, ("-1", "0", "1", "2"), {}),
         ([-2, -1, 0, 1, 2], {}, ("-2", "-1", "0", "1", "2"), {}),
         ([1, 2, 3, -1], {}, ("1", "2", "3"), {KEPT: 15}),
-        ([0, -1], {}, ("-1", "0"), {}),
-        ([-1, 0, 1], CLASSES, ("-1", "0", "1"), {}),
         ([0, 1] * 14 + [-1, 0], {}, ("0", "1"), {KEPT: 2}),
         ([-1, 0, 1], {"leave_out": ["-1"]}, ("0", "1"), {"data.leave_out: -1": 20}),
         ([-1, 5, 70], {}, ("-1", "5", "70"), {}),
+        ([-1, 0, 1], {}, REFUSED, r"label_kind: class, or data\.leave_out: \['-1'\]"),
     ],
 )
 @pytest.mark.parametrize("source", ["table", "tfrecord"])
 def test_minus_one_is_a_class_or_stands_for_none(tmp_path, source, labels, more, classes, left_out):
-    settings = write_labels(tmp_path, (labels * 60)[:60], source)
-    manifest = ingest(settings.model_copy(update=more), tmp_path / "manifest")
+    path, labels = tmp_path, (labels * 60)[:60]
+    if source == "table":
+        rows = [[n * 0.37, label] for n, label in enumerate(labels)]
+        path = write_table(tmp_path, "x,label", rows)
+    else:
+        write(tmp_path / "a.tfrecord", labeled(labels))
+    settings = data_settings(path, source, **more)
+    if classes is REFUSED:
+        with pytest.raises(UnreadableSource, match=left_out):
+            ingest(settings, tmp_path / "manifest")
+        return
+    manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.classes == classes
     assert manifest.stats["left_out"] == left_out
     assert not manifest.stats["rejected"]
     assert len(manifest.examples) == 60 - sum(left_out.values())
-
-
-@pytest.mark.parametrize("source", ["table", "tfrecord"])
-def test_minus_one_that_may_be_a_class_is_refused_with_both_keys(tmp_path, source):
-    settings = write_labels(tmp_path, [-1, 0, 1] * 20, source)
-    with pytest.raises(UnreadableSource, match=r"label_kind: class, or data\.leave_out: \['-1'\]"):
-        ingest(settings, tmp_path / "manifest")
 
 
 def test_a_test_split_without_labels_is_left_out_and_another_assigned(tmp_path):

@@ -75,12 +75,10 @@ def ingest_as(name: str, source: str) -> Target:
     """Learn from a file of this name."""
 
     def target(data: bytes, folder: Path) -> None:
-        (folder / name).write_bytes(data)
-        ingest(
-            DataSettings(source=source, path=str(folder / name), max_reject_fraction=1.0),
-            folder / "manifest",
-        )  # type: ignore[arg-type]
-        read_manifest(folder / "manifest")
+        path, out = folder / name, folder / "manifest"
+        path.write_bytes(data)
+        ingest(DataSettings(source=source, path=str(path), max_reject_fraction=1.0), out)  # type: ignore[arg-type]
+        read_manifest(out)
 
     return target
 
@@ -115,11 +113,8 @@ def read_params(data: bytes, folder: Path) -> None:
 def prepared_data() -> Path:
     """A folder with a manifest, shards and a snapshot, made once."""
     folder = Path(HOME.name)
-    np.savez(
-        folder / "x.npz",
-        x=np.random.default_rng(0).integers(0, 256, (60, 3, 3), np.uint8),
-        y=np.arange(60) % 3,
-    )
+    images = np.random.default_rng(0).integers(0, 256, (60, 3, 3), np.uint8)
+    np.savez(folder / "x.npz", x=images, y=np.arange(60) % 3)
     prepared(DataSettings(source="arrays", path=str(folder / "x.npz")), folder)
     index = read_shard_index(folder / "shards")
     snapshot(index, folder / "shards", folder / "snapshot", preprocess=(Decode(),))
@@ -137,71 +132,57 @@ def read_as(name: str, read: Callable[[Path], object]) -> tuple[Target, Callable
     return target, lambda: [(prepared_data() / name).read_bytes()]
 
 
-ENCODINGS = (
-    ("PNG", "RGB", {}),
-    ("PNG", "RGB", {"dpi": (72, 72)}),
-    ("PNG", "L", {"compress_level": 0}),
-    ("PNG", "RGBA", {}),
-    ("PNG", "P", {}),
-    ("PNG", "I;16", {}),
-    ("PNG", "1", {}),
-    ("JPEG", "RGB", {}),
-    ("JPEG", "RGB", {"progressive": True}),
+ENCODINGS = [
+    *(("PNG", mode, {}) for mode in ("RGB", "RGBA", "P", "I;16", "1")),
+    *(("PNG", "RGB", {"dpi": (72, 72)}), ("PNG", "L", {"compress_level": 0})),
+    *(("JPEG", mode, {}) for mode in ("RGB", "L", "CMYK")),
+    *(("JPEG", "RGB", {"progressive": True}), ("JPEG", "RGB", {"restart_marker_blocks": 2})),
     ("JPEG", "RGB", {"subsampling": 0, "optimize": True}),
-    ("JPEG", "RGB", {"restart_marker_blocks": 2}),
-    ("JPEG", "L", {}),
-    ("JPEG", "CMYK", {}),
-    ("GIF", "P", {}),
-    ("BMP", "RGB", {}),
-    ("WEBP", "RGB", {"lossless": True}),
-)
+    *(("GIF", "P", {}), ("BMP", "RGB", {}), ("WEBP", "RGB", {"lossless": True})),
+]
 
 
 def encode_images() -> list[bytes]:
     """A valid image of every format, with encoders' options that decoders read differently."""
-    return [_image(kind, mode, options) for kind, mode, options in ENCODINGS]
-
-
-def _image(kind: str, mode: str, options: dict) -> bytes:
-    file = io.BytesIO()
     pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
-    picture = Image.fromarray(pixels)
-    if mode == "I;16":
-        picture = picture.convert("L").convert("I")
-    picture.convert(mode).save(file, kind, **options)
-    return file.getvalue()
-
-
-def _parquet() -> bytes:
-    file = io.BytesIO()
-    pd.DataFrame(
-        {"size": [1.5, 2.5] * 20, "kind": ["a", "b"] * 20, "label": ["x", "y"] * 20}
-    ).to_parquet(file)
-    return file.getvalue()
+    picture, images = Image.fromarray(pixels), []
+    for kind, mode, options in ENCODINGS:
+        file = io.BytesIO()
+        shown = picture.convert("L").convert("I") if mode == "I;16" else picture
+        shown.convert(mode).save(file, kind, **options)
+        images.append(file.getvalue())
+    return images
 
 
 _RECORD = encode_example(key=7, label=1, value=b"image")
-_ROWS = b"".join(
-    b"%d.5,%s,%s\n" % (number, b"ab"[number % 2 :][:1], b"xy"[number % 2 :][:1])
-    for number in range(40)
-)
-FIGURES = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "fits": True}
-FIGURES["odd"] = float("nan")
+_ROWS = "".join(f"{number}.5,{'ab'[number % 2]},{'xy'[number % 2]}\n" for number in range(40))
+_TABLE = f"size,kind,label\n{_ROWS}".encode()
+_SERIES = "".join(f"{number},{number}.5\n" for number in range(60))
+_FIGURES = {"stall_pct": 12.5, "verdict": "input-bound", "steps": 3, "gpu_pct": None, "fits": True}
+_FIGURES["odd"] = float("nan")
+
+
+def check_condition(data: bytes, folder: Path) -> None:
+    """Check what a threshold says of figures."""
+    condition = data.decode("utf-8", "surrogateescape")
+    parse_threshold(condition, list(_FIGURES)).check(_FIGURES)
+
+
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "image": (parse_image, encode_images),
     "csv": (
         ingest_as("x.csv", "table"),
-        lambda: [b"size,kind,label\n" + _ROWS, b"size,kind,split,label\n1,a,test,x\n"],
+        lambda: [_TABLE, b"size,kind,split,label\n1,a,test,x\n"],
     ),
-    "parquet": (ingest_as("x.parquet", "table"), lambda: [_parquet()]),
+    "parquet": (
+        ingest_as("x.parquet", "table"),
+        lambda: [pd.read_csv(io.BytesIO(_TABLE)).to_parquet()],
+    ),
     "image_table": (
         ingest_as("x.csv", "image_table"),
         lambda: [b"path,label,split\nx.png,a,train\n../y.png,b,\n"],
     ),
-    "series": (
-        ingest_as("x.csv", "time_series"),
-        lambda: [b"time,size\n" + b"".join(b"%d,%d.5\n" % (n, n) for n in range(60))],
-    ),
+    "series": (ingest_as("x.csv", "time_series"), lambda: [f"time,size\n{_SERIES}".encode()]),
     "frames": (
         read_frames,
         lambda: [b"".join(b"".join(frame(data)) for data in (b"one", b"", _RECORD))],
@@ -217,9 +198,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "shards": read_as("shards/index.json", read_shard_index),
     "snapshot": read_as("snapshot/index.json", read_index),
     "condition": (
-        lambda data, folder: parse_threshold(
-            data.decode("utf-8", "surrogateescape"), list(FIGURES)
-        ).check(FIGURES),
+        check_condition,
         lambda: [b"stall_pct > 10", b"verdict == 'input-bound'", b"gpu_pct < 1", b"fits == True"],
     ),
 }
@@ -239,28 +218,26 @@ def change_chunk(data: bytes, draw: random.Random) -> bytes:
     chunks, offset = [], 8
     while offset < len(data):
         length = int.from_bytes(data[offset : offset + 4], "big")
-        chunks.append((data[offset + 4 : offset + 8], data[offset + 8 : offset + 8 + length]))
+        chunks.append(data[offset + 4 : offset + 8 + length])  # kind and content
         offset += 12 + length
     place = draw.randrange(len(chunks))
-    kind, content = chunks.pop(place)
-    what = draw.randrange(5)
+    chunk, what = chunks.pop(place), draw.randrange(5)
     if what == 0:
-        chunks.insert(place, (draw.choice(_CHUNKS), content))
+        chunks.insert(place, draw.choice(_CHUNKS) + chunk[4:])
     elif what == 1:
-        chunks.insert(draw.randrange(len(chunks) + 1), (kind, content))
+        chunks.insert(draw.randrange(len(chunks) + 1), chunk)
     elif what == 2:
-        added = draw.choice(_CHUNKS), draw.randbytes(9)
-        chunks[place:place] = [(kind, content), draw.choice([added, (kind, content)])]
-    elif what == 3 and content:
-        changed = bytearray(content)
-        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
-        chunks.insert(place, (kind, bytes(changed)))
+        chunks[place:place] = [
+            chunk,
+            draw.choice([draw.choice(_CHUNKS) + draw.randbytes(9), chunk]),
+        ]
+    elif what == 3 and chunk[4:]:
+        changed = bytearray(chunk)
+        changed[draw.randrange(4, len(changed))] ^= 1 << draw.randrange(8)
+        chunks.insert(place, bytes(changed))
     return data[:8] + b"".join(
-        len(content).to_bytes(4, "big")
-        + kind
-        + content
-        + zlib.crc32(kind + content).to_bytes(4, "big")
-        for kind, content in chunks
+        (len(one) - 4).to_bytes(4, "big") + one + zlib.crc32(one).to_bytes(4, "big")
+        for one in chunks
     )
 
 
@@ -280,19 +257,16 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
         elif what == 2:
             del changed[start:end]
         elif what == 3:
-            changed[start:start] = changed[draw.randrange(len(changed) + 1) :][
-                : draw.choice((1, 8, 60))
-            ]
+            other = draw.randrange(len(changed) + 1)
+            changed[start:start] = changed[other : other + draw.choice((1, 8, 60))]
         elif what == 4:
             changed[start:end] = draw.randbytes(end - start)
-        else:
-            lines = bytes(changed).split(b"\n")
+        elif draw.random() < 0.2:
+            lines = changed.split(b"\n")
             draw.shuffle(lines)
-            changed = (
-                bytearray(b"\n".join(lines))
-                if draw.random() < 0.2
-                else changed[: draw.randrange(len(changed) + 1)]
-            )
+            changed = bytearray(b"\n").join(lines)
+        else:
+            del changed[draw.randrange(len(changed) + 1) :]
     return bytes(changed)
 
 
@@ -305,14 +279,13 @@ def fuzz(name: str, *, seconds: float, seed: int) -> tuple[int, list[str]]:
         while time.monotonic() < ends:
             data = draw.choice(valid) if count < len(valid) else mutate(draw.choice(valid), draw)
             count += 1
+            problem = ""
             try:
                 target(data, Path(folder))
             except UserError as error:
                 problem = "" if str(error).strip() else "an error without words"
             except Exception:  # noqa: BLE001 - that is what is looked for
                 problem = traceback.format_exc(limit=-4)
-            else:
-                problem = ""
             if problem:
                 KEPT.mkdir(parents=True, exist_ok=True)
                 (KEPT / f"{name}-{seed}-{count}").write_bytes(data)
