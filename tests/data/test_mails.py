@@ -14,12 +14,12 @@ from throughline.shared.errors import DataNotFound
 
 GERMAN, KOREAN = "schöne Grüße", "Content-Type: text/plain; charset=euc-kr\n\n광고"
 FILES = {
-    "package/data/easy-ham-1/00001.a.txt": b"hello",
-    "package/data/easy-ham-1/00001.json": b"{}",
-    "package/data/hard-ham-1/00001.b.txt": GERMAN.encode("latin-1"),
-    "package/data/spam-2/00007.c.txt": KOREAN.encode("euc-kr"),
-    "package/data/other/00001.txt": b"no class",
-    "package/README.md": b"about",
+    "data/easy-ham-1/00001.a.txt": b"hello",
+    "data/easy-ham-1/00001.json": b"{}",
+    "data/hard-ham-1/00001.b.txt": GERMAN.encode("latin-1"),
+    "data/spam-2/00007.c.txt": KOREAN.encode("euc-kr"),
+    "data/other/00001.txt": b"no class",
+    "README.md": b"about",
 }
 EXPECTED = {
     "ham/easy-ham-1-00001.a.txt": b"hello",
@@ -29,14 +29,11 @@ EXPECTED = {
 
 
 @pytest.fixture
-def archive(monkeypatch):
+def archive(tmp_path, monkeypatch):
     """A small archive, published as the mails are."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as file:
-        for name, content in FILES.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            file.addfile(member, io.BytesIO(content))
+        file.add(write_files(tmp_path / "packed", FILES), "package")
     content = packed.getvalue()
     digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
     monkeypatch.setattr(known_datasets, "MAILS_INTEGRITY", digest)

@@ -172,7 +172,7 @@ def test_a_folder_per_class_gives_a_document_per_file_and_other_files_are_reject
     (tmp_path / "a" / "away.txt").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "a" / "pipe.txt")
     (tmp_path / "a" / "gone.txt").symlink_to(tmp_path / "a" / "missing")
-    source = scan("text_folder", tmp_path, max_bytes=10, follow_links=False)
+    source = scan("text_folder", tmp_path, max_bytes=len(b"fine"), follow_links=False)
     rejected = {item.id: item.reason for item in source.documents if isinstance(item, Rejected)}
     assert rejected == {
         "a/away.txt": "leads outside the data root",
@@ -332,7 +332,6 @@ def test_values_that_mean_missing_are_neither_texts_nor_classes(fields, reason):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("für".encode("latin-1"), "not utf-8: byte 0xfc at 1"),
         ("für".encode("utf-16"), "not utf-8: byte 0xff at 0, looks like utf-16"),
         (bytes(4096), "binary: holds NUL characters"),
     ],
