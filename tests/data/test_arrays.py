@@ -1,8 +1,6 @@
 """NumPy files: which arrays are images and labels, of which split, or what is asked instead."""
 
-import struct
 import tracemalloc
-import zipfile
 
 import numpy as np
 import pytest
@@ -44,12 +42,6 @@ UNREAD, UNLABELED = "image uint8 (7, 4, 5)", "x_test uint8 (12, 4, 5)"
 @pytest.mark.parametrize(
     ("files", "splits", "unread"),
     [
-        (names("x_{}", "y_{}"), OPEN_TEST, ""),
-        (names("{}_images", "{}_labels", splits=("train", "val", "test")), ALL_SPLITS, ""),
-        ({"arr_0": IMAGES, "arr_1": CLASSES}, {None}, ""),
-        ({"images": IMAGES, "labels": CLASSES}, {None}, ""),
-        ({"X": IMAGES, "Y": CLASSES}, {None}, ""),
-        ({"x": IMAGES, "y": CLASSES}, {None}, ""),
         (names("{}X", "{}Y"), OPEN_TEST, ""),
         (names("X{}", "y{}", splits=("train", "valid", "test")), ALL_SPLITS, ""),
         (names("{}Images", "{}Labels", splits=("training", "dev", "eval")), ALL_SPLITS, ""),
@@ -58,43 +50,18 @@ UNREAD, UNLABELED = "image uint8 (7, 4, 5)", "x_test uint8 (12, 4, 5)"
         (names("mnist-{}-imgs", "mnist-{}-labels"), OPEN_TEST, ""),
         ({"arr_1": IMAGES, "arr_0": COLUMN}, {None}, ""),
         ({"data": IMAGES, "targets": CLASSES, "image": IMAGES[:7]}, {None}, UNREAD),
-        ({"x_train": IMAGES, "y_train": CLASSES}, {None}, ""),
         ({"x_train": IMAGES, "y_train": CLASSES, "x_test": IMAGES}, {None}, UNLABELED),
         ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, {None}, UNLABELED),
     ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
 def test_names_of_arrays_say_what_they_are_and_of_which_split(tmp_path, files, splits, unread):
     found = scan(tmp_path, files)
     assert set(found.splits) == splits
-    count = max(1, len(splits))
+    count = len(splits)
     np.testing.assert_array_equal(found.values[:], np.concatenate([IMAGES[..., None]] * count))
     assert list(found.labels) == [str(label) for label in CLASSES] * count
     assert len({*found.ids}) == len(found.values)
     assert found.warnings == ([f"arrays that are not read: {unread}"] if unread else [])
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        (
-            {f"arr_{n}": array for n, array in enumerate((IMAGES, CLASSES) * 2)},
-            r"not certain: no array x or y; there are arr_0 uint8 \(12, 4, 5\), arr_1 int64 \(12,\)"
-            r".*set data\.features and data\.labels",
-        ),
-        ({"data": IMAGES, "fine_labels": CLASSES, "coarse_labels": CLASSES}, "is not certain"),
-        ({"images": IMAGES, "data": IMAGES, "labels": CLASSES}, "is not certain"),
-        ({**names("x_{}", "y_{}"), "images": IMAGES, "labels": CLASSES}, "is not certain"),
-        ({"x_test": IMAGES, "y_test": CLASSES}, "is not certain"),
-        ({"x_train": IMAGES, "y_test": CLASSES}, "is not certain"),
-        ({"a": IMAGES, "b": IMAGES}, "is not certain"),
-        ({"images": IMAGES, "labels": CLASSES[:7]}, "is not certain"),
-    ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
-)
-def test_arrays_that_may_be_read_in_several_ways_are_listed(tmp_path, files, said):
-    with pytest.raises(UnreadableSource, match=said):
-        scan(tmp_path, files)
 
 
 ONE, SPLITS = {"x": IMAGES, "y": CLASSES}, names("x_{}", "y_{}")
@@ -106,18 +73,16 @@ TURNED = "one-hot label read as the number of its class"
 @pytest.mark.parametrize(
     ("labels", "more", "classes", "note"),
     [
-        (COLUMN, {}, ["0", "1", "2"], ""),
         (ONE_HOT, {}, ["0", "1", "2"], TURNED),
-        (CLASSES.astype(np.float32), {}, ["0", "1", "2"], ""),
-        (CLASSES.astype(float), CLASS, ["0", "1", "2"], ""),
-        (CLASSES, NUMBER, [], ""),
         (ONE_HOT.astype(bool), {}, ["0", "1", "2"], TURNED),
+        (CLASSES.astype(np.float32), {}, ["0", "1", "2"], ""),
+        (CLASSES.astype(">u2"), {}, ["0", "1", "2"], ""),
+        (CLASSES, NUMBER, [], ""),
         (CLASSES / 2, {}, [], ""),
-        (CLASSES[:, None] * 2 - 1, {}, ["-1", "1", "3"], ""),
+        (COLUMN * 2 - 1, {}, ["-1", "1", "3"], ""),
         (WORDS[:, None], {}, ["cat", "owl"], ""),
         (WORDS.astype("S"), {}, ["cat", "owl"], ""),
         (CLASSES == 0, {}, ["False", "True"], ""),
-        (CLASSES.astype(">u2"), {}, ["0", "1", "2"], ""),
     ],
 )
 def test_labels_are_read_of_columns_one_hot_rows_and_floats(labels, more, classes, note, tmp_path):
@@ -134,43 +99,53 @@ def test_labels_are_read_of_columns_one_hot_rows_and_floats(labels, more, classe
     [
         (np.moveaxis(RGB, -1, 1), RGB, True),
         (IMAGES[:, None], IMAGES[..., None], True),
-        (RGB, RGB, False),
         (RGB[:, :3], RGB[:, :3], False),  # (n, 3, 5, 3): the channels are last, as documented
         (np.asfortranarray(RGB), RGB, False),
     ],
-    ids=["colors first", "gray first", "last", "three rows", "by columns"],
+    ids=["colors first", "gray first", "three rows", "by columns"],
 )
 def test_images_with_channels_first_are_turned_and_counted(tmp_path, images, expected, note):
-    settings = data_settings(tmp_path / "data.npz", "arrays")
     np.savez(tmp_path / "data.npz", x=images, y=CLASSES)
-    manifest = ingest(settings, tmp_path / "manifest")
+    manifest = ingest(data_settings(tmp_path / "data.npz", "arrays"), tmp_path / "manifest")
     np.testing.assert_array_equal(np.load(tmp_path / "manifest" / VALUES), expected)
     turned = "channels-first image turned to (height, width, channels)"
     assert manifest.stats["notes"] == ({turned: 12} if note else {})
 
 
+UNCERTAIN = "is not certain"
+
+
 @pytest.mark.parametrize(
     ("files", "more", "said"),
     [
+        (
+            {f"arr_{n}": array for n, array in enumerate((IMAGES, CLASSES) * 2)},
+            {},
+            r"not certain: no array x or y; there are arr_0 uint8 \(12, 4, 5\), arr_1 int64 \(12,\)"
+            r".*set data\.features and data\.labels",
+        ),
+        ({"data": IMAGES, "fine_labels": CLASSES, "coarse_labels": CLASSES}, {}, UNCERTAIN),
+        ({"images": IMAGES, "data": IMAGES, "labels": CLASSES}, {}, UNCERTAIN),
+        ({**SPLITS, "images": IMAGES, "labels": CLASSES}, {}, UNCERTAIN),
+        ({"x_test": IMAGES, "y_test": CLASSES}, {}, UNCERTAIN),
+        ({"a": IMAGES, "b": IMAGES}, {}, UNCERTAIN),
+        (ONE, {"features": "z"}, "no array z; known: x, y"),
+        (ONE | {"x": IMAGES[:7]}, {"features": "x"}, "one class per image"),
         (ONE | {"y": np.ones((12, 3))}, {}, r"y has shape \(12, 3\); expected \(12,\), \(12"),
         (ONE | {"y": CLASSES / 2}, CLASS, "not a whole number: 0.5; set data.label_kind: number"),
         (ONE | {"y": CLASSES * np.nan}, {}, "y holds nan at index 0; remove such rows"),
-        (ONE | {"y": WORDS}, NUMBER, "y: text or booleans, but data.label_kind: number"),
+        (SPLITS | {"y_test": WORDS}, NUMBER, "y_test and y_train: text or booleans, but data"),
         (ONE | {"x": RGB[..., :2]}, {}, r"shape \(12, 4, 5, 2\); expected uint8"),
         (ONE | {"x": IMAGES.reshape(12, 20)}, {}, r"shape \(12, 20\); expected uint8"),
         (ONE | {"x": IMAGES * 1.0}, {}, "dtype float64"),
-        (ONE | {"x": IMAGES[:7]}, {"features": "x"}, "one class per image"),
-        (ONE, {"features": "z"}, "no array z; known: x, y"),
         (
             SPLITS | {"x_test": IMAGES[:, 1:]},
             {},
             r"x_test and x_train hold images of different sizes, \(3, 5, 1\) and \(4, 5, 1\)",
         ),
-        (SPLITS | {"y_test": CLASSES == 1}, NUMBER, "y_test and y_train: text or booleans"),
     ],
-    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
-def test_arrays_of_other_forms_are_refused_by_name(tmp_path, files, more, said):
+def test_arrays_that_are_not_certain_or_of_another_form_are_refused(tmp_path, files, more, said):
     with pytest.raises(UnreadableSource, match=said):
         scan(tmp_path, files, **more)
 
@@ -180,18 +155,15 @@ def test_a_folder_holds_what_an_archive_does_and_each_split_its_own_examples(tmp
     files = {**test, "x_train": IMAGES[3:], "y_train": CLASSES[3:]}
     archive = scan(tmp_path, files)
     np.testing.assert_array_equal(archive.values[:], IMAGES[..., None])
-    assert list(archive.labels) == [str(label) for label in CLASSES]
     assert archive.splits == ["test"] * 3 + [None] * 9
-    assert [archive.ids[place] for place in (0, 2, 3, 11)] == [
-        *("test/00000000", "test/00000002", "train/00000000", "train/00000008")
-    ]
+    assert archive.ids[2:4] == ["test/00000002", "train/00000000"]
     folder = tmp_path / "folder"
     folder.mkdir()
-    for number, (name, array) in enumerate(files.items()):
-        if number % 2:
-            np.savez(folder / f"{name}.npz", array)
-        else:
+    for name, array in files.items():
+        if name.startswith("x"):
             np.save(folder / f"{name}.npy", array)
+        else:
+            np.savez(folder / f"{name}.npz", array)
     found = arrays.scan(DataSettings(source="arrays", path=str(folder)))
     np.testing.assert_array_equal(found.values[:], archive.values[:])
     assert (found.ids, found.labels, found.splits) == (archive.ids, archive.labels, archive.splits)
@@ -211,47 +183,34 @@ def test_any_archive_gives_the_arrays_that_were_saved_and_no_pickled_ones(tmp_pa
 @pytest.mark.parametrize(
     ("save", "damage", "said"),
     [
-        (np.savez, lambda data, at: put(data, at + 200, 1), r"x cannot be read .*Bad CRC-32"),
-        (np.savez_compressed, lambda data, at: put(data, at, 0xFF), "x cannot .*invalid block ty"),
-        (np.savez, lambda data, at: data[:9], "data.npz"),
+        (np.savez, lambda data: data[:300] + b"?" + data[301:], "Bad CRC-32"),
+        (np.savez_compressed, lambda data: data[:55] + b"\xff" + data[56:], "invalid block type"),
+        (np.savez, lambda data: data[:9], "not a zip file"),
     ],
     ids=["mapped", "packed", "cut off"],
 )
 def test_a_damaged_file_is_named_with_its_member(tmp_path, save, damage, said):
     path = tmp_path / "data.npz"
-    save(path, x=np.zeros_like(RGB), y=CLASSES)
-    with zipfile.ZipFile(path) as archive:
-        start = archive.getinfo("x.npy").header_offset
-    data = path.read_bytes()
-    start += 30 + sum(struct.unpack_from("<HH", data, start + 26))  # of the member's content
-    path.write_bytes(damage(data, start))
-    with pytest.raises(UnreadableSource, match=said):
+    save(path, x=RGB, y=CLASSES)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UnreadableSource, match=f"data.npz: x cannot be read .*{said}"):
         arrays.scan(DataSettings(source="arrays", path=str(path)))
-
-
-def put(data: bytes, at: int, value: int) -> bytes:
-    return data[:at] + bytes([value]) + data[at + 1 :]
 
 
 @pytest.mark.slow
 def test_arrays_that_are_not_compressed_are_ingested_without_holding_them(tmp_path):
-    images = np.zeros((2000, 100, 100), np.uint8)  # 20 MB a split
-    images[:, 0, :2] = np.arange(2000)[:, None] // (256, 1) % 256
-    labels = np.arange(2000) % 3
-    files = {"x_train": images, "y_train": labels, "x_test": ~images, "y_test": labels}
-    np.savez(tmp_path / "data.npz", **files)
-    expected = np.concatenate([~images, images])
+    images, labels = np.zeros((2000, 100, 100), np.uint8), np.arange(2000) % 3
+    path = tmp_path / "data.npz"
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
     tracemalloc.start()
-    found = arrays.scan(DataSettings(source="arrays", path=str(tmp_path / "data.npz")))
-    held, peak = tracemalloc.get_traced_memory()
+    found = arrays.scan(DataSettings(source="arrays", path=str(path)))
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert max(held, peak) < images.nbytes / 4
-    np.testing.assert_array_equal(np.asarray(found.values)[..., 0], expected)
+    assert len(found.values) == 4000 and peak < images.nbytes / 4
 
 
 def test_blocks_of_joined_arrays_are_those_of_one_array():
-    parts = [RGB[:5], RGB[5:6], RGB[6:6], RGB[6:]]
-    joined = JoinedArrays(parts)
+    joined = JoinedArrays([RGB[:5], RGB[5:6], RGB[6:6], RGB[6:]])
     assert (len(joined), joined.shape, joined.dtype) == (12, RGB.shape, RGB.dtype)
     for start in range(14):
         for stop in range(start, 14):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,14 +18,13 @@ from throughline.data.encodings.base import ObjectFile, RejectedValue
 from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import read_stamp
-from throughline.data.manifest import Manifest, read_manifest
+from throughline.data.manifest import read_manifest
 from throughline.data.object_folder import ObjectFolder, list_all, open_folder
 from throughline.data.shards import file_parts
 from throughline.data.shards.file_parts import FilePart, read_parts
-from throughline.data.shards.index import ShardIndex
 from throughline.data.shards.writing import shard
 from throughline.data.sources import class_folders
-from throughline.settings import DataSettings, ShardSettings
+from throughline.settings import ShardSettings
 from throughline.shared.errors import (
     DataNotFound,
     DiskRefused,
@@ -36,89 +34,64 @@ from throughline.shared.errors import (
 )
 from throughline.shared.object_store import StoredObject, open_store
 from throughline.shared.progress import in_threads
+from throughline.shared.scratch import SCRATCH
 
 pytestmark = pytest.mark.integration
 
 SHARDS = ShardSettings(min_shards=2, writers=2)
 
 
-def write_photos(root: Path) -> None:
-    """Photos of three classes, some of which must be converted or cannot be used."""
-    save_photos(root, 30, "cat", "dog", "bird/owl")
-    picture(99).save(root / "cat" / "converted ü#1%20.webp")
-    shutil.copy(root / "cat" / "00.jpg", root / "dog" / "copy.jpg")
-    (root / "cat" / "broken.png").write_bytes(b"no image")
-    (root / "cat" / "empty.png").touch()
-    (root / "none").mkdir()
-    for name in ("cat/note.md", "outside.jpg", "dog/.hidden.jpg", "none/read.me"):
-        (root / name).write_text("x")
+def write_source(root: Path, source: str) -> None:
+    """Data of a kind; of photos, some must be converted or cannot be used."""
+    if source == "image_folder":
+        save_photos(root, 30, "cat", "dog", "bird/owl")
+        picture(99).save(root / "cat" / "converted ü#1%20.webp")
+        shutil.copy(root / "cat" / "00.jpg", root / "dog" / "copy.jpg")
+        (root / "none").mkdir()
+        (root / "cat" / "empty.png").touch()
+        for name in ("cat/bad.png", "cat/note.md", "1.jpg", "dog/.hidden.jpg", "none/read.me"):
+            (root / name).write_text("x")
+    elif source == "tfrecord":
+        for part in range(2):
+            records = [example(image=[png(20 * part + n)], label=[n % 2]) for n in range(20)]
+            write(root / f"data-{part:05d}-of-00002", records)
+    else:
+        root.mkdir()
+        draw = np.random.default_rng(7)
+        np.save(root / "x.npy", draw.integers(0, 256, (60, 8, 6), np.uint8))
+        np.save(root / "y.npy", np.arange(60) % 4)
 
 
-def write_arrays(root: Path) -> None:
-    draw = np.random.default_rng(7)
-    np.save(root / "x.npy", draw.integers(0, 256, (60, 8, 6), np.uint8))
-    np.save(root / "y.npy", np.arange(60) % 4)
-
-
-def write_image_records(root: Path) -> None:
-    for part in range(2):
-        records = [example(image=[png(20 * part + n)], label=[n % 2]) for n in range(20)]
-        write(root / f"data-{part:05d}-of-00002", records)
-
-
-KINDS: dict[str, Callable[[Path], None]] = {
-    "image_folder": write_photos,
-    "tfrecord": write_image_records,
-    "arrays": write_arrays,
-}
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    """Where copies are made for as long as they are read."""
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-
-
-def prepare(settings: DataSettings, out: Path) -> tuple[Manifest, ShardIndex]:
-    ingest(settings, out / "manifest", inspections=out.parent / "kept")
-    manifest = read_manifest(out / "manifest")
-    return manifest, shard(manifest, out / "shards", settings=SHARDS)
-
-
-@pytest.mark.parametrize("source", KINDS)
+@pytest.mark.parametrize("source", ["image_folder", "tfrecord", "arrays"])
 def test_a_bucket_gives_the_shards_of_a_folder(source, bucket_url, tmp_path, monkeypatch):
     path, url = tmp_path / "in", bucket_url
-    path.mkdir()
-    KINDS[source](path)
+    write_source(path, source)
     upload(path, url)
     # Some are read ahead, others in turn; what is copied comes in several ranges.
     monkeypatch.setattr(object_folder, "READ_AHEAD_BYTES", 900)
     monkeypatch.setattr(file_parts, "READ_AHEAD_BYTES", 900)
     monkeypatch.setattr(object_folder, "RANGE_BYTES", 500)
-    local, shards = prepare(data_settings(path, source), tmp_path / "local")
-    remote, stored = prepare(data_settings(url, source), tmp_path / "remote")
-    assert remote.digest == local.digest
+    monkeypatch.chdir(tmp_path)
+    manifests, shards = [], []
+    for where, out in ((path, tmp_path / "local"), (url, tmp_path / "remote")):
+        ingest(data_settings(where, source), out / "manifest", inspections=tmp_path / "kept")
+        manifests.append(read_manifest(out / "manifest"))
+        shards.append(shard(manifests[-1], out / "shards", settings=SHARDS).digest)
+    local, remote = manifests
+    assert (remote.digest, shards[1]) == (local.digest, shards[0])
     assert remote.stats == local.stats
     assert read_reasons(remote) == read_reasons(local)
-    assert stored.digest == shards.digest
     for here, there in ((f"{path}/", f"{url}/"), (f"{tmp_path}/local/", f"{tmp_path}/remote/")):
         local.examples["uri"] = local.examples["uri"].str.replace(here, there)
     assert remote.examples.equals(local.examples)
-    assert not read_files(tmp_path / "project"), "copies are gone"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    """Photos of two classes."""
-    return save_photos(tmp_path_factory.mktemp("photos"), 20, "cat", "dog")
+    assert not read_files(tmp_path / SCRATCH), "copies are gone"
 
 
 @pytest.fixture
-def photos(files, bucket_url) -> Path:
-    """A folder of photos that is in the bucket, too."""
-    upload(files, bucket_url)
-    return files
+def photos_url(bucket_url, tmp_path) -> str:
+    """A bucket with 20 photos of two classes."""
+    upload(save_photos(tmp_path / "photos", 20, "cat", "dog"), bucket_url)
+    return bucket_url
 
 
 def asked_for(proxy) -> list[str]:
@@ -130,12 +103,12 @@ def asked_for(proxy) -> list[str]:
 
 @pytest.mark.slow
 def test_objects_are_read_again_to_verify_them_or_if_changed_and_no_secret_is_written(
-    photos, bucket_url, object_store, proxy, tmp_path, capsys
+    photos_url, object_store, proxy, tmp_path, capsys
 ):
-    settings, store = data_settings(bucket_url), open_store(bucket_url)
+    settings, store = data_settings(photos_url), open_store(photos_url)
     out, kept = tmp_path / "manifest", tmp_path / "kept"
     first = ingest(settings, out, inspections=kept)
-    assert asked_for(proxy) == sorted(path.name for path in photos.rglob("*.jpg"))
+    assert len(asked_for(proxy)) == 20
     ingest(settings, out, inspections=kept)
     assert asked_for(proxy) == []
     ingest(settings, out, inspections=kept, verify=True)
@@ -157,19 +130,17 @@ def test_objects_are_read_again_to_verify_them_or_if_changed_and_no_secret_is_wr
 
 
 def test_an_object_without_a_tag_is_read_each_time():
-    now = datetime.now(UTC)
-
-    def stamp(tag: str) -> str:
+    now, stamps = datetime.now(UTC), []
+    for tag in ("", "x", "y"):
         one = StoredObject(name="a", bytes=3, modified_at=now, tag=tag)
-        return read_stamp(ExampleFile(id="a", path=Path("a"), label="", object=one), now_ns=0)
+        file = ExampleFile(id="a", path=Path("a"), label="", object=one)
+        stamps.append(read_stamp(file, now_ns=0))
+    assert stamps[0] == "" and stamps[1] != stamps[2]
 
-    assert stamp("") == ""
-    assert stamp("x") != stamp("y")
 
-
-def test_an_object_that_went_or_changed_since_ingest_is_named(photos, bucket_url, proxy, tmp_path):
-    ingest(data_settings(bucket_url), tmp_path / "manifest")
-    store, manifest = open_store(bucket_url), read_manifest(tmp_path / "manifest")
+def test_an_object_that_went_or_changed_since_ingest_is_named(photos_url, proxy, tmp_path):
+    ingest(data_settings(photos_url), tmp_path / "manifest")
+    store, manifest = open_store(photos_url), read_manifest(tmp_path / "manifest")
     proxy.fault = lambda verb, path: "403" if path.endswith("05.jpg") else None
     with pytest.raises(ObjectStoreFailed, match=r"/dog/05\.jpg: no permission"):
         shard(manifest, tmp_path / "refused", settings=SHARDS)
@@ -184,9 +155,7 @@ def test_an_object_that_went_or_changed_since_ingest_is_named(photos, bucket_url
     assert not (tmp_path / "shards").exists()
 
 
-def test_an_object_that_changes_after_listing_is_named(photos, bucket_url, monkeypatch, tmp_path):
-    """Neither what was there before nor what is there now is taken for the other."""
-
+def test_an_object_that_changes_after_listing_is_named(photos_url, monkeypatch, tmp_path):
     def change_afterwards(store):
         found = list_all(store)
         store.write("cat/02.jpg", b"another content")
@@ -194,13 +163,13 @@ def test_an_object_that_changes_after_listing_is_named(photos, bucket_url, monke
 
     monkeypatch.setattr(object_folder, "list_all", change_afterwards)
     with pytest.raises(ObjectStoreFailed, match=r"/cat/02\.jpg has changed since it was listed"):
-        ingest(data_settings(bucket_url), tmp_path / "manifest")
+        ingest(data_settings(photos_url), tmp_path / "manifest")
     assert not (tmp_path / "manifest").exists()
 
 
-def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path):
-    store = open_store(bucket_url)
-    store.write("bad.csv", b"x,label\n1,a\n2\n")
+def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_store(bucket_url).write("bad.csv", b"x,label\n1,a\n2\n")
     with pytest.raises(UnreadableSource) as refused:
         ingest(data_settings(f"{bucket_url}/bad.csv", "table"), tmp_path / "manifest")
     assert str(refused.value).startswith(f"{bucket_url}/bad.csv: the header has 2 fields")
@@ -209,14 +178,12 @@ def test_errors_name_the_object_and_not_the_copy(bucket_url, tmp_path):
 
 def test_what_changes_until_all_has_been_read_is_named(bucket_url):
     """DVC compares the bucket when the stage has ended, and would take it for what was read."""
-    store = open_store(bucket_url)
+    store, name = open_store(bucket_url), "cat/new.jpg"
     store.write("cat/old.jpg", b"x")
-    name = "cat/new.jpg"
-    write, delete = store.write, store.delete
-    for change in (lambda: write(name, b"x"), lambda: write(name, b"y"), lambda: delete([name])):
+    for data in (b"x", b"y", None):
         folder = open_folder(bucket_url)
         folder.check_unchanged()
-        change()
+        store.write(name, data) if data else store.delete([name])
         with pytest.raises(ObjectStoreFailed, match=r"/cat/new\.jpg changed while ingest was"):
             folder.check_unchanged()
     store.write("cat/new2.jpg", b"x")
@@ -229,8 +196,7 @@ def test_a_copy_that_does_not_fit_is_refused_with_both_sizes(bucket_url, monkeyp
     monkeypatch.setattr(object_folder.shutil, "disk_usage", lambda path: usage)
     large = StoredObject(name="a.csv", bytes=2 << 20, modified_at=None, tag="x")
     folder = ObjectFolder(store=open_store(bucket_url), objects=[large])
-    said = r"needs 2\.0 MiB for a copy of s3://.* 1\.0 MiB are free"
-    with pytest.raises(DiskRefused, match=said):
+    with pytest.raises(DiskRefused, match=r"needs 2\.0 MiB .* s3://.* only 1\.0 MiB are free"):
         folder.copy_into(tmp_path)
 
 
@@ -239,11 +205,12 @@ def test_objects_that_stand_for_folders_are_none_of_files(bucket_url, object_sto
     for name in ("cat/", "none/", "lines/"):
         client.put_object(Bucket="data", Key=f"{bucket_url.rpartition('/')[2]}/{name}", Body=b"")
     open_store(bucket_url).write("cat/1.jpg", b"x")
-    scanned = class_folders.scan(data_settings(bucket_url), open_folder(bucket_url))
+    folder = open_folder(bucket_url)
+    scanned = class_folders.scan(data_settings(bucket_url), folder)
     assert [file.id for file in scanned.files] == ["cat/1.jpg"]
     assert not scanned.skipped and not scanned.rejected
     assert sorted(scanned.empty_classes) == ["lines", "none"]
-    open_folder(bucket_url).copy_into(tmp_path)
+    folder.copy_into(tmp_path)
     assert (tmp_path / "none").is_dir()
 
 
@@ -252,26 +219,25 @@ def test_many_folders_are_listed_as_one(bucket_url):
     names = [f"{a}/{b}/{c}" for a in "ab" for b in range(6) for c in range(2)] + ["x", "a/y"]
     for name in names:
         store.write(name, name.encode())
-    assert [one.name for one in list_all(store)] == sorted(names)
     assert list_all(store) == sorted(store.list(), key=lambda one: one.name)
 
 
 def test_a_folder_that_is_an_object_too_is_refused_because_dvc_would_watch_that_alone(bucket_url):
     with pytest.raises(DataNotFound, match="no object has this name or is below it"):
         open_folder(bucket_url)
-    store = open_store(bucket_url)
-    for name, data in (("photos/cat/1.png", b"1"), ("photos", b"")):
-        store.write(name, data)
+    for name in ("photos/cat/1.png", "photos"):
+        open_store(bucket_url).write(name, b"")
     with pytest.raises(UnexpectedFiles, match=r"/photos is an object, and there are objects below"):
         open_folder(f"{bucket_url}/photos")
 
 
 def test_a_name_with_a_percent_sign_is_taken_as_it_is(bucket_url):
     """As DVC takes it."""
-    open_store(f"{bucket_url}/a b").write("x.csv", b"1")
-    open_store(f"{bucket_url}/a%20b").write("y.csv", b"1")
-    assert [one.name for one in open_folder(f"{bucket_url}/a%20b").objects] == ["y.csv"]
-    assert [one.name for one in open_folder(f"{bucket_url}/a b").objects] == ["x.csv"]
+    folders = ("a b", "a%20b")
+    for name in folders:
+        open_store(f"{bucket_url}/{name}").write(f"{name}.csv", b"1")
+    found = [open_folder(f"{bucket_url}/{name}").objects for name in folders]
+    assert [one.name for (one,) in found] == ["a b.csv", "a%20b.csv"]
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(bucket_url, proxy):

@@ -1,78 +1,91 @@
-"""What was found in a file is used again where file and program are the same."""
+"""What was found in a file, and shards of files, are used again where nothing has changed."""
 
-import dataclasses
 import os
+import re
 import shutil
 import sqlite3
 import sys
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tasks import ingest as stage
+from tasks.upload import upload
+from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
-from tests.support.small_data import data_settings, picture, read_files, save_photos
+from tests.support.small_data import (
+    data_settings,
+    flip_bit,
+    picture,
+    read_files,
+    save_photos,
+    write_files,
+)
 from throughline.data import file_inspection, inspection_cache
 from throughline.data.encodings.base import FileInfo, Root, StoredFile
 from throughline.data.file_inspection import FileInspection
 from throughline.data.found import ExampleFile, Rejected
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import InspectionCache, open_inspection_cache, read_stamp
+from throughline.data.known_files import open_known_files
 from throughline.data.manifest import Manifest
+from throughline.data.shards import writing
+from throughline.data.shards.index import read_shard_index
+from throughline.settings import ShardSettings
 from throughline.shared.engine import use_engine
-from throughline.shared.errors import EngineFailed, TooManyRejects
+from throughline.shared.errors import DataNotFound, EngineFailed, TooManyRejects
 from throughline.shared.files import digest_blake2b
+from throughline.shared.object_store import open_store
 
 SECOND = 1_000_000_000
+SHARDS = ShardSettings(min_shards=6, writers=2)
 FOUND = {"bytes": 4, "digest": digest_blake2b(b"1234"), "shape": (1, 2, 3)}
 
 
-class Opened:
-    """A cache of a folder with the file `a/x.jpg`, and a clock so many seconds ahead."""
+class Inspected:
+    """A folder with the file `a/x.jpg`, its cache, and a clock so many seconds ahead."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.kept, self.ahead = folder / "in", folder / "kept", 10
-        self.path = self.root / "a" / "x.jpg"
-        self.path.parent.mkdir(parents=True)
-        self.path.write_bytes(b"1234")
+        self.path = write_files(self.root, {"a/x.jpg": "1234"}) / "a" / "x.jpg"
         self.file = ExampleFile(id="a/x.jpg", path=self.path, label="a")
-        self.stack = ExitStack()
-        self.cache = self.open("one")
 
     def clock(self) -> int:
         return time.time_ns() + self.ahead * SECOND
 
-    def open(self, key: str) -> InspectionCache:
-        """A cache that is closed with the test."""
-        root = Root(self.root)
-        cache = self.stack.enter_context(open_inspection_cache(self.kept, root=root, key=key))
-        cache.now = self.clock
-        return cache
-
-    def find_by_key(self, key: str) -> FileInfo | None:
-        """What a cache of its own finds, which is closed then."""
+    @contextmanager
+    def open(self, key: str = "one") -> Iterator[InspectionCache]:
         with open_inspection_cache(self.kept, root=Root(self.root), key=key) as cache:
             cache.now = self.clock
-            (info,) = cache.find([self.file])
-            return info
+            yield cache
 
     def keep(self, **found: object) -> None:
         info = FileInfo(**{"path": self.path, **FOUND, **found})
-        self.cache.keep([(self.file, read_stamp(self.file, now_ns=self.clock()), info)])
+        with self.open() as cache:
+            cache.keep([(self.file, read_stamp(self.file, now_ns=self.clock()), info)])
 
-    def find(self) -> FileInfo | None:
-        (info,) = self.cache.find([self.file])
-        return info
+    def find(self, key: str = "one") -> FileInfo | None:
+        with self.open(key) as cache:
+            (info,) = cache.find([self.file])
+            return info
+
+    def inspect(self, inspect, cache: InspectionCache) -> FileInfo | Rejected:
+        """What this function finds in the file."""
+        root = Root(self.root)
+        inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=self.root)
+        (finding,) = inspection.inspect_all([self.file], verify=False)
+        return finding
 
 
 @pytest.fixture
-def opened(tmp_path):
-    one = Opened(tmp_path)
-    with one.stack:
-        yield one
+def one(tmp_path):
+    return Inspected(tmp_path)
 
 
 def let_file_times_pass(path: Path) -> None:
@@ -84,98 +97,67 @@ def let_file_times_pass(path: Path) -> None:
     other.unlink()
 
 
-def keep_times(path: Path, change) -> None:
-    """Change a file, and give it back the time of its last change."""
-    status = path.stat()
-    change()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def replace(path: Path, data: bytes) -> None:
-    other = path.with_name("other")
-    other.write_bytes(data)
-    other.replace(path)
-
-
-CHANGES = {
-    "longer": lambda path: path.write_bytes(b"12345"),
-    "rewritten with the old time": lambda path: keep_times(path, lambda: path.write_bytes(b"abcd")),
-    "replaced with the old time": lambda path: keep_times(path, lambda: replace(path, b"abcd")),
-    "gone": lambda path: path.unlink(),
-    "a link": lambda path: (path.rename(path.with_name("y")), path.symlink_to(path.with_name("y"))),
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_was_found_in_a_file_is_found_again_until_it_changes(opened, change):
-    assert opened.find() is None
-    opened.keep(note="content is PNG")
-    assert opened.find() == FileInfo(path=opened.path, **FOUND, note="content is PNG")
-    assert opened.open("one").find([opened.file]) == [opened.find()]
-    let_file_times_pass(opened.path)
-    change(opened.path)
-    assert opened.find() is None
+def test_what_was_found_in_a_file_is_found_again_until_it_changes(one):
+    assert one.find() is None
+    os.utime(one.path, (1, 1))
+    one.keep(note="content is PNG")
+    assert one.find() == FileInfo(path=one.path, **FOUND, note="content is PNG")
+    let_file_times_pass(one.path)
+    one.path.write_bytes(b"abcd")
+    os.utime(one.path, (1, 1))
+    assert one.find() is None, "it is as large and seems to be as old"
+    one.keep()
+    one.path.unlink()
+    assert one.find() is None
 
 
 @pytest.mark.parametrize("ahead", [0, 3600], ids=["just changed", "a clock that was ahead"])
-def test_what_was_kept_at_another_time_is_not_believed(opened, ahead):
+def test_what_was_kept_at_another_time_is_not_believed(one, ahead):
     """The next change of a file that has just changed might leave the same times."""
-    opened.ahead = ahead
-    opened.keep()
-    opened.ahead = 10
-    assert opened.find() is None
-    opened.keep()
-    assert opened.find()
+    one.ahead = ahead
+    one.keep()
+    one.ahead = 10
+    assert one.find() is None
+    one.keep()
+    assert one.find()
 
 
-def test_a_file_that_leads_outside_now_is_read_again(opened, tmp_path):
-    opened.keep()
-    outside = tmp_path / "outside"
-    opened.path.parent.rename(outside)
-    opened.path.parent.symlink_to(outside)
-    cache = opened.open("one")
-    assert read_stamp(opened.file, now_ns=opened.clock()), "the file itself is the same"
-    assert cache.find([opened.file]) == [None]
+def test_a_file_that_leads_outside_now_is_read_again(one, tmp_path):
+    one.keep()
+    one.path.parent.rename(tmp_path / "outside")
+    one.path.parent.symlink_to(tmp_path / "outside")
+    assert read_stamp(one.file, now_ns=one.clock()), "the file itself is the same"
+    assert one.find() is None
 
 
-def find_by(inspect, opened: Opened, cache: InspectionCache) -> FileInfo | Rejected:
-    """What this function finds in the file."""
-    root = Root(opened.root)
-    inspection = FileInspection(inspect=inspect, cache=cache, root=root, converted=opened.root)
-    (finding,) = inspection.inspect_all([opened.file], verify=False)
-    return finding
-
-
-def test_a_file_that_changes_while_it_is_inspected_is_read_again(opened):
+def test_a_file_that_changes_while_it_is_inspected_is_read_again(one):
     def inspect(stored: StoredFile, converted: Path) -> FileInfo:
-        opened.path.write_bytes(b"abcd")
+        one.path.write_bytes(b"abcd")
         return FileInfo(path=stored.path, **FOUND)
 
-    let_file_times_pass(opened.path)
-    assert find_by(inspect, opened, opened.cache) == FileInfo(path=opened.path, **FOUND)
-    assert opened.find() is None
+    let_file_times_pass(one.path)
+    with one.open() as cache:
+        assert one.inspect(inspect, cache) == FileInfo(path=one.path, **FOUND)
+    assert one.find() is None
 
 
-def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(opened):
-    opened.keep()
-    assert opened.find_by_key("two") is None
-    assert opened.find_by_key("one"), "such as by a run with changes"
+def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(one):
+    one.keep()
     for number in range(inspection_cache.OTHERS_KEPT + 1):
-        opened.find_by_key(f"other{number}")
-        assert opened.find_by_key("one"), "it was used between them"
+        assert one.find(f"other{number}") is None
+        assert one.find(), "it was used between them, such as by a run with changes"
     for number in range(inspection_cache.OTHERS_KEPT + 1):
-        opened.find_by_key(f"more{number}")
-    assert opened.find_by_key("one") is None
+        one.find(f"more{number}")
+    assert one.find() is None
 
 
 @pytest.mark.parametrize("change", ["found = replace(found, '4', '5')", "inspected_ns = X'FF'"])
-def test_what_the_disk_has_changed_is_not_believed(opened, change):
-    opened.keep()
-    (path,) = opened.kept.glob("*-one.sqlite")
+def test_what_the_disk_has_changed_is_not_believed(one, change):
+    one.keep()
+    (path,) = one.kept.glob("*-one.sqlite")
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"UPDATE inspections SET {change}")
-    assert opened.find() is None
+    assert one.find() is None
 
 
 def test_a_damaged_database_is_replaced(tmp_path):
@@ -186,21 +168,18 @@ def test_a_damaged_database_is_replaced(tmp_path):
         path.write_bytes(b"no database at all" * 100)
 
 
-def test_where_nothing_can_be_kept_all_files_are_read(photos, tmp_path, capsys):
-    (tmp_path / "kept").write_text("a file in place of the folder")
-    first = photos.ingest()
-    again = ingest(photos.settings, tmp_path / "manifest", inspections=tmp_path / "kept")
-    assert again.digest == first.digest
-    assert " cannot be opened, so all files are read: " in capsys.readouterr().out
+class Data:
+    """Class folders of photos or texts, a cache, and what is written again and again."""
 
-
-class Photos:
-    """Class folders of photos, a cache, and a manifest that is written again and again."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "image_folder") -> None:
         self.root, self.out, self.kept = folder / "in", folder / "manifest", folder / "kept"
-        self.settings = data_settings(self.root, layout="class")
-        save_photos(self.root, 16, "a", "b")
+        self.shards, self.earlier = folder / "shards", folder / "earlier"
+        self.settings = data_settings(self.root, kind, layout="class")
+        if kind == "image_folder":
+            save_photos(self.root, 30, "a", "b")
+        else:
+            texts = {f"{'ab'[n % 2]}/{n:02}.txt": f"{n} " * (1 + n % 7) for n in range(30)}
+            write_files(self.root, texts)
 
     def add(self, name: str, seed: int) -> None:
         path = self.root / name
@@ -211,57 +190,73 @@ class Photos:
         settings = self.settings.model_copy(update=changes)
         return ingest(settings, self.out, inspections=self.kept, verify=verify)
 
+    def write(self, manifest: Manifest, settings=SHARDS, **more: object) -> set[str]:
+        """The names of the shards that are written, and not taken; all are as fresh ones are."""
+        shutil.rmtree(self.shards, ignore_errors=True)
+        with patch.object(writing, "write_frames", wraps=writing.write_frames) as written:
+            writing.shard(manifest, self.shards, settings=settings, earlier=self.earlier, **more)
+        fresh = self.shards.with_name("fresh")
+        writing.shard(manifest, fresh, settings=settings)
+        assert read_files(self.shards) == read_files(fresh)
+        return {call.args[0].name for call in written.call_args_list}
+
+    def write_known(self, manifest: Manifest) -> set[str]:
+        """The same with what an ingest has kept of the files."""
+        with open_known_files(manifest, self.settings, self.kept) as is_known:
+            return self.write(manifest, is_known=is_known)
+
+    def keep(self) -> None:
+        """What was written is what an earlier run has left."""
+        shutil.rmtree(self.earlier, ignore_errors=True)
+        self.shards.rename(self.earlier)
+
+    def names(self) -> set[str]:
+        return {one.name for one in read_shard_index(self.shards).shards}
+
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Photos whose changes count as settled at once."""
     monkeypatch.setattr(inspection_cache, "SETTLED_NS", -SECOND)
-    return Photos(tmp_path)
+    return Data(tmp_path)
 
 
-def unread(capsys) -> str:
-    """Of which files ingest said that they were not read again."""
-    said = [line for line in capsys.readouterr().out.splitlines() if "not read again" in line]
-    return said[0].rpartition(": ")[2] if said else "none"
+def test_where_nothing_can_be_kept_all_files_are_read(photos, capsys):
+    photos.kept.write_text("a file in place of the folder")
+    photos.ingest()
+    assert " cannot be opened, so all files are read: " in capsys.readouterr().out
 
 
 def test_only_what_is_new_or_changed_is_read(photos, capsys):
-    photos.ingest()
-    assert unread(capsys) == "none"
-    photos.ingest()
-    assert unread(capsys) == "16 of 16 files"
+    def read_again(**changes: object) -> str:
+        photos.ingest(**changes)
+        return "".join(re.findall("not read again: (.*) files", capsys.readouterr().out))
+
+    assert read_again() == ""
+    assert read_again() == "30 of 30"
     photos.add("a/new.jpg", 100)
     photos.add("a/00.jpg", 101)
     (photos.root / "b" / "01.jpg").unlink()
-    photos.ingest()
-    assert unread(capsys) == "14 of 16 files"
-    photos.ingest(split=photos.settings.split.model_copy(update={"seed": 7}))
-    assert unread(capsys) == "16 of 16 files", "splits do not decide what is found in a file"
-    photos.ingest(max_pixels=1_000_000)
-    assert unread(capsys) == "none"
+    assert read_again() == "28 of 30"
+    split = photos.settings.split.model_copy(update={"seed": 7})
+    assert read_again(split=split) == "30 of 30", "splits do not decide what is found in a file"
+    assert read_again(max_pixels=1_000_000) == ""
 
 
 @pytest.mark.integration
 def test_the_manifest_is_that_of_reading_everything_byte_for_byte(photos, capsys):
     """After each of many changes: new, other, fewer files, of all kinds, good and bad."""
-
-    def spoil() -> None:
-        photos.add("c/x.webp", 202)  # converted
-        (photos.root / "b" / "cut.jpg").write_bytes(b"\xff\xd8 cut")  # rejected
-        shutil.copy(photos.root / "a" / "00.jpg", photos.root / "b" / "copy.jpg")
-
-    def repair() -> None:
-        photos.add("c/x.webp", 203)
-        photos.add("b/cut.jpg", 204)
-        (photos.root / "a" / "02.jpg").rename(photos.root / "b" / "02.jpg")
-
+    add, root = photos.add, photos.root
+    same = (root / "a" / "00.jpg").read_bytes()
     changes = [
         lambda: None,
-        spoil,
-        repair,
-        lambda: (photos.root / "b").rename(photos.root / "d"),
-        lambda: (photos.root / "d" / "link.jpg").symlink_to(photos.root / "a" / "00.jpg"),
-        lambda: [photos.add(f"a/{row}.jpg", row) for row in range(300, 303)],
+        lambda: add("c/x.webp", 202),  # is converted
+        lambda: write_files(root, {"b/cut.jpg": b"\xff\xd8 cut", "b/copy.jpg": same}),
+        lambda: (add("c/x.webp", 203), add("b/cut.jpg", 204)),
+        lambda: (root / "a" / "02.jpg").rename(root / "b" / "02.jpg"),
+        lambda: (root / "b").rename(root / "d"),
+        lambda: (root / "d" / "link.jpg").symlink_to(root / "a" / "00.jpg"),
+        lambda: [add(f"a/{row}.jpg", row) for row in range(400, 403)],
     ]
     for number, change in enumerate(changes):
         change()
@@ -277,28 +272,25 @@ def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, monkeypat
     for module in (inspection_cache, file_inspection):
         monkeypatch.setattr(module, "read_stamp", lambda file, *, now_ns: "as before")
     first = photos.ingest(verify=True)
-    assert "all 16 files were read; of 0 with the size" in capsys.readouterr().out
+    assert "all 30 files were read; of 0 with the size" in capsys.readouterr().out
     photos.add("a/00.jpg", 500)
     assert photos.ingest().digest == first.digest, "what is kept is used"
     capsys.readouterr()
     changed = photos.ingest(verify=True)
-    said = capsys.readouterr().out
-    assert "! 1 files had changed, although their " in said and said.count("a/00.jpg") == 1
-    assert changed.digest != first.digest
-    assert photos.ingest().digest == changed.digest
+    assert re.search("! 1 files had changed.*again: a/00.jpg$", capsys.readouterr().out, re.M)
+    assert photos.ingest().digest == changed.digest != first.digest
     photos.ingest(verify=True)
-    said = capsys.readouterr().out
-    assert "of 16 with the sizes, times and inodes of an earlier" in said
+    assert "of 30 with the sizes, times and inodes of an earlier" in capsys.readouterr().out
 
 
 def test_what_a_failed_ingest_has_converted_goes_with_its_file(photos):
     photos.add("a/x.webp", 50)
     photos.add("a/y.webp", 51)
-    (photos.root / "a" / "cut.jpg").write_bytes(b"\xff\xd8 cut")
+    write_files(photos.root, {"a/cut.jpg": b"\xff\xd8 cut"})
     with pytest.raises(TooManyRejects):
         photos.ingest(max_reject_fraction=0.0)
-    (photos.root / "a" / "cut.jpg").unlink()
-    (photos.root / "a" / "x.webp").unlink()
+    for name in ("cut.jpg", "x.webp"):
+        (photos.root / "a" / name).unlink()
     photos.ingest(max_reject_fraction=0.0)
     assert len(list((photos.out / "converted").iterdir())) == 1
 
@@ -313,25 +305,94 @@ def test_the_stage_keeps_what_it_finds_and_takes_verify(photos, tmp_path, monkey
         shutil.rmtree("data", ignore_errors=True)  # as DVC does before the stage
         stage.main()
         said.append(capsys.readouterr().out)
-    assert "not read again" not in said[0] and "16 of 16 files" in said[1]
-    assert "all 16 files were read; of 16 with the size" in said[2]
+    assert "not read again" not in said[0] and "30 of 30 files" in said[1]
+    assert "all 30 files were read; of 30 with the size" in said[2]
 
 
 def inspect_in(process: int, stored: StoredFile, converted: Path) -> FileInfo:
     """Read a file in this process; any other lacks its folder."""
     away = "" if os.getpid() == process else "elsewhere"
-    dataclasses.replace(stored, path=stored.path / away).read(lambda *_: None)
+    replace(stored, path=stored.path / away).read(lambda *_: None)
     return FileInfo(path=stored.path, **FOUND)
 
 
 @pytest.mark.slow
-def test_what_a_worker_alone_cannot_read_names_its_machine(opened, tmp_path, monkeypatch):
+def test_what_a_worker_alone_cannot_read_names_its_machine(one, tmp_path, monkeypatch):
     """And what nobody can read is a reject."""
     monkeypatch.chdir(tmp_path)
-    node, cache = os.uname().nodename, InspectionCache(None, root=Root(opened.root))
+    node, cache = os.uname().nodename, InspectionCache(None, root=Root(one.root))
     with use_engine(workers=1):
         with pytest.raises(EngineFailed, match=rf"worker at {node} .*x\.jpg \(cannot be read: Not"):
-            find_by(partial(inspect_in, os.getpid()), opened, cache)
-        finding = find_by(partial(inspect_in, -1), opened, cache)
+            one.inspect(partial(inspect_in, os.getpid()), cache)
+        finding = one.inspect(partial(inspect_in, -1), cache)
     assert isinstance(finding, Rejected)
     assert (finding.id, finding.reason) == ("a/x.jpg", "cannot be read: Not a directory")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", slow_but_first(["text_folder", "image_folder"]))
+def test_one_example_more_or_less_changes_one_shard(tmp_path, kind):
+    data = Data(tmp_path, kind)
+    assert data.write(data.ingest()) == data.names()
+    data.keep()
+    assert not data.write(data.ingest())
+    one = min(data.root.rglob("07.*"))
+    content = one.read_bytes()
+    one.unlink()
+    assert len(data.write(data.ingest())) == 1
+    data.keep()
+    one.write_bytes(content)
+    assert len(data.write(data.ingest())) == 1
+
+
+@pytest.mark.integration
+def test_a_file_that_was_changed_after_ingest_is_read_and_refused(photos):
+    changed = photos.root / "a" / "04.jpg"
+    os.utime(changed, (1, 1))
+    manifest = photos.ingest()
+    photos.write(manifest)
+    photos.keep()
+    assert not photos.write_known(manifest)
+    flip_bit(changed, -3)
+    os.utime(changed, (1, 1))
+    with pytest.raises(DataNotFound, match=r"04\.jpg .* has other contents than at ingest"):
+        photos.write_known(manifest)
+
+
+@pytest.mark.slow
+def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
+    data, store = Data(tmp_path), open_store(bucket_url)
+    upload(data.root, bucket_url)
+    data.settings = data_settings(bucket_url)
+    manifest = data.ingest()
+    data.write(manifest)
+    data.keep()
+    assert not data.write_known(manifest)
+    store.write("a/04.jpg", store.read("a/04.jpg"))  # the same again, as its tag says
+    assert len(data.write_known(manifest)) <= 1, "a store may count when it was written"
+    store.write("a/04.jpg", store.read("a/08.jpg"))
+    with pytest.raises(DataNotFound, match=r"a/04\.jpg .*(other contents|another size)"):
+        data.write_known(manifest)
+
+
+@pytest.mark.slow
+def test_what_is_damaged_or_of_another_label_compression_or_schema_is_written_again(tmp_path):
+    data = Data(tmp_path, "text_folder")
+    manifest = data.ingest()
+    data.write(manifest)
+    data.keep()
+    relabeled = manifest.examples.copy()
+    relabeled.loc[3, "label"] = 1 - relabeled.loc[3, "label"]
+    assert len(data.write(replace(manifest, examples=relabeled))) == 1
+    packed = SHARDS.model_copy(update={"compression": "gzip"})
+    assert data.write(manifest, packed) == data.names()
+    features = [replace(each, name=f"my_{each.name}") for each in manifest.schema.features]
+    renamed = replace(manifest.schema, features=tuple(features))
+    assert data.write(replace(manifest, schema=renamed)) == data.names()
+    damaged, index = min(data.earlier.glob("*.tfrecord")), data.earlier / "index.json"
+    flip_bit(damaged, -1)
+    assert len(data.write(manifest)) == 1
+    damaged.unlink()
+    assert len(data.write(manifest)) == 1
+    index.write_text(index.read_text().replace('"records"', '"rows"'))
+    assert data.write(manifest) == data.names()
