@@ -86,7 +86,7 @@ def as_folder(root, suffix="jpg"):
 
 
 def as_parquet(root):
-    files = sorted(save_photos(root / "photos", 40, "cat", "dog").glob("*/*"))
+    files = sorted(save_photos(root / "photos", 40, "cat", "dog").glob("*/*"), reverse=True)
     content, labels = zip(*((file.read_bytes(), file.parent.name) for file in files), strict=True)
     pq.write_table(pa.table({"image": content, "label": labels}), root / "all.parquet")
     return data_settings(root / "all.parquet", "image_table")

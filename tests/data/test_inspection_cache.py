@@ -165,6 +165,7 @@ def test_a_damaged_database_is_replaced(tmp_path):
         with open_inspection_cache(tmp_path / "kept", root=Root(tmp_path), key="one") as cache:
             assert not cache.damaged
         (path,) = (tmp_path / "kept").iterdir()
+        assert path.read_bytes().startswith(b"SQLite")
         path.write_bytes(b"no database at all" * 100)
 
 
@@ -357,6 +358,7 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(photos):
     os.utime(changed, (1, 1))
     with pytest.raises(DataNotFound, match=r"04\.jpg .* has other contents than at ingest"):
         photos.write_known(manifest)
+    assert not photos.shards.exists()
 
 
 @pytest.mark.slow
@@ -373,6 +375,7 @@ def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, b
     store.write("a/04.jpg", store.read("a/08.jpg"))
     with pytest.raises(DataNotFound, match=r"a/04\.jpg .*(other contents|another size)"):
         data.write_known(manifest)
+    assert not data.shards.exists()
 
 
 @pytest.mark.slow
