@@ -169,10 +169,6 @@ def read(*folders, layout="auto", classes=True):
         (("train/train/a", "test/a"), [(TRAIN, "a"), (TEST, "a")]),
         (("train/a", "train/train", "test/a"), [(TRAIN, "a"), (TRAIN, "train"), (TEST, "a")]),
         (("w", "w/train/a", "w/test/a"), [(NONE, ""), (TRAIN, "a"), (TEST, "a")]),
-        (
-            ("seg_train/seg_train/sea", "seg_test/seg_test/sea", "seg_pred"),
-            [(TRAIN, "sea"), (TEST, "sea"), ("unlabeled", "")],
-        ),
         (("car/test", "car/train", "dog/train"), [(TEST, "car"), (TRAIN, "car"), (TRAIN, "dog")]),
         (("a/b/train", "c/train", "c/val"), [(TRAIN, "a/b"), (TRAIN, "c"), (VALID, "c")]),
         (("chest/chest/train/ill", "chest/chest/test/ill"), [(TRAIN, "ill"), (TEST, "ill")]),

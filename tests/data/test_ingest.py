@@ -185,9 +185,7 @@ def test_a_single_class_and_an_empty_validation_split_are_refused(folder, tmp_pa
         ingest(data_settings(folder), tmp_path / "manifest")
 
 
-def test_copies_in_a_held_out_split_win_and_what_a_table_says_otherwise_is_warned_of(
-    folder, tmp_path
-):
+def test_copies_in_a_held_out_split_win_and_odd_tables_are_warned_of(folder, tmp_path):
     for number in (0, 1):
         shutil.copy(folder / "ab"[number] / f"0{number}.jpg", folder / "b" / f"test{number}.jpg")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
