@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from ruamel.yaml import YAML
 
 from tasks.cluster import main
-from tasks.train import main as train_stage
-from tests.support.project import ROOT, SMALL
+from tests.support.project import ROOT
 from throughline.plan.clusters import expand_nodes, expand_tasks, find_tf_config
 from throughline.plan.training_workers import (
     TrainingWorker,
@@ -31,7 +29,7 @@ SLURM = {
     "SLURMD_NODENAME": "gpu10",
 }
 WORKERS = {"worker": ["a:1", "b:1", "c:1"]}
-WITH_CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 
 
 def given(cluster, **task):
@@ -56,10 +54,9 @@ def test_a_slurm_task_finds_itself_and_the_others():
         ({**SLURM, "SLURMD_NODENAME": "gpu09"}, [], "--distribution=block"),
         ({"JOB_COMPLETION_INDEX": "1"}, ["a"], "task 1 of a cluster, .* its hosts is 1;"),
         ({}, ["a"], "srun"),
-        *[
-            ({**SLURM, "SLURM_JOB_NODELIST": nodes}, [], "set TF_CONFIG instead")
-            for nodes in ("rack[1-2]n1", "gpu[1-2", "a,,b")
-        ],
+        ({**SLURM, "SLURM_JOB_NODELIST": "rack[1-2]n1"}, [], "set TF_CONFIG instead"),
+        ({**SLURM, "SLURM_JOB_NODELIST": "gpu[1-2"}, [], "set TF_CONFIG instead"),
+        ({**SLURM, "SLURM_JOB_NODELIST": "a,,b"}, [], "set TF_CONFIG instead"),
     ],
 )
 def test_a_task_that_cannot_find_itself_is_refused(environment, hosts, said):
@@ -95,19 +92,32 @@ def test_a_program_that_is_not_there_is_named(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("ServiceFailed: there is no program nosuchprogram")
 
 
+ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
+
+
 @pytest.mark.parametrize(
-    ("environment", "worker"),
+    ("environment", "asked", "worker"),
     [
-        ({}, TrainingWorker()),
-        ({"TF_CONFIG": ""}, TrainingWorker()),
-        (given({"worker": ["a:1"]}, type="worker", index=0), TrainingWorker()),
-        (given(WORKERS, type="worker", index=2), TrainingWorker(index=2, count=3)),
-        (given(WITH_CHIEF, type="chief", index=0), TrainingWorker(index=0, count=3)),
-        (given(WITH_CHIEF, type="worker", index=1), TrainingWorker(index=2, count=3)),
+        ({}, {}, TrainingWorker()),
+        ({"TF_CONFIG": ""}, {}, TrainingWorker()),
+        (given({"worker": ["a:1"]}, type="worker", index=0), {}, TrainingWorker()),
+        (given(WORKERS, type="worker", index=2), {"gpus": 8}, TrainingWorker(index=2, count=3)),
+        (given(CHIEF, type="chief", index=0), {}, TrainingWorker(index=0, count=3)),
+        (given(CHIEF, type="worker", index=1), {}, TrainingWorker(index=2, count=3)),
+        ({}, {"gpus": 4}, TrainingWorker(count=4)),
+        ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
+        ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
+        (given(WORKERS, type="worker", index=0), {"processes": 3, "batch_multiple": 6},
+         TrainingWorker(count=3, batch_multiple=6)),
     ],
-)
-def test_a_worker_knows_which_one_it_is(environment, worker):
-    assert training_worker_from_tf_config(environment) == worker
+)  # fmt: skip
+def test_tf_config_says_who_a_process_is_else_parameters_how_many(environment, asked, worker):
+    assert find_training_worker(environment, **{**ASKED, **asked}) == worker
+
+
+def test_another_number_of_workers_than_asked_for_is_refused():
+    with pytest.raises(ImpossiblePlan, match=r"names 3 workers, but train\.processes is 1"):
+        find_training_worker(given(WORKERS, type="worker", index=1), **{**ASKED, "processes": 1})
 
 
 @pytest.mark.parametrize(
@@ -141,39 +151,19 @@ def test_any_number_of_examples_gives_every_host_equal_slices_that_are_not_empty
 @pytest.mark.parametrize(
     ("examples", "batch", "worker", "lanes", "said"),
     [
-        (120, 7, TrainingWorker(count=2), {}, "use 6 or 8"),
-        (120, 2, TrainingWorker(count=3), {}, "use 3"),
-        (0, 4, TrainingWorker(count=4), {}, "fewer examples"),
-        (120, 24, TrainingWorker(count=3, batch_multiple=4), {}, "multiple of 3"),
-        (120, 6, TrainingWorker(count=2, batch_multiple=4), {}, "use 4 or 8"),
-        (3, 8, TrainingWorker(count=2, batch_multiple=4), {}, "than train.batch_multiple, 4,"),
-        (100, 12, TrainingWorker(count=3), {"lanes": 4}, "4 is not a multiple of 3, .* use 6"),
-        (0, 16, TrainingWorker(), {"lanes": 4}, "more lanes .* than examples"),
+        (120, 7, TrainingWorker(count=2), None, "use 6 or 8"),
+        (120, 2, TrainingWorker(count=3), None, "use 3"),
+        (0, 4, TrainingWorker(count=4), None, "fewer examples"),
+        (120, 24, TrainingWorker(count=3, batch_multiple=4), None, "multiple of 3"),
+        (120, 6, TrainingWorker(count=2, batch_multiple=4), None, "use 4 or 8"),
+        (3, 8, TrainingWorker(count=2, batch_multiple=4), None, "than train.batch_multiple, 4,"),
+        (100, 12, TrainingWorker(count=3), 4, "4 is not a multiple of 3, .* use 6"),
+        (0, 16, TrainingWorker(), 4, "more lanes .* than examples"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(examples, batch, worker, lanes, said):
     with pytest.raises(ImpossiblePlan, match=said):
-        worker.check(examples, batch, **lanes)
-
-
-SECOND = given(WORKERS, type="worker", index=1)
-ASKED = {"processes": "auto", "batch_multiple": "auto", "gpus": 0}
-
-
-@pytest.mark.parametrize(
-    ("environment", "asked", "worker"),
-    [
-        ({}, {}, TrainingWorker()),
-        ({}, {"gpus": 4}, TrainingWorker(count=4)),
-        ({}, {"processes": 2, "gpus": 4}, TrainingWorker(count=2)),
-        ({}, {"processes": 2, "batch_multiple": 4}, TrainingWorker(count=2, batch_multiple=4)),
-        (SECOND, {"gpus": 8}, TrainingWorker(index=1, count=3)),
-        (SECOND, {"processes": 3, "batch_multiple": 6},
-         TrainingWorker(index=1, count=3, batch_multiple=6)),
-    ],
-)  # fmt: skip
-def test_tf_config_says_who_a_process_is_else_parameters_how_many(environment, asked, worker):
-    assert find_training_worker(environment, **{**ASKED, **asked}) == worker
+        worker.check(examples, batch, lanes=lanes)
 
 
 def test_processes_of_one_host_share_what_it_has():
@@ -182,14 +172,3 @@ def test_processes_of_one_host_share_what_it_has():
         worker = training_worker_from_tf_config(given(cluster, type="worker", index=index))
         shares.append((worker.on_host, worker.share(8), worker.share(2)))
     assert shares == [(3, 2, 1), (3, 2, 1), (1, 8, 2), (3, 2, 1)]
-
-
-def test_a_stage_refuses_another_number_of_workers_than_asked_for(tmp_path, monkeypatch, capsys):
-    YAML().dump(SMALL, tmp_path / "params.yaml")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train", "--pipeline", "optimized"])
-    monkeypatch.setenv("TF_CONFIG", SECOND["TF_CONFIG"])
-    with pytest.raises(SystemExit) as ended:
-        train_stage()
-    assert ended.value.code == 2
-    assert "TF_CONFIG names 3 workers, but train.processes is 1" in capsys.readouterr().err

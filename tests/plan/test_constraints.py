@@ -5,42 +5,32 @@ import pytest
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.texts import text_feature
-from throughline.plan.augmentations import (
-    Blur,
-    Flip,
-    Mixup,
-    RandAugment,
-    RandomCrop,
-    RandomResizedCrop,
-)
-from throughline.plan.constraints import find_config_problems
-from throughline.plan.data_constraints import (
-    find_data_problems,
-    find_ops_problems,
-    find_variable_size_problems,
-)
-from throughline.plan.ops import (
-    Categories,
-    CenterCrop,
-    Decode,
-    OneHot,
-    Op,
-    Rescale,
-    Resize,
-    Standardize,
-)
-from throughline.plan.schema import Encoding
+from throughline.plan import constraints, data_constraints
+from throughline.plan.augmentations import Blur, Mixup, RandAugment, RandomCrop, RandomResizedCrop
+from throughline.plan.ops import Categories, CenterCrop, OneHot, Op, Rescale, Resize, Standardize
 from throughline.plan.shapes import choose_token_window, choose_window
 from throughline.settings import PipelineConfig, WindowSettings
 from throughline.shared.errors import InvalidParams
 
 MAPPED = {"read": "snapshot", "shuffle": {"kind": "global"}}
+DEVICE = {**MAPPED, "snapshot_on": "device"}
+SMALLER = {"decode": {"ratio": 2}}
 IMAGES = image_feature().encoding
 TEXT = text_feature().encoding
 ROWS = array_feature("numbers", (3,), "float32").encoding
-SERIES = array_feature("series", (3,), "float32").encoding
+DATA = {  # and whether it is cut into windows
+    "images": (IMAGES, False),
+    "pixels": (array_feature("pixels", (8, 8, 3), "uint8").encoding, False),
+    "rows": (ROWS, False),
+    "texts": (TEXT, False),
+    "text in windows": (TEXT, True),
+    "series": (array_feature("series", (3,), "float32").encoding, True),
+}
 GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
 HALVED = Rescale(scale=0.5)
+SMALL = RandomCrop(height=8, width=8)
+RESIZED = RandomResizedCrop(height=8, width=8)
+ALONE = "augment: one_by_one takes one example at a time, and a snapshot of {} gives whole batches"
 
 
 class OneByOne(Op):
@@ -52,108 +42,81 @@ class OneByOne(Op):
 
 
 def problems_of(config: dict, *augment: Op) -> list[str]:
-    ops = [("preprocess", Decode()), *(("augment", op) for op in augment)]
-    return find_config_problems(
-        PipelineConfig.model_validate(config), [*ops, ("postprocess", Rescale())], batch_size=32
-    )
+    ops = [*(("augment", op) for op in augment), ("postprocess", Rescale())]
+    parsed = PipelineConfig.model_validate(config)
+    return constraints.find_config_problems(parsed, ops, batch_size=32)
 
 
-def data_problems(config: dict, encoding: Encoding, *augment: Op, ops=None, **about) -> list[str]:
-    return find_data_problems(
-        PipelineConfig.model_validate(config),
-        encoding,
-        ops or [("preprocess", Decode()), *(("augment", op) for op in augment)],
-        **{"windows": False, "predicts_number": False, "columns": False, **about},
-    )
+def data_problems(config: dict, data: str, *ops: tuple[str, Op]) -> list[str]:
+    parsed, (encoding, windows) = PipelineConfig.model_validate(config), DATA[data]
+    about = {"windows": windows, "predicts_number": False, "columns": False}
+    return data_constraints.find_data_problems(parsed, encoding, ops, **about)
 
 
 @pytest.mark.parametrize(
     ("config", "fields"),
     [
-        ({"cache": {"after": "flip"}, "service": {}}, ["cache.after", "cache"]),
-        ({"read": "snapshot", "vectorize": True}, ["vectorize", "shuffle.kind"]),
-        ({**MAPPED, "deterministic": False}, ["deterministic"]),
-        ({**MAPPED, "cache": {}, "interleave": {}}, ["cache", "interleave"]),
+        ({"cache": {"after": "mixup"}, "service": {}}, ["cache.after", "cache"]),
+        ({**MAPPED, "deterministic": False, "interleave": {}}, ["interleave", "deterministic"]),
         ({"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
          ["snapshot.fraction", "snapshot_on", "snapshot.fraction"]),
         ({"read": "arrays", "service": {}, "sampling": {}}, ["sampling", "service", "service"]),
-        ({"decode": {"ratio": 2, "crop": "fused"}, "shuffle": {"kind": "window"}},
-         ["shuffle.kind", "decode"]),
+        ({"read": "snapshot", "vectorize": True, "decode": {"ratio": 2, "crop": "fused"}},
+         ["vectorize", "shuffle.kind", "decode", "decode"]),
     ],
 )  # fmt: skip
 def test_all_reasons_are_listed_by_their_fields(config, fields):
-    assert [problem.partition(":")[0] for problem in problems_of(config, Flip())] == fields
+    assert [problem.partition(":")[0] for problem in problems_of(config, Mixup())] == fields
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("config", "data", "augment", "said"),
     [
-        ({"interleave": {}}, "interleave: windows of {windows} need the {blocks}"),
-        ({"deterministic": False}, "deterministic: windows of {windows} need the {blocks}"),
-        ({"service": {}}, "service: its workers would cut windows out of different {blocks}"),
-        ({"sampling": "balanced"}, "sampling: windows of {windows} have no class"),
-        ({"read": "indexed_shards"}, "read: a window of {windows} is made of several records"),
-        ({"vectorize": True}, "vectorize: windows are batched only after they are cut"),
-        ({"batch": {"tokens": 9}}, "batch: windows of {windows} have one length"),
+        ({"interleave": {}}, "series", (),
+         "interleave: windows of a time series need the blocks in their order"),
+        ({"deterministic": False}, "text in windows", (),
+         "deterministic: windows of text need the documents in their order"),
+        ({"service": {}}, "series", (),
+         "service: its workers would cut windows out of different blocks"),
+        ({"sampling": "balanced"}, "text in windows", (),
+         "sampling: windows of text have no class"),
+        ({"read": "indexed_shards"}, "series", (),
+         "read: a window of a time series is made of several records"),
+        ({"vectorize": True}, "series", (), "vectorize: windows are batched only after they are"),
+        ({"batch": {"tokens": 9}}, "text in windows", (), "batch: windows of text have one length"),
+        (DEVICE, "series", (), None),
+        (DEVICE, "text in windows", (), "snapshot_on: windows of text are gathered"),
+        (SMALLER, "images", (), "decode.ratio: nothing resizes the images"),
+        (SMALLER, "images", (SMALL,), "decode.ratio: random_crop counts pixels"),
+        (SMALLER, "images", (CenterCrop(height=8, width=8), Resize(shorter=8)),
+         "decode.ratio: center_crop counts"),
+        (SMALLER, "images", (Blur(), RESIZED), "decode.ratio: blur counts pixels"),
+        (SMALLER, "images", (Resize(height=8, width=8), SMALL), None),
+        (SMALLER, "images", (RESIZED,), None),
+        (SMALLER, "pixels", (), None),
+        (MAPPED, "texts", (OneByOne(),), ALONE.format("text")),
+        (MAPPED, "series", (OneByOne(),), ALONE.format("a time series")),
+        (MAPPED, "rows", (OneByOne(),), None),
+        ({}, "texts", (OneByOne(),), None),
+        ({}, "series", (OneByOne(),), None),
     ],
-)
-def test_windows_are_cut_out_of_blocks_in_their_order(config, expected):
-    for encoding, *words in ((SERIES, "a time series", "blocks"), (TEXT, "text", "documents")):
-        (problem,) = data_problems(config, encoding, windows=True)
-        said = dict(zip(("windows", "blocks"), words, strict=True))
-        assert problem.startswith(expected.format(**said))
-
-
-def test_windows_of_a_series_alone_are_gathered_on_the_device():
-    resident = {**MAPPED, "snapshot_on": "device"}
-    assert data_problems(resident, SERIES, windows=True) == []
-    (problem,) = data_problems(resident, TEXT, windows=True)
-    assert problem.startswith("snapshot_on: windows of text are gathered")
-
-
-@pytest.mark.parametrize(
-    ("augment", "said"),
-    [
-        ((), "decode.ratio: nothing resizes the images"),
-        ((RandomCrop(height=8, width=8),), "decode.ratio: random_crop counts pixels"),
-        ((CenterCrop(height=8, width=8), Resize(shorter=8)), "decode.ratio: center_crop counts"),
-        ((Blur(), RandomResizedCrop(height=8, width=8)), "decode.ratio: blur counts pixels"),
-        ((Resize(height=8, width=8), RandomCrop(height=4, width=4)), None),
-        ((RandomResizedCrop(height=8, width=8),), None),
-    ],
-)
-def test_images_decoded_at_a_smaller_size_are_resized_before_pixels_count(augment, said):
-    smaller, pixels = {"decode": {"ratio": 2}}, array_feature("pixels", (8, 8, 3), "uint8").encoding
-    problems = data_problems(smaller, IMAGES, *augment)
-    assert [bool(said) and one.startswith(said) for one in problems] == [True] * bool(said)
-    assert data_problems(smaller, pixels) == []
-
-
-@pytest.mark.parametrize(
-    ("encoding", "windows", "refused"),
-    [(TEXT, False, True), (SERIES, True, True), (ROWS, False, False)],
-)
-def test_single_examples_come_from_no_snapshot_of_texts_or_windows(encoding, windows, refused):
-    problems = data_problems(MAPPED, encoding, OneByOne(), windows=windows)
-    said = (
-        f"augment: one_by_one takes one example at a time, and a snapshot of {encoding.noun} gives"
-        " whole batches; use `read: shards`"
-    )
-    assert problems == [said] * refused
-    assert data_problems({}, encoding, OneByOne(), windows=windows) == []
+)  # fmt: skip
+def test_configurations_are_refused_for_the_data_that_they_do_not_fit(config, data, augment, said):
+    problems = data_problems(config, data, *(("augment", op) for op in augment))
+    assert [problem.startswith(said or "nothing") for problem in problems] == [True] * bool(said)
 
 
 @pytest.mark.parametrize("on", ["host", "device"])
 def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_is_stored_none(on):
-    config, ops = {**MAPPED, "postprocess_on": on}, [("postprocess", OneByOne())]
-    (problem,) = data_problems(config, IMAGES, ops=ops)
+    config, alone = {**MAPPED, "postprocess_on": on}, ("postprocess", OneByOne())
+    (problem,) = data_problems(config, "images", alone)
     assert problem.startswith("postprocess: one_by_one takes one example at a time")
-    assert data_problems({}, IMAGES, ops=ops) == []
+    assert data_problems({}, "images", alone) == []
     layered = OneByOne()
     object.__setattr__(layered, "device", True)
-    assert len(data_problems(config, IMAGES, ops=[("postprocess", layered)])) == (on == "host")
-    ops = [("preprocess", Decode()), ("preprocess", Mixup())]
-    (problem,) = find_config_problems(PipelineConfig(), ops, batch_size=32)
+    assert len(data_problems(config, "images", ("postprocess", layered))) == (on == "host")
+    stored = [("preprocess", Mixup())]
+    (problem,) = constraints.find_config_problems(PipelineConfig(), stored, batch_size=32)
     assert problem.startswith("preprocess: mixup needs whole batches")
 
 
@@ -182,31 +145,29 @@ def test_what_is_computed_after_all_has_whole_batches_from_a_snapshot_and_what_i
 )  # fmt: skip
 def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
     ((section, listed),) = ops.items()
-    problems = find_ops_problems(
-        encoding, [(section, op) for op in listed], predicts_number=False, columns=False
-    )
+    ops, about = [(section, op) for op in listed], {"predicts_number": False, "columns": False}
+    problems = data_constraints.find_ops_problems(encoding, ops, **about)
     assert [said in problem for problem in problems] == ([True] if said else [])
 
 
 def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_device():
-    crop, host = RandomCrop(height=8, width=8), PipelineConfig.model_validate(MAPPED)
-    device = PipelineConfig.model_validate({**MAPPED, "snapshot_on": "device"})
-    assert find_variable_size_problems(host, (crop,)) == []
-    assert find_variable_size_problems(device, ()) == []
-    (batched,) = find_variable_size_problems(host, (Mixup(), crop))
+    find = data_constraints.find_variable_size_problems
+    host, device = map(PipelineConfig.model_validate, (MAPPED, DEVICE))
+    assert find(host, (SMALL,)) == find(device, ()) == []
+    (batched,) = find(host, (Mixup(), SMALL))
     assert batched.startswith("augment: mixup needs batches")
-    (resident,) = find_variable_size_problems(device, (crop,))
+    (resident,) = find(device, (SMALL,))
     assert resident.startswith("snapshot_on: variable-size images are cropped")
 
 
 def test_what_opencv_computes_is_neither_sent_to_a_service_nor_all_of_it_done_on_the_device():
-    augment = RandomResizedCrop(height=8, width=8), Flip(), Blur(), RandAugment(), OneByOne()
+    augment = RESIZED, SMALL, Blur(), RandAugment(), OneByOne()
     assert problems_of({}, *augment) == problems_of(MAPPED, *augment) == []
     by_service = problems_of({"service": {}}, *augment)
     ops = [problem.split()[1] for problem in by_service]
     assert ops == ["random_resized_crop", "blur", "randaugment"]
     assert "cannot be sent to the workers of a tf.data service" in by_service[0]
-    on_host, whole = problems_of({**MAPPED, "snapshot_on": "device"}, *augment)
+    on_host, whole = problems_of(DEVICE, *augment)
     assert on_host.startswith("snapshot_on: randaugment runs only on the host")
     assert whole.startswith("snapshot_on: one_by_one takes one example at a time")
 
