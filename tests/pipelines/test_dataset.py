@@ -1,6 +1,7 @@
 """Every configuration delivers the same examples, augmented alike."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -21,14 +22,7 @@ from tests.support.small_pipelines import (
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.measurement.equality import digest_examples, measure_difference
-from throughline.plan.augmentations import (
-    Brightness,
-    Cutout,
-    Flip,
-    RandomCrop,
-    RandomResizedCrop,
-    ResizedCenterCrop,
-)
+from throughline.plan.augmentations import Brightness, Cutout, Flip, RandomCrop, RandomResizedCrop
 from throughline.plan.ops import CenterCrop, Op
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
@@ -38,11 +32,11 @@ from throughline.shared.limits import usable_cores
 
 pytestmark = pytest.mark.integration
 
-# One of each way in which batches are made; others differ in threads, files, buffers and order.
-WAYS = ("naive", "vectorized", "shards_global", "snapshot_part", "device_resident")
-UNLIKE = tuple(name for name in CONFIGS if name not in {"device_resident", "service"})
 IN_ORDER = {"postprocess": (), "with_keys": True, "in_order": True}
-CROPS = {"unlike": (RandomResizedCrop(height=20, width=24).in_evaluation(),)}
+CROP = RandomResizedCrop(height=20, width=24).in_evaluation()
+# One of each way in which batches are made; others differ in threads, files, buffers and order.
+WAYS = ["naive", "vectorized", "shards_global", "snapshot_part", "device_resident", "files"]
+UNLIKE = [name for name in CONFIGS if name not in {"device_resident", "service"}]
 
 
 def by_key(pipe, **extent):
@@ -54,25 +48,15 @@ def by_key(pipe, **extent):
     }
 
 
-@pytest.fixture
-def photos_of(stored, snapshot_of):
-    """A function that returns prepared photos, of one size or unlike."""
-    return lambda kind: {kind: snapshot_of(kind) if kind == "unlike" else stored[kind]}
-
-
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [
-        pytest.param("photos", (*WAYS, "files"), id="photos"),
-        pytest.param("photos", tuple(CONFIGS), id="photos in all", marks=pytest.mark.slow),
-        pytest.param("unlike", UNLIKE, id="photos of unlike sizes", marks=pytest.mark.slow),
-    ],
+    slow_but_first([("photos", WAYS), ("photos", [*CONFIGS]), ("unlike", UNLIKE)]),
+    ids=["photos", "photos in all", "photos of unlike sizes"],
 )
-def test_configurations_deliver_the_same_examples(photos_of, request, kind, names):
+def test_configurations_deliver_the_same_examples(snapshot_of, request, kind, names):
     address = request.getfixturevalue("service") if "service" in names else ""
-    usual = {"augment": CROPS.get(kind, ()), "address": address, **IN_ORDER}
-    configs = CONFIGS | {"files": {"read": "files"}}
-    data = photos_of(kind)
+    usual = {"augment": (CROP,) * (kind == "unlike"), "address": address, **IN_ORDER}
+    configs, data = CONFIGS | {"files": {"read": "files"}}, {kind: snapshot_of(kind)}
     digest = digest_of_all({name: pipeline(data, kind, **usual, **configs[name]) for name in names})
     assert digest.examples == data[kind].shards.examples("train")
 
@@ -94,30 +78,26 @@ def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
     assert are_permutations(pipe, batches(pipe, epochs=2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "crop"),
-    slow_but_first(
-        [
-            ("photos", RandomCrop(height=9, width=11)),
-            ("photos", RandomResizedCrop(height=20, width=20, method="bilinear")),
-            ("unlike", RandomCrop(height=28, width=33)),  # larger than most
-        ]
-    ),
-    ids=str,
-)
-def test_whoever_crops_and_flips_does_the_same(photos_of, kind, crop):
-    """A fetch from the snapshot, a map of examples, and one of batches."""
-    data = photos_of(kind)
-    found = {
-        name: by_key(pipeline(data, kind, augment=(crop, Flip()), with_keys=True, **CONFIGS[name]))
-        for name in ("naive", "vectorized", "snapshot")
-    }
-    for name, images in found.items():
-        assert images.keys() == found["naive"].keys()
-        for key, image in found["naive"].items():
-            np.testing.assert_array_equal(images[key], image, name)
-    plan = str(pipeline(data, kind, augment=(crop, Flip()), **CONFIGS["snapshot"]).plan)
-    assert f"+{crop.name} fetched+flip fetched+rescale" in plan
+SOME = ("naive", "vectorized", "snapshot")  # a map of examples, of batches, and a fetch
+MOST = (*SOME, "map_parallel", "cache_memory", "unordered", "in_memory", "save_load")
+AUGMENTED = [
+    ("photos", (RandomCrop(height=9, width=11), Flip()), SOME),
+    ("photos", (RandomResizedCrop(height=20, width=20, method="bilinear"), Flip()), SOME),
+    ("unlike", (RandomCrop(height=28, width=33), Flip()), SOME),  # larger than most
+    ("arrays", (Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip()),
+     (*MOST, "device_resident")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "augment", "names"), slow_but_first(AUGMENTED))
+def test_augmentation_is_the_same_whatever_the_configuration(snapshot_of, kind, augment, names):
+    usual = {"augment": augment, "with_keys": True, "postprocess": ()}
+    data = {kind: snapshot_of(kind)}
+    pipes = [pipeline(data, kind, **usual, **CONFIGS[name]) for name in names]
+    first, *others = (by_key(pipe, epochs=2) for pipe in pipes)
+    for other in others:
+        np.testing.assert_equal(other, first)
+    assert ("fetched" in str(pipes[2].plan)) == (kind != "arrays")
 
 
 class SumOfRows(Op):
@@ -133,30 +113,25 @@ class SumOfRows(Op):
 
 
 def test_a_snapshot_gives_every_op_what_it_takes(stored):
-    crops = CenterCrop(height=20, width=20), ResizedCenterCrop(height=8, width=8, shorter=8)
-    augment = (*crops, Flip(), SumOfRows())
+    augment = CenterCrop(height=30, width=30), CROP, Flip(), SumOfRows()
     found, expected = (
-        batches(pipeline(stored, augment=augment, **config))
-        for config in (CONFIGS["in_order"] | {"read": "snapshot"}, CONFIGS["in_order"])
+        batches(pipeline(stored, augment=augment, read=read, shuffle={"kind": "none"}))
+        for read in ("snapshot", "shards")
     )
     assert same(found, expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("vectorized", "optimized"),
-        *slow_but_first(["shards_global", "in_memory", "device_resident", "balanced_stream"]),
-    ],
-)
+OTHERS = slow_but_first(["shards_global", "in_memory", "device_resident", "balanced_stream"])
+
+
+@pytest.mark.parametrize("name", ["vectorized", "optimized", *OTHERS])
 def test_shapes_dtypes_and_cardinality_are_known(stored, name):
     pipe = pipeline(stored, "photos", augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.dataset()
     image, label = dataset.element_spec
-    assert image.shape.as_list()[1:] == [16, 18, 3]
     on_device = CONFIGS[name].get("postprocess_on") == "device"
-    assert image.dtype == (tf.uint8 if on_device else tf.float32)
-    assert label.dtype == tf.int64
+    assert image.shape.as_list()[1:] == [16, 18, 3]
+    assert (image.dtype, label.dtype) == (tf.uint8 if on_device else tf.float32, tf.int64)
     assert dataset.cardinality().numpy() == pipe.steps_per_epoch == len(list(dataset))
 
 
@@ -186,21 +161,18 @@ def test_workers_get_equal_slices_of_what_one_worker_would_see(stored, workers, 
 
 
 def test_processes_of_a_host_share_what_autotune_may_take(stored):
-    def budgets(on_host):
+    def tuned(on_host):
         worker = TrainingWorker(count=on_host, on_host=on_host)
         made = pipeline(stored, worker=worker, **CONFIGS["snapshot"] | {"prefetch": "auto"})
-        tuned = made.dataset().options().autotune
-        return tuned.enabled, tuned.cpu_budget, tuned.ram_budget
+        return made.dataset().options().autotune
 
-    assert budgets(1) == (True, None, None), "TensorFlow's own"
-    enabled, cores, memory = budgets(2)
-    assert enabled and cores == max(1, usable_cores() // 2)
-    assert 0 < memory <= psutil.virtual_memory().total / 4
+    alone, two = tuned(1), tuned(2)
+    assert (alone.enabled, alone.cpu_budget, alone.ram_budget) == (True, None, None), "TensorFlow's"
+    assert (two.enabled, two.cpu_budget) == (True, max(1, usable_cores() // 2))
+    assert 0 < two.ram_budget <= psutil.virtual_memory().total / 4
 
 
-@pytest.mark.parametrize(
-    "name", slow_but_first([name for name in CONFIGS if name.startswith("balanced")])
-)
+@pytest.mark.parametrize("name", slow_but_first(["balanced", "balanced_stream"]))
 def test_balanced_draws_every_class_alike(stored, name):
     pipe = pipeline(stored, **CONFIGS[name])
     counts = np.bincount(np.concatenate([label for _, label in batches(pipe, epochs=1)]))
@@ -213,51 +185,38 @@ class Count(Op):
     """An op of one's own that counts the images it sees."""
 
     name = "count"
+    seen: ClassVar[list] = []
 
     def compute(self, element, draw):
         image = tf.numpy_function(self.pass_on, [element["image"]], tf.uint8)
         return {**element, "image": tf.ensure_shape(image, element["image"].shape)}
 
-    @staticmethod
-    def pass_on(image):
-        COUNTED.append(image.shape)
+    @classmethod
+    def pass_on(cls, image):
+        cls.seen.append(image.shape)
         return image
 
 
-COUNTED = []
+def counting(pipe, **config):
+    """A pipeline of this configuration that counts, instead of another one of arrays."""
+    spec = replace(pipe.plan.spec, preprocess=(*PREPROCESS["arrays"], Count()))
+    return replace(pipe, plan=make_plan(PipelineConfig(**config), spec))
 
 
 @pytest.mark.parametrize("where", slow_but_first(["memory", "disk"]))
 def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
-    sampled = {"read": "shards", "sampling": "balanced", "shuffle": {"kind": "none"}}
-    cached = pipeline(stored, **sampled, cache={"where": where})
-    spec = replace(cached.plan.spec, preprocess=(*PREPROCESS["arrays"], Count()))
-    plan = make_plan(PipelineConfig(**sampled, cache={"where": where}), spec)
-    COUNTED.clear()
-    found = batches(replace(cached, plan=plan), epochs=2)
-    assert len(COUNTED) == cached.examples
-    assert same(found, batches(pipeline(stored, **sampled), epochs=2))
+    plain = pipeline(stored, sampling="balanced", shuffle={"kind": "none"})
+    cached = {"sampling": "balanced", "shuffle": {"kind": "none"}, "cache": {"where": where}}
+    Count.seen.clear()
+    found = batches(counting(plain, **cached), epochs=2)
+    assert len(Count.seen) == plain.examples
+    assert same(found, batches(plain, epochs=2))
 
 
 def test_an_op_that_calls_python_is_refused_with_a_service(stored):
     served = pipeline(stored, **CONFIGS["service"], address="grpc://localhost:1")
-    spec = replace(served.plan.spec, preprocess=(*PREPROCESS["arrays"], Count()))
-    plan = make_plan(PipelineConfig(**CONFIGS["service"]), spec)
     with pytest.raises(ImpossiblePlan, match=r"^service: count calls Python"):
-        replace(served, plan=plan).dataset()
-
-
-@pytest.mark.slow
-def test_augmentation_is_the_same_whatever_the_configuration(stored):
-    ways = (
-        *("naive", "map_parallel", "vectorized", "cache_memory", "snapshot"),
-        *("unordered", "in_memory", "save_load", "device_resident"),
-    )
-    augment = (Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip())
-    usual = {"augment": augment, "postprocess": (), "with_keys": True}
-    first, *others = (by_key(pipeline(stored, **usual, **CONFIGS[way]), epochs=2) for way in ways)
-    for other in others:
-        np.testing.assert_equal(other, first)
+        counting(served, **CONFIGS["service"]).dataset()
 
 
 def test_original_files_come_in_the_order_of_the_shards(stored):

@@ -1,27 +1,28 @@
-"""Samplers as functions on indices, and one epoch after another."""
+"""Orders and batches by length as functions of (seed, epoch, step), and one epoch after another."""
 
 import doctest
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.lanes import slow_but_first
 from tests.support.small_pipelines import CONFIGS, are_permutations, batches, pipeline, same
-from throughline.data.encodings.images import image_feature
-from throughline.data.encodings.labels import labeled
 from throughline.pipelines.input_pipeline import split_by_epochs
 from throughline.pipelines.order import length_batches, packed_batches, samplers
 from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.order.length_batches import LengthBatches, make_buckets, sizes_for_tokens
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches, plan_packs
 from throughline.plan.augmentations import Brightness, Flip
-from throughline.plan.ops import Decode, Resize
-from throughline.plan.plan import InputSpec, make_plan
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig, ShuffleSettings
+from throughline.settings import ShuffleSettings
+from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
+
+SEEDS = st.integers(0, 1000)
 
 
 def positions(count):
@@ -39,12 +40,7 @@ def test_the_worked_examples_are_true(module):
 
 
 @settings(max_examples=20)
-@given(
-    count=st.integers(1, 3000),
-    window=st.integers(1, 4000),
-    seed=st.integers(0, 1000),
-    epoch=st.integers(0, 1000),
-)
+@given(count=st.integers(1, 3000), window=st.integers(1, 4000), seed=SEEDS, epoch=SEEDS)
 def test_shuffling_within_windows_is_a_bijection(count, window, seed, epoch):
     order = {"count": count, "window": min(window, count), "seed": seed}
     rows = samplers.window_shuffle(positions(count), **order, epoch=epochs(count, epoch))
@@ -96,37 +92,27 @@ def test_the_shuffle_is_a_good_one(count):
 
 
 @settings(max_examples=10)
-@given(
-    lanes=st.integers(2, 12),
-    each=st.integers(1, 4),
-    more=st.integers(0, 400),
-    seed=st.integers(0, 1000),
-)
+@given(lanes=st.integers(2, 12), each=st.integers(1, 4), more=st.integers(0, 400), seed=SEEDS)
 def test_every_batch_has_as_many_rows_of_each_lane_and_none_comes_twice(lanes, each, more, seed):
     count, batch_size = lanes + more, lanes * each
-    positions = tf.range(count - count % lanes, dtype=tf.int64)
     order = {"count": count, "lanes": lanes, "batch_size": batch_size, "seed": seed}
-    rows = samplers.lane_shuffle(positions, **order, epoch=tf.constant(2, tf.int64)).numpy()
+    places, epoch = positions(count - count % lanes), tf.constant(2, tf.int64)
+    rows = samplers.lane_shuffle(places, **order, epoch=epoch).numpy()
     assert len(set(rows)) == len(rows)
     begins = np.arange(lanes) * count // lanes
     for start in range(0, len(rows), batch_size):
-        of_batch = np.searchsorted(begins, rows[start : start + batch_size], side="right")
-        assert len(set(np.bincount(of_batch, minlength=lanes + 1)[1:])) == 1
+        of_batch = np.searchsorted(begins, rows[start : start + batch_size], side="right") - 1
+        assert len(set(np.bincount(of_batch, minlength=lanes))) == 1
 
 
-def lane_order(count, index=0, *, of=1, lanes=4):
-    return EpochOrder(
-        count=count,
-        batch_size=16,
-        shuffle=ShuffleSettings(kind="lanes", lanes=lanes),
-        seed=5,
-        worker=TrainingWorker(index=index, count=of),
-    )
+def lane_order(count, index=0, *, of=1):
+    shuffle, worker = ShuffleSettings(kind="lanes", lanes=4), TrainingWorker(index=index, count=of)
+    return EpochOrder(count=count, batch_size=16, shuffle=shuffle, seed=5, worker=worker)
 
 
 def rows_by_step(order, epochs=2):
     """The rows of every step."""
-    steps = tf.range(epochs * order.steps_per_epoch, dtype=tf.int64)
+    steps = positions(epochs * order.steps_per_epoch)
     sizes = order.size(steps).numpy()
     return [rows[:size] for rows, size in zip(order.rows(steps).numpy(), sizes, strict=True)]
 
@@ -145,39 +131,173 @@ def test_processes_read_their_own_regions_and_together_what_one_reads(count, pro
 
 
 def test_what_is_left_out_differs_from_epoch_to_epoch():
-    each, epochs = lane_order(103), 8
-    assert each.examples == 100
-    rows = np.concatenate(rows_by_step(each, epochs)).reshape(epochs, each.examples)
-    left = {frozenset(range(103)) - set(of_epoch.tolist()) for of_epoch in rows}
+    epochs = np.concatenate(rows_by_step(lane_order(103), 8)).reshape(8, 100)
+    left = {frozenset(range(103)) - set(rows.tolist()) for rows in epochs}
     assert all(len(rows) == 3 for rows in left) and len(left) > 4
 
 
-SPEC = InputSpec(
-    schema=labeled(image_feature()),
-    preprocess=(Decode(), Resize(height=8, width=8)),
-    augment=(Flip(),),
-    postprocess=(),
-    batch_size=4,
+def in_buckets(lengths, boundaries, sizes, *, worker=TrainingWorker(), shuffled=True):  # noqa: B008
+    buckets = make_buckets(np.asarray(lengths), boundaries, sizes, workers=worker.count)
+    return LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=shuffled)
+
+
+def packed(lengths, room, *, size=2, worker=TrainingWorker(), shuffled=True):  # noqa: B008
+    plan = plan_packs(np.asarray(lengths), room)
+    more = {"segments": plan.most_segments, "seed": 5, "worker": worker, "shuffled": shuffled}
+    return PackedBatches(plan=plan, batch_size=size, **more)
+
+
+def rows_of(order, epoch):
+    """The rows of each step of an epoch, or the documents of packed rows, without what fills up."""
+    found = rows_by_step(order, epoch + 1)[epoch * order.steps_per_epoch :]
+    if isinstance(order, LengthBatches):
+        return [rows.tolist() for rows in found]
+    return [[[one for one in row if one != NO_DOCUMENT] for row in rows] for rows in found]
+
+
+def of_workers(make, count, epoch):
+    """The rows of each step of an epoch for each of so many workers."""
+    workers = (TrainingWorker(index=index, count=count) for index in range(count))
+    return [rows_of(make(worker), epoch) for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "first", "second"),
+    [
+        (in_buckets, ([3, 9, 4, 1, 12, 2, 2, 7, 16, 5, 4, 8], [4, 8, 16], [2, 2, 2]),
+         [[3, 2], [1], [11, 7], [9], [8, 4], [10, 0], [5, 6]],
+         [[0, 10], [2, 5], [9, 7], [6, 3], [1], [8, 4], [11]]),
+        (packed, ([3, 9, 4, 1, 8, 2, 2, 7, 10, 5, 4, 3], 10),
+         [[[1, 3], [9, 10]], [[4, 5], [8]], [[7, 11], [2, 0, 6]]],
+         [[[7, 11], [10, 0, 5]], [[9, 2], [4, 6]], [[1, 3], [8]]]),
+    ],
+)  # fmt: skip
+def test_the_batches_of_two_epochs_are_pinned_wherever_they_are_entered(
+    make, arguments, first, second
+):
+    order = make(*arguments)
+    steps = positions(2 * order.steps_per_epoch)
+    assert (rows_of(order, 0), rows_of(order, 1)) == (first, second)
+    if make == in_buckets:
+        assert order.length(steps[:7]).numpy().tolist() == [4, 16, 8, 8, 16, 4, 4]
+    for step in (1, order.steps_per_epoch, 2 * order.steps_per_epoch - 1):
+        assert np.array_equal(order.rows(steps[step : step + 1])[0], order.rows(steps)[step])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bucket", "pack"])
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=100),
+    boundaries=st.sets(st.integers(1, 39), max_size=4).map(lambda some: [*sorted(some), 40]),
+    each=st.integers(1, 4),
+    workers=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    shuffled=st.booleans(),
 )
+def test_every_example_comes_once_in_an_epoch(
+    kind, lengths, boundaries, each, workers, epoch, shuffled
+):
+    def make(worker):
+        more, size = {"worker": worker, "shuffled": shuffled}, each * workers
+        if kind == "pack":
+            return packed(lengths, 40, size=size, **more)
+        order = in_buckets(lengths, boundaries, [size] * len(boundaries), **more)
+        steps = positions(order.steps_per_epoch) + epoch * order.steps_per_epoch
+        for rows, length in zip(rows_of(order, epoch), order.length(steps).numpy(), strict=True):
+            fitting = [one for one in boundaries if one >= max(lengths[row] for row in rows)]
+            assert length in fitting[: 1 if workers == 1 else None], "hosts share what is left"
+        return order
+
+    assume(kind == "pack" or len(lengths) >= workers)
+    shares = of_workers(make, workers, epoch)
+    for parts in zip(*shares, strict=True):
+        assert len({len(rows) for rows in parts}) == 1 and parts[0], "equal slices"
+    rows = [row for share in shares for step in share for row in step]
+    if kind == "pack":
+        assert all(sum(lengths[one] for one in row) <= 40 for row in rows)
+        assert sorted(one for row in rows for one in row) == list(range(len(lengths)))
+    else:
+        assert len(rows) == len({*rows}) == len(lengths) // workers * workers
+
+
+@pytest.mark.slow
+def test_what_hosts_cannot_share_is_of_the_largest_bucket_and_changes():
+    def make(worker):
+        return in_buckets([1] * 21 + [10], [1, 10], [4, 4], worker=worker)
+
+    left_out = set()
+    for epoch in range(6):
+        drawn = {row for share in of_workers(make, 4, epoch) for rows in share for row in rows}
+        left_out |= set(range(22)) - drawn
+        assert len(drawn) == 20 and 21 in drawn, "the long one shares its batch with short ones"
+    assert len(left_out) > 4
+
+
+def test_batches_of_so_many_tokens_hold_more_of_what_is_short():
+    assert sizes_for_tokens(8192, [64, 128, 512]) == [128, 64, 16]
+    assert sizes_for_tokens(1000, [64, 300], workers=2) == [14, 2]
+    with pytest.raises(ImpossiblePlan, match="at least 1,024, or cut the documents"):
+        sizes_for_tokens(1000, [64, 512], workers=2)
+
+
+@pytest.mark.parametrize("count", slow_but_first([4, 2]))
+def test_joined_slices_are_one_process_batches_whatever_their_number(count):
+    lengths, boundaries = np.random.default_rng(0).integers(1, 40, 203), [8, 16, 40]
+    sizes = sizes_for_tokens(400, boundaries, workers=4)
+    buckets = make_buckets(lengths, boundaries, sizes, workers=4)
+
+    def of(index, count):
+        worker = TrainingWorker(index=index, count=count, batch_multiple=4)
+        return rows_of(LengthBatches(buckets=buckets, seed=5, worker=worker, shuffled=True), 1)
+
+    alone = of(0, 1)
+    assert sum(map(len, alone)) == 200 and {len(rows) % 4 for rows in alone} == {0}
+    slices = zip(*[of(index, count) for index in range(count)], strict=True)
+    assert [[row for part in step for row in part] for step in slices] == alone
+
+
+def one_by_one(lengths, room):
+    """What is left of each row by best-fit decreasing as it is defined, a document at a time."""
+    free = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [row for row, left in enumerate(free) if left >= length]
+        if fitting:
+            free[min(fitting, key=lambda row: free[row])] -= length
+        else:
+            free.append(room - length)
+    return free
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=80), room=st.integers(30, 50))
+def test_lengths_dealt_at_once_fill_rows_as_documents_dealt_one_by_one(lengths, room):
+    plan = plan_packs(np.array(lengths), room)
+    held = [max(1, length) for length in lengths]
+    rows = np.split(plan.lengths, plan.starts[1:-1])
+    assert sorted(room - row.sum() for row in rows) == sorted(one_by_one(held, room))
+    assert plan.most_segments == max(map(len, rows))
+    slots = plan.documents[plan.firsts[plan.lengths] + plan.ranks]
+    assert sorted(slots) == list(range(len(lengths))), "each has one slot of its length"
+    assert [held[document] for document in slots] == plan.lengths.tolist()
 
 
 @pytest.mark.parametrize(
     ("config", "once", "per_epoch", "after"),
     [
-        ({}, "", "read:shuffled shards → shuffle[auto] → map:parse+decode+resize+flip → batch[4]",
-         ""),
+        ({}, "", "read:shuffled shards → shuffle[auto] → map:parse+decode+flip → batch[16]", ""),
         ({"read": "files", "prefetch": 2}, "read:files",
-         "shuffle[auto] → map:load+decode+resize+flip → batch[4]", "prefetch[2]"),
+         "shuffle[auto] → map:load+decode+flip → batch[16]", "prefetch[2]"),
         ({"cache": {"after": "decode"}, "prefetch": "auto"},
          "read:shuffled shards → map:parse+decode → cache:memory",
-         "shuffle[auto] → map:resize+flip → batch[4]", "prefetch[auto]"),
-        ({"read": "files", "cache": {}}, "read:files → map:load+decode+resize → cache:memory",
-         "shuffle[auto] → map:flip → batch[4]", ""),
+         "shuffle[auto] → map:flip → batch[16]", "prefetch[auto]"),
+        ({"read": "files", "cache": {}}, "read:files → map:load+decode → cache:memory",
+         "shuffle[auto] → map:flip → batch[16]", ""),
     ],
     ids=["shards", "files", "cached shards", "cached files"],
 )  # fmt: skip
-def test_sources_and_caches_are_opened_once_for_all_epochs(config, once, per_epoch, after):
-    parts = split_by_epochs(make_plan(PipelineConfig.model_validate(config), SPEC))
+def test_sources_and_caches_are_opened_once_for_all_epochs(stored, config, once, per_epoch, after):
+    parts = split_by_epochs(pipeline(stored, augment=(Flip(),), postprocess=(), **config).plan)
     assert [" → ".join(map(str, part)) for part in parts] == [once, per_epoch, after]
 
 

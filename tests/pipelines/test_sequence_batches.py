@@ -44,22 +44,17 @@ def layout(tmp_path_factory):
     return prepare_texts(tmp_path_factory.mktemp("texts"))
 
 
-def open_pipeline(layout, config, purpose="train", split="train"):
+def open_pipeline(layout, config, purpose="train"):
     params = params_of(config)
-    data = open_inputs(params, layout)
-    return open_input_pipeline(params, "p", data, split=split, purpose=purpose)
+    return open_input_pipeline(params, "p", open_inputs(params, layout), purpose=purpose)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(("naive", "pad_to", "pack"), id="some"), pytest.param(tuple(CONFIGS), id="all")],
-)
-def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout, names):
-    opened = {name: open_pipeline(layout, CONFIGS[name], "compare") for name in names}
+def test_every_way_delivers_the_same_texts_each_once_in_an_epoch(layout):
+    opened = {name: open_pipeline(layout, CONFIGS[name], "compare") for name in CONFIGS}
     examples = digest_of_all(opened).examples
     assert examples > 100
-    for name in names:
+    for name in CONFIGS:
         draws, _ = check_epoch(open_pipeline(layout, CONFIGS[name]))
         assert (draws.distinct, draws.most_often) == (examples, 1), name
 
@@ -80,25 +75,22 @@ def test_packed_rows_hold_the_tokens_of_their_documents_with_labels_and_weights(
 
 @pytest.mark.slow
 def test_padding_shapes_and_tokens_are_measured(layout):
+    opened = {name: open_pipeline(layout, CONFIGS[name]) for name in CONFIGS}
     stream, snapshot = (
-        sorted(text.shape for text, _ in batches(open_pipeline(layout, CONFIGS[name])))
-        for name in ("bucket", "pad_to")
+        sorted(text.shape for text, _ in batches(opened[name])) for name in ("bucket", "pad_to")
     )
     assert stream == snapshot and {length for _, length in stream} <= {*BUCKETS}
-    plain, padded, pack = (
-        measure_sequences(open_pipeline(layout, CONFIGS[name]))
-        for name in ("snapshot", "pad_to", "pack")
+    plain, padded, pack, auto = (
+        measure_sequences(opened[name]) for name in ("snapshot", "pad_to", "pack", "auto")
     )
-    pipeline = open_pipeline(layout, CONFIGS["pad_to"])
-    lengths = sequence_lengths(pipeline.data, "train")
+    lengths = sequence_lengths(opened["pad_to"].data, "train")
     slots = np.asarray(BUCKETS)[np.searchsorted(BUCKETS, lengths)].sum()
     assert padded.padding_pct == pytest.approx(100 * (1 - lengths.sum() / slots))
     assert pack.padding_pct < padded.padding_pct < plain.padding_pct
     assert {plain.tokens, padded.tokens, pack.tokens} == {lengths.sum()}
     assert pack.tokens_per_example == pytest.approx(lengths.mean())
     assert pack.distinct_shapes <= 2 and padded.distinct_shapes <= 2 * len(BUCKETS)
-    auto = measure_sequences(open_pipeline(layout, CONFIGS["auto"]))
-    assert padding_in_buckets(pipeline) == pytest.approx(auto.padding_pct)
+    assert padding_in_buckets(opened["pad_to"]) == pytest.approx(auto.padding_pct)
 
 
 def test_lengths_of_rows_end_with_the_last_token():
@@ -150,18 +142,13 @@ def tokens_of(data, split="train"):
     return np.concatenate([values[begin : begin + size] for begin, size in extent])
 
 
-def test_all_configurations_deliver_the_same_windows(stored):
+def test_windows_of_all_configurations_are_the_documents_and_targets_one_token_on(stored):
     params, data = stored
-    compared = {"split": "train", "purpose": "compare"}
     digest = digest_of_all(
-        {name: open_input_pipeline(params, name, data, **compared) for name in params.pipelines}
+        {name: open_input_pipeline(params, name, data, purpose="compare") for name in WINDOWED}
     )
     assert digest.examples == (len(tokens_of(data)) - 1) // LENGTH > 100
-
-
-def test_windows_are_the_documents_one_after_another_and_targets_one_token_on(stored):
-    params, data = stored
-    pipeline = open_input_pipeline(params, "naive", data, split="train", purpose="evaluate")
+    pipeline = open_input_pipeline(params, "naive", data, purpose="evaluate")
     inputs, targets = (np.concatenate(parts) for parts in zip(*batches(pipeline), strict=True))
     tokens, used = tokens_of(data).astype(np.int32), inputs.size
     assert inputs.dtype == targets.dtype == np.int32
@@ -172,13 +159,13 @@ def test_windows_are_the_documents_one_after_another_and_targets_one_token_on(st
 
 def test_an_epoch_draws_every_window_once_and_another_one_in_another_order(stored):
     params, data = stored
-    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "snapshot", data)
     draws, _ = check_epoch(pipeline)
     assert (draws.distinct, draws.most_often) == (pipeline.examples, 1)
-    whole = batches(pipeline, epochs=2)
+    steps, whole = pipeline.steps_per_epoch, batches(pipeline, epochs=2)
     first, second = (
         np.concatenate([inputs for inputs, _ in epoch]).tolist()
-        for epoch in (whole[: pipeline.steps_per_epoch], whole[pipeline.steps_per_epoch :])
+        for epoch in (whole[:steps], whole[steps:])
     )
     assert first != second and sorted(first) == sorted(second)
     assert same(batches(pipeline, first_step=3, epochs=2), whole[3:])
@@ -190,13 +177,12 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
     assert infer_target(params, data) == Target(kind="next_token", shape=(257,))
     keras.utils.set_random_seed(0)
     models = build_models_for(params, data)
-    pipeline = open_input_pipeline(params, "snapshot", data, split="train", purpose="train")
+    pipeline = open_input_pipeline(params, "snapshot", data)
     held_out = open_input_pipeline(params, "snapshot", data, split="validation", purpose="evaluate")
     settings = params.train.model_copy(update={"learning_rate": 0.02, "epochs": 12})
-    compile_model(models.network, settings, target=models.target, steps=pipeline.steps_per_epoch)
-    models.network.fit(
-        pipeline.dataset(epochs=12), steps_per_epoch=pipeline.steps_per_epoch, epochs=12, verbose=0
-    )
+    steps = pipeline.steps_per_epoch
+    compile_model(models.network, settings, target=models.target, steps=steps)
+    models.network.fit(pipeline.dataset(epochs=12), steps_per_epoch=steps, epochs=12, verbose=0)
     measured = models.network.evaluate(held_out.dataset(), return_dict=True, verbose=0)
     guess = describe_next_tokens(data, held_out.plan.window)
     assert guess.examples == held_out.examples
@@ -207,7 +193,7 @@ def test_a_decoder_learns_to_predict_the_next_token(stored):
 
 def test_the_constant_is_the_most_frequent_token(stored):
     params, data = stored
-    window = open_input_pipeline(params, "naive", data, split="train", purpose="train").plan.window
+    window = open_input_pipeline(params, "naive", data).plan.window
     shown, tokens = describe_next_tokens(data, window), tokens_of(data, "validation")
     used = tokens[1 : 1 + shown.examples * LENGTH]
     assert shown.constant_metric == pytest.approx(np.bincount(used).max() / len(used))

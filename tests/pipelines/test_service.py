@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from subprocess import PIPE
 
-import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
@@ -24,6 +23,7 @@ distribute = tf.data.experimental.service.distribute
 Policy = tf.data.experimental.service.ShardingPolicy
 pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-m", "throughline.pipelines.service"]
+DISPATCHER = [*COMMAND, "dispatcher", "--workers", "1"]
 LONG_S = 120  # for what ends at once, on a machine that has other work
 
 
@@ -60,10 +60,9 @@ def nobody(absent_server):
     return absent_server.removeprefix("http://")
 
 
-def start(role, *options):
-    """A dispatcher of one worker that keeps no journal, or that worker; and its address."""
-    command = [*COMMAND, role, *options]
-    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT)
+def start(*command, **more):
+    """A process, such as a dispatcher that keeps no journal, and the first line that it prints."""
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, **more)
     return process, process.stdout.readline().strip()
 
 
@@ -80,9 +79,9 @@ def wait_for_tensorflow(process):
 
 def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
     """What it had in hand is made up from a second pass, so the epoch keeps its length."""
-    batches, steps = numbers(address, Policy.DYNAMIC, files=400).rebatch(8).repeat().take(2600), 0
-    for batch in batches.as_numpy_iterator():
-        steps += 1
+    batches = numbers(address, Policy.DYNAMIC, files=400).rebatch(8).repeat().take(2600)
+    steps = 0
+    for steps, batch in enumerate(batches.as_numpy_iterator(), 1):
         assert len(batch) <= 8
         if steps == 10:
             find_server("worker").kill()
@@ -94,14 +93,13 @@ def test_a_worker_that_dies_in_mid_epoch_does_not_stop_the_training(address):
 def test_a_dispatcher_that_dies_goes_on_from_its_journal(policy, address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     batches = numbers(address, getattr(Policy, policy), files=40)
-    seen = []
-    for number, batch in enumerate(batches.as_numpy_iterator()):
-        seen += batch.tolist()
-        if number == 10:
-            find_server("dispatcher").kill()
-    assert sorted(seen) == list(range(2000)), "every row once"
-    again = np.concatenate(list(batches.as_numpy_iterator()))
-    assert sorted(again) == list(range(2000)), "what has died is there again"
+    for killed in (True, False):  # and is there again
+        seen = []
+        for number, batch in enumerate(batches.as_numpy_iterator()):
+            seen += batch.tolist()
+            if killed and number == 10:
+                find_server("dispatcher").kill()
+        assert sorted(seen) == list(range(2000)), "every row once"
     wait_for(lambda: len(servers()) == 3)
 
 
@@ -110,8 +108,8 @@ def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody)
         "import time; from throughline.pipelines.service import _start\n"
         f"print(_start('worker', '--dispatcher', '{nobody}').pid, flush=True); time.sleep(600)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=PIPE, text=True)
-    worker = psutil.Process(int(parent.stdout.readline()))
+    parent, number = start(sys.executable, "-c", code)
+    worker = psutil.Process(int(number))
     wait_for_tensorflow(worker)
     end(parent)
     assert not psutil.wait_procs([worker], timeout=LONG_S)[1]
@@ -120,8 +118,8 @@ def test_a_worker_that_still_waits_for_a_dispatcher_ends_with_its_parent(nobody)
 @pytest.mark.parametrize("waits", [True, False])
 def test_sigterm_ends_a_process_although_tensorflow_holds_its_thread(waits, nobody):
     """A handler of Python would be called once TensorFlow has returned."""
-    options = ["worker", "--dispatcher", nobody] if waits else ["dispatcher", "--workers=1"]
-    command, closed = [*COMMAND, *options], subprocess.DEVNULL
+    command = [*COMMAND, "worker", "--dispatcher", nobody] if waits else DISPATCHER
+    closed = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=closed, stdout=PIPE, cwd=ROOT) as process:
         if waits:
             wait_for_tensorflow(process)
@@ -132,14 +130,13 @@ def test_sigterm_ends_a_process_although_tensorflow_holds_its_thread(waits, nobo
 
 
 def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stored):
-    dispatcher, address = start("dispatcher", "--workers", "1")
-    worker, _ = start("worker", "--dispatcher", address)
+    dispatcher, address = start(*DISPATCHER)
+    worker, _ = start(*COMMAND, "worker", "--dispatcher", address)
     try:
         batches = iter(numbers(address, Policy.DYNAMIC, files=400))
         next(batches)
         end(dispatcher)
-        port = address.rpartition(":")[2]
-        dispatcher, _ = start("dispatcher", "--workers", "1", "--port", port)
+        dispatcher, _ = start(*DISPATCHER, "--port", address.rpartition(":")[2])
         refused = pytest.raises(ServiceFailed, match="has no journal")
         with refused, explain_read_errors(stored["arrays"]):
             for _ in batches:
@@ -149,7 +146,7 @@ def test_a_dispatcher_that_comes_back_without_its_journal_ends_the_training(stor
 
 
 def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
-    dispatcher, address = start("dispatcher", "--workers", "1")
+    dispatcher, address = start(*DISPATCHER)
     code = (
         "import sys, tensorflow as tf\n"
         "from throughline.pipelines.service import watch_service\n"
@@ -161,12 +158,11 @@ def test_a_dispatcher_that_never_comes_back_ends_who_waits_for_it(tmp_path):
         "    next(iter(numbers))\n"
     )
     failure = tmp_path / "failure.json"
-    command = [sys.executable, "-c", code, address]
     env = {**os.environ, FAILURE_FILE: str(failure)}
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=PIPE, text=True) as consumer:
-        assert consumer.stdout.readline() == "waits\n"
-        end(dispatcher)
-        assert consumer.wait(LONG_S) == 2
+    consumer, printed = start(sys.executable, "-c", code, address, env=env)
+    assert printed == "waits"
+    end(dispatcher)
+    assert consumer.wait(LONG_S) == 2
     said = json.loads(failure.read_text())
     assert said["kind"] == "ServiceFailed"
     assert f"no tf.data service at {address}" in said["message"]
