@@ -190,6 +190,8 @@ def test_every_channel_has_its_own_levels_and_changes_come_one_after_another():
     changed = change("equalize")
     assert (changed.min(axis=(0, 1)) == 0).all() and (changed.max(axis=(0, 1)) == 255).all()
     np.testing.assert_array_equal(changed[..., 1:2], change("equalize", image=IMAGE[..., 1:2]))
+    threshold = np.full((3, 3, 1), 128, np.uint8)
+    assert (change("solarize", image=threshold, magnitude=15) == 127).all(), "from it on"
     flat = np.full((5, 5, 3), 9, np.uint8)
     np.testing.assert_array_equal(change("autocontrast", image=flat), flat)
     expected = change("move_x", image=change("solarize"))
