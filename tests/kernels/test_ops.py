@@ -221,7 +221,7 @@ def test_a_wrong_op_is_told_with_its_place(spec, said):
 
 
 def test_colors_become_their_luma_or_more_of_themselves():
-    primaries = np.uint8([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]])
+    primaries = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255] * 3]], np.uint8)
     many = primaries[None].repeat(400, 0), np.arange(400)
     gray = computed(augment.Grayscale(probability=0.25), *many)
     changed = (gray != primaries).any(axis=(1, 2, 3))

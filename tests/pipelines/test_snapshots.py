@@ -25,7 +25,7 @@ from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write import snapshot_writer
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
 from throughline.pipelines.write.rows import STATISTICS_OF, ShardRows, join_shapes
-from throughline.pipelines.write.snapshot import WrittenSnapshot, write_snapshot
+from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.augmentations import Flip
 from throughline.plan.ops import CenterCrop, Decode, Op, Pad, Resize
 from throughline.results.base import read_value
@@ -37,8 +37,9 @@ from throughline.shared.object_store import ObjectStore, open_store
 
 pytestmark = pytest.mark.integration
 
-COUNTS = {"records": 1, "examples": 1, "bytes": 1}
-SHARD = Shard(name="one.tfrecord", split="train", **COUNTS, digest="one", compression="none")
+SHARD = Shard(
+    name="one", split="train", records=1, examples=1, bytes=1, digest="one", compression="none"
+)
 INDEX = index_of(SHARD, shape=(8, 8, 1))
 OPS = (Decode(), Resize(height=4, width=5), Pad(pixels=1))
 
@@ -239,14 +240,15 @@ class Data:
         source = "arrays" if self.kind == "arrays" else "image_folder"
         prepared(data_settings(self.source, source, split=split), self.folder)
 
-    def write(self, name: str, ops, **earlier: Layout) -> tuple[WrittenSnapshot, dict, dict]:
+    def write(self, name: str, ops, earlier: Layout | None = None):
         """Write a snapshot of the shards; also returns its files and its objects."""
         store = open_store(f"{self.url}/{name}") if self.url else None
-        out = Destination(folder=self.folder / name, store=store, **earlier)
+        out = Destination(folder=self.folder / name, store=store, earlier=earlier)
         index, files = read_shard_index(self.shards), ShardFiles(folder=self.shards)
         written = write_snapshot(index, files, out, preprocess=ops, settings=self.settings)
-        objects = list(store.list(written.index.key)) if store else []
-        return written, read_files(out.folder), {one.name: store.read(one.name) for one in objects}
+        listed = store.list(written.index.key) if store else ()
+        objects = {one.name: store.read(one.name) for one in listed if store}
+        return written, read_files(out.folder), objects
 
     def snapshot(self) -> set[str]:
         """The names of the shards that are preprocessed; from now on this is the earlier one."""

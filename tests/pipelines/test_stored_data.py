@@ -335,10 +335,10 @@ def both(arrays, in_store, tmp_path) -> dict[str, PreparedData]:
 
 
 INDEXED = {"read": "indexed_shards", "shuffle": {"kind": "global"}, "vectorize": True}
-STREAM = {"shuffle": {"kind": "none"}}
+WAYS = slow_but_first([INDEXED, {"shuffle": {"kind": "none"}}])
 
 
-@pytest.mark.parametrize("config", slow_but_first([INDEXED, STREAM]), ids=["indexed", "stream"])
+@pytest.mark.parametrize("config", WAYS, ids=["indexed", "stream"])
 def test_each_way_of_reading_gives_the_batches_of_files(both, stored, config):
     assert same(batches(pipeline(both, **config)), batches(pipeline(stored, **config)))
 
@@ -348,7 +348,7 @@ def test_shards_that_are_read_are_fetched_once_and_no_others(both, storage, prox
     pipeline(both, read="snapshot", shuffle={"kind": "global"}).dataset()
     assert not fetched(proxy, "/shards/")
     for _ in range(2):
-        batches(pipeline(both, **STREAM))
+        batches(pipeline(both, shuffle={"kind": "none"}))
     of_split = both["arrays"].shards.for_split("train")
     assert fetched(proxy, "/shards/") == sum(shard.bytes for shard in of_split)
 
