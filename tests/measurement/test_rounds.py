@@ -1,4 +1,4 @@
-"""Rounds of a race as numbers, the verdict on a stall, and the baseline of a metric."""
+"""Rounds of a race as numbers, the verdict on a stall, errors of means, and spikes of a loss."""
 
 import math
 
@@ -8,6 +8,7 @@ import pytest
 from tests.support.races import exactly, race, rounds
 from throughline.measurement.baseline import standard_error_in_time, standard_error_of_mean
 from throughline.measurement.rounds import Race
+from throughline.measurement.spikes import find_spikes
 from throughline.measurement.verdict import Stall, find_contradiction, judge
 from throughline.results.base import Estimate
 from throughline.results.race import Cost, Round, Turn
@@ -15,19 +16,21 @@ from throughline.results.race import Cost, Round, Turn
 DRIFTING = [100.0, 50.0, 200.0, 80.0, 120.0]
 
 
-def test_drift_that_hits_both_does_not_blur_their_ratio():
-    ratio = race({"a": [2 * rate for rate in DRIFTING], "b": DRIFTING}).ratio("a", "b")
-    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert ratio.below_one and ratio.rounds == 5
-
-
-def test_only_rounds_that_both_took_part_in_count():
-    one = race({"a": [None, 100.0, 100.0, 100.0], "b": [1.0, 200.0, 200.0, 200.0]})
-    assert one.ratio("a", "b").value == pytest.approx(2.0)
-    assert one.ratio("a", "b").rounds == 3
-    apart = race({"a": [100.0, None], "b": [None, 100.0]}).ratio("a", "b")
-    assert (apart.rounds, apart.below_one, apart.above_one) == (0, False, False)
-    assert math.isnan(apart.value)
+@pytest.mark.parametrize(
+    ("a", "b", "ratio", "met", "below_one"),
+    [
+        ([2 * rate for rate in DRIFTING], DRIFTING, 0.5, 5, True),  # drift hits both
+        ([None, 200.0, 200.0, 200.0], [1.0, 100.0, 100.0, 100.0], 0.5, 3, True),
+        ([200.0, 200.0], [100.0, 100.0], 0.5, 2, False),  # which decides nothing
+        ([100.0, None], [None, 100.0], math.nan, 0, False),
+    ],
+)
+def test_a_ratio_is_that_of_the_rounds_that_both_took_part_in(a, b, ratio, met, below_one):
+    found = race({"a": a, "b": b}).ratio("a", "b")
+    assert found.value == pytest.approx(ratio, nan_ok=True)
+    assert (found.rounds, found.below_one, found.above_one) == (met, below_one, False)
+    if below_one:
+        assert (found.low, found.high) == pytest.approx((ratio, ratio)), "nothing blurs it"
 
 
 def test_who_is_left_out_is_compared_by_its_pace_relative_to_the_one_in_all_rounds():
@@ -43,34 +46,24 @@ def test_who_is_left_out_is_compared_by_its_pace_relative_to_the_one_in_all_roun
     assert one.seconds("a").rounds == 3
 
 
-def test_two_rounds_decide_nothing():
-    ratio = race({"a": [200.0, 200.0], "b": [100.0, 100.0]}).ratio("a", "b")
-    assert ratio.high < 1 and not ratio.below_one
-
-
 def test_a_training_is_preparation_first_epoch_and_the_rest():
     cost = Cost(prepare_s=7.0, fill_s=30.0)
     assert cost.total_s(100.0, examples=1000, epochs=4) == 7 + 30 + 3 * 10
     assert Cost(prepare_s=7.0).total_s(100.0, examples=1000, epochs=4) == 7 + 4 * 10
     assert cost.total_s(10.0, examples=1000, epochs=1) == 7 + 100, "an epoch takes longer anyway"
-
-
-def test_preparation_counts_against_speed():
-    rates = {"stored": [1000.0] * 5, "stream": [500.0] * 5}
-    costs = {"stored": Cost(prepare_s=5.0)}
-    assert race(rates, costs=costs, epochs=1).fastest(["stored", "stream"]) == "stream"
-    assert race(rates, costs=costs, epochs=20).fastest(["stored", "stream"]) == "stored"
+    rates, costs = {"stored": [1000.0] * 5, "stream": [500.0] * 5}, {"stored": Cost(prepare_s=5.0)}
+    of = {epochs: race(rates, costs=costs, epochs=epochs) for epochs in (1, 20)}
+    assert [of[epochs].fastest([*rates]) for epochs in of] == ["stream", "stored"]
 
 
 def test_who_is_certainly_beaten_leaves_and_at_most_so_many_stay():
-    second = [198.0, 202.0, 197.0, 203.0, 199.0]
     rates = {"slow": [50.0] * 5, "noisy": [100.0, 130.0, 100.0, 130.0, 110.0]}
-    one = race({**rates, "best": [200.0] * 5, "second": second})
+    rates |= {"best": [200.0] * 5, "second": [198.0, 202.0, 197.0, 203.0, 199.0]}
+    one, three = race(rates), ["noisy", "best", "second"]
     assert one.survivors(one.names, most=9) == ["best", "second"]
-    assert one.survivors(one.names, most=9, compared=1000) == ["noisy", "best", "second"]
-    rates["noisy"] = [100.0, 300.0, 100.0, 300.0, 150.0]
-    wide = race({**rates, "best": [200.0] * 5, "second": second})
-    assert wide.survivors(wide.names, most=9) == ["noisy", "best", "second"]
+    assert one.survivors(one.names, most=9, compared=1000) == three
+    wide = race({**rates, "noisy": [100.0, 300.0, 100.0, 300.0, 150.0]})
+    assert wide.survivors(wide.names, most=9) == three
     assert wide.survivors(wide.names, most=2) == ["best", "second"]
 
 
@@ -185,15 +178,42 @@ def test_the_error_of_a_series_is_the_spread_of_means_over_many_such_series(memo
     assert said == pytest.approx(values.mean(axis=1).std(), rel=0.25)
 
 
-def test_few_distances_that_agree_are_no_certainty():
-    assert standard_error_of_mean(np.array([2.0])) == 2.0
-    assert standard_error_of_mean(np.array([2.0, 2.0])) == 1.0
+def test_few_distances_that_agree_are_no_certainty_and_what_swings_counts_as_independent():
+    assert [standard_error_of_mean(np.full(count, 2.0)) for count in (1, 2)] == [2.0, 1.0]
     many = np.random.default_rng(0).random(10_000)
     assert standard_error_of_mean(many) == many.std() / 100
+    assert standard_error_in_time(np.full(9, 2.5)) == standard_error_in_time(np.zeros(1)) == 0
+    assert standard_error_in_time(np.resize([1.0, -1.0], 100)) == pytest.approx(0.1)
 
 
-def test_the_error_of_what_never_varies_or_swings_is_that_of_independent_values():
-    assert standard_error_in_time(np.full(9, 2.5)) == 0
-    assert standard_error_in_time(np.zeros(1)) == 0
-    swinging = np.resize([1.0, -1.0], 100)
-    assert standard_error_in_time(swinging) == pytest.approx(0.1)
+def fall(steps=400):
+    """Losses that fall from 2.5 to 0.02, and vary with their height."""
+    usual = 2.5 * np.exp(-np.arange(steps) / 80) + 0.02
+    return usual * np.random.default_rng(5).uniform(0.9, 1.1, steps)
+
+
+def test_spikes_stand_out_from_the_steps_around_them_wherever_they_are():
+    losses = fall()
+    losses[60] += 1.0
+    losses[350] += 0.5
+    losses[351] += 0.4  # of the same spike
+    assert {spike.step for spike in find_spikes(losses, most=2)} == {60, 350}
+    assert [spike.step for spike in find_spikes(losses[:300], most=1)] == [60]
+    (first,) = find_spikes(losses[300:], most=1)
+    assert (first.step, first.loss) == (50, losses[350]) and 0.02 < first.usual < 0.1
+
+
+def test_a_trifle_among_losses_of_nearly_0_is_less_than_a_batch_that_was_not_learned():
+    losses = fall() * 1e-6
+    losses[:100] = np.random.default_rng(6).uniform(0.9, 1.1, 100)
+    losses[300] += 1e-4  # a hundred times what is usual there
+    losses[50] += 1.0
+    assert [spike.step for spike in find_spikes(losses, most=1)] == [50]
+
+
+def test_what_is_no_number_comes_first_and_nothing_of_it_is_no_spike():
+    losses = fall()
+    losses[[200, 300]] = np.nan
+    losses[60] += 9
+    assert [spike.step for spike in find_spikes(losses, most=3)] == [200, 300, 60]
+    assert find_spikes(np.full(9, np.nan)) == find_spikes([]) == []

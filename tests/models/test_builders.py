@@ -1,4 +1,8 @@
-"""Networks that are built by name, transformers, and what is kept with a model's file."""
+"""Networks that are built by name, transformers, the emulated accelerator, and what is kept with a
+model's file.
+"""
+
+from itertools import islice
 
 import keras
 import numpy as np
@@ -12,28 +16,33 @@ from throughline.config.model_checks import BUILT_IN_MODELS
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
+from throughline.measurement.accelerators import ACCELERATORS, find_accelerator
 from throughline.models import transformers
-from throughline.models.builders import BUILDERS, Models, Target, build_models, text_classifier
+from throughline.models.builders import BUILDERS, Target, build_models, text_classifier
+from throughline.models.emulation import EmulatedTraining, Emulation
 from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.plan import ops
 from throughline.plan.op_parsing import describe_op, restore_op
 from throughline.plan.text_ops import Tokenize
 from throughline.settings import ModelSettings, TrainSettings
-from throughline.shared.errors import UnknownModel
+from throughline.shared.errors import ImpossiblePlan, UnknownModel
 from throughline.training.compiling import compile_model
 from throughline.training.replicated_model import RANDOM_STATE
+from throughline.training.step_function import make_execution
+from throughline.training.step_model import Feed, make_step_model
 
 pytestmark = pytest.mark.integration
 
 YEARS = np.asarray([[2015.0, 257, 1], [2010.0, 259, 0]], np.float32)
-CLASSES = Target(kind="class", shape=(3,))
-IMAGES = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+CLASSES = Target(kind="class", shape=(4,))
 
 
-def build_images(name: str, postprocess: tuple[ops.Op, ...], **options) -> Models:
-    settings, inputs = ModelSettings(name=name, options=options), {"input_shape": (32, 32, 3)}
-    return build_models(settings, **inputs, dtype="uint8", target=CLASSES, postprocess=postprocess)
+def build(name, *postprocess, shape=(3,), target=CLASSES, **options):
+    """Models for numbers of this shape, or for images or texts."""
+    dtype = "uint8" if len(shape) == 3 else "int32" if shape == (None,) else "float32"
+    inputs = {"input_shape": shape, "dtype": dtype, "postprocess": postprocess}
+    return build_models(ModelSettings(name=name, options=options), target=target, **inputs)
 
 
 def test_a_text_without_tokens_has_an_answer():
@@ -51,14 +60,14 @@ def test_the_built_in_models_are_those_that_params_yaml_knows():
 
 @pytest.mark.slow
 def test_the_input_is_scaled_once_by_postprocess_or_by_the_model():
-    name, rescale = "MobileNetV3Small", ops.Rescale(scale=1 / 127.5, offset=-1)
-    outside = build_images(name, (rescale,), alpha=0.35)
-    within = build_images(name, (), alpha=0.35, include_preprocessing=True)
-    scaling = [isinstance(one, keras.layers.Rescaling) for one in outside.network.layers]
-    assert not any(scaling)
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    name, small = "MobileNetV3Small", {"shape": (32, 32, 3), "alpha": 0.35}
+    outside = build(name, ops.Rescale(scale=1 / 127.5, offset=-1), **small)
+    within = build(name, **small, include_preprocessing=True)
+    assert not any(isinstance(one, layers.Rescaling) for one in outside.network.layers)
     within.network.set_weights(outside.network.get_weights())
-    expected = np.asarray(outside.full_model(IMAGES))
-    np.testing.assert_allclose(within.full_model(IMAGES), expected, rtol=1e-4, atol=1e-6)
+    expected = np.asarray(outside.full_model(images))
+    np.testing.assert_allclose(within.full_model(images), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
@@ -66,11 +75,6 @@ def mixed_precision():
     configure_process(TrainSettings(mixed_precision=True))
     yield
     keras.config.set_dtype_policy("float32")
-
-
-def build_mlp(*postprocess: ops.Op, target: Target = CLASSES) -> Models:
-    inputs = {"input_shape": (3,), "dtype": "float32", "postprocess": postprocess}
-    return build_models(ModelSettings(name="mlp"), target=target, **inputs)
 
 
 class SinceTwoThousand(ops.Op):
@@ -91,10 +95,10 @@ class SinceTwoThousand(ops.Op):
     ],
 )
 def test_what_comes_before_the_network_is_as_exact_as_without_it(op):
-    mixed = build_mlp(op)
+    mixed = build("mlp", op)
     assert "bfloat16" in {layer.compute_dtype for layer in mixed.network.layers}
     keras.config.set_dtype_policy("float32")
-    exact = build_mlp(op)
+    exact = build("mlp", op)
     assert mixed.postprocess and exact.postprocess
     np.testing.assert_array_equal(mixed.postprocess(YEARS), exact.postprocess(YEARS))
 
@@ -103,7 +107,7 @@ def test_what_comes_before_the_network_is_as_exact_as_without_it(op):
 @pytest.mark.parametrize("shape", [(1,), (2, 3)])
 def test_predicted_numbers_have_their_unit_in_single_precision(shape):
     per_column = {"mean": (200_001.0,) * shape[-1], "scale": (0.0001,) * shape[-1]}
-    models = build_mlp(target=Target(kind="regression", shape=shape, **per_column))
+    models = build("mlp", target=Target(kind="regression", shape=shape, **per_column))
     outputs = np.asarray(models.full_model(YEARS * 0))
     assert outputs.dtype == np.float32 and outputs.shape == (2, *shape)
     np.testing.assert_array_equal(outputs, np.full((2, *shape), 200_001, np.float32))
@@ -113,7 +117,8 @@ def test_predicted_numbers_have_their_unit_in_single_precision(shape):
 @pytest.mark.parametrize("name", ["emulated", *slow_but_first(["small_cnn", "MobileNetV2"])])
 def test_the_full_model_answers_in_single_precision(name):
     options = {"step_ms": 1} if name == "emulated" else {}
-    assert build_images(name, (ops.Rescale(),), **options).full_model.output.dtype == "float32"
+    models = build(name, ops.Rescale(), shape=(32, 32, 3), **options)
+    assert models.full_model.output.dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -137,23 +142,23 @@ def test_an_op_comes_back_as_it_was(op: ops.Op):
 
 def test_a_model_that_ends_with_a_softmax_gives_probabilities():
     inputs = keras.Input((3,))
-    logits = layers.Dense(2)(inputs)
-    inner = keras.Model(inputs, layers.Dense(2, "softmax")(inputs))
-    assert not gives_probabilities(keras.Model(inputs, logits))
-    assert not gives_probabilities(keras.Model(inputs, layers.Dense(2, "sigmoid")(inputs)))
-    assert gives_probabilities(keras.Model(inputs, layers.Softmax()(logits)))
-    assert gives_probabilities(keras.Model(inputs, layers.Activation("softmax")(logits)))
-    assert gives_probabilities(keras.Model(inputs, inner(inputs))), "within another model"
-    cast = layers.Identity(dtype="float32")(inner(inputs))
-    assert gives_probabilities(keras.Model(inputs, cast)), "before a cast"
-    linear = layers.Activation("linear", dtype="float32")(inner(inputs))
-    assert gives_probabilities(keras.Model(inputs, linear)), "before another one"
+    logits, within = layers.Dense(2)(inputs), layers.Dense(2, "softmax")(inputs)
+    inner = keras.Model(inputs, within)(inputs)
     called = keras.ops.softmax(logits)
-    assert gives_probabilities(keras.Model(inputs, called)), "of a function"
-    mean = layers.Average()([inner(inputs), called])
-    assert gives_probabilities(keras.Model(inputs, mean)), "an ensemble"
-    mixed = layers.Average()([inner(inputs), logits])
-    assert not gives_probabilities(keras.Model(inputs, mixed))
+    probabilities = {
+        "a layer": layers.Softmax()(logits),
+        "an activation": layers.Activation("softmax")(logits),
+        "another model": inner,
+        "before a cast": layers.Identity(dtype="float32")(inner),
+        "before another one": layers.Activation("linear", dtype="float32")(inner),
+        "a function": called,
+        "an ensemble": layers.Average()([inner, called]),
+    }
+    for what, outputs in probabilities.items():
+        assert gives_probabilities(keras.Model(inputs, outputs)), what
+    mixed, sigmoid = layers.Average()([inner, logits]), layers.Dense(2, "sigmoid")(inputs)
+    for outputs in (logits, sigmoid, mixed):
+        assert not gives_probabilities(keras.Model(inputs, outputs))
     assert find_last_activation(keras.Model(inputs, keras.ops.sigmoid(logits))) == "sigmoid"
 
 
@@ -204,23 +209,13 @@ def alone(network):
 
 
 def test_a_document_gives_the_same_alone_padded_and_in_a_row_with_others(network):
-    padded = np.array([[*one, *[0] * (12 - len(one))] for one in DOCUMENTS], np.int32)
+    padded = np.array([one + [0] * (12 - len(one)) for one in DOCUMENTS], np.int32)
     np.testing.assert_allclose(network(padded), alone(network), atol=1e-5)
     outputs = transformers.make_packed_model(network, segments=4)(packed_row(12))
     assert outputs.shape == (1, 4, 4)
     np.testing.assert_allclose(outputs[0, :3], alone(network), atol=1e-5)
     one, other = (network(np.array([tokens], np.int32)) for tokens in ([5, 3, 8], [8, 3, 5]))
     assert not np.allclose(one, other, atol=1e-3), "the order of its tokens matters"
-
-
-def packed_batches():
-    """Two batches of one row of five slots, with three documents and with one; labels and weights
-    (1, 5).
-    """
-    label, three = np.array([[1, 3, 0, 0, 0]]), np.array([[1, 1, 1, 0, 0]], np.float32)
-    first = packed_row(16)["segment_ids"] == 1
-    few = {name: np.where(first, value, 0) for name, value in packed_row(16).items()}
-    return [(packed_row(16), label, three), (few, label, np.array([[1, 0, 0, 0, 0]], np.float32))]
 
 
 @pytest.mark.parametrize("step", slow_but_first(["train_step", "test_step"]))
@@ -231,8 +226,10 @@ def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
     packed = transformers.make_packed_model(network, segments=5)
     settings = TrainSettings(optimizer="sgd", learning_rate=1e-30, schedule="constant")
     compile_model(packed, settings, target=Target(kind="class", shape=(4,)), steps=2)
-    measured = {}
-    for batch in packed_batches():
+    row, label, measured = packed_row(16), np.array([[1, 3, 0, 0, 0]]), {}
+    few = {name: np.where(row["segment_ids"] == 1, value, 0) for name, value in row.items()}
+    for inputs, documents in ((row, [[1, 1, 1, 0, 0]]), (few, [[1, 0, 0, 0, 0]])):
+        batch = inputs, label, np.array(documents, np.float32)
         measured = getattr(packed, step)(tf.nest.map_structure(tf.constant, batch))
     assert {*measured} == {"loss", "accuracy"}
     assert float(measured["loss"]) == pytest.approx(float(expected), rel=1e-4)
@@ -291,3 +288,92 @@ def test_a_model_that_mixes_documents_is_refused():
     pooled = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(text))
     with pytest.raises(UnknownModel, match="use transformer_encoder, or"):
         transformers.make_packed_model(keras.Model(text, pooled, name="bag"), segments=2)
+
+
+def emulated(**more):
+    return build("emulated", ops.Rescale(), **{"shape": (8, 8, 1), **more})
+
+
+def test_a_step_takes_its_time_from_when_its_batch_is_there_and_sleeps_what_is_left():
+    loaded, computed, slept = [], [], []  # in seconds of a virtual clock
+
+    def load():
+        for seconds in (0.010, 0.010, 0.080):  # the last takes longer than the accelerator
+            loaded.append(0.030)  # the input pipeline works on the batch
+            yield seconds
+
+    def compute(seconds):
+        computed.append(seconds)
+        return seconds
+
+    training = EmulatedTraining(Emulation(step_ms=50), output=None, shape=(4,))
+    given = {"clock": lambda: 100 + sum([*loaded, *computed, *slept]), "sleep": slept.append}
+    assert training.pace(compute, **given)(load(), 3) == 0.080, "the logs of the last step"
+    assert slept == pytest.approx([0.040, 0.040, 0.0])
+
+
+def test_varying_steps_are_drawn_from_their_seed_around_the_mean():
+    drawn, again = (
+        np.array([*islice(Emulation(step_ms=10, spread=0.5).durations_s(), 2000)]) for _ in "12"
+    )
+    np.testing.assert_array_equal(drawn, again)
+    assert drawn.min() >= 0.005 and drawn.max() <= 0.015
+    assert drawn.mean() == pytest.approx(0.010, rel=0.03)
+
+
+def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_path):
+    built = emulated(step_ms=0.1)
+    batch = np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 0, 0, 1])
+    batches = iter(tf.data.Dataset.from_tensors(batch).repeat(60))
+    settings = {"learning_rate": 0.5, "schedule": "constant", "steps_per_execution": 4}
+    model = make_step_model(built, TrainSettings(**settings), Feed(steps_per_epoch=15, stored=True))
+    execute = make_execution(model)
+    for _ in range(15):
+        execute(batches, tf.constant(4))
+    assert next(batches, None) is None, "each step of an execution takes a batch"
+    built.full_model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    inputs = np.zeros((3, 8, 8, 1), np.uint8)
+    logits = loaded.predict(inputs, verbose=0)
+    np.testing.assert_allclose(logits, model(inputs), rtol=1e-5)
+    assert logits.argmax(axis=1).tolist() == [0, 0, 0]
+
+
+def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
+    texts = build("emulated", shape=(None,), step_ms=5)
+    for length in (3, 7):
+        assert texts.full_model(np.ones((2, length), np.int32)).shape == (2, 4)
+    built = emulated(target=Target(kind="regression", shape=(2, 3)), step_ms=0.1)
+    model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=1, stored=False))
+    assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("emulated", {}, "needs step_ms"),
+        ("emulated", {"step_ms": True}, "True is not a number from 0.01"),
+        ("emulated", {"step_ms": 5, "spread": 2}, "model.options.spread: 2"),
+        ("emulated", {"step_ms": 5, "jiter": 0.1}, "model.options.jiter"),
+        ("mlp", {"wdth": 3}, "model.options: mlp does not accept .*wdth"),
+        ("MobileNetV2", {"weights": "imagenet"}, "set by this program, not by options: weights"),
+    ],
+)
+def test_options_are_checked(name, options, problem):
+    with pytest.raises(UnknownModel, match=problem):
+        build(name, shape=(32, 32, 3), **options)
+
+
+def test_what_needs_the_accelerators_memory_is_refused():
+    with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
+        feed = Feed(steps_per_epoch=1, stored=True, gather=lambda step: step)
+        make_step_model(emulated(step_ms=1), TrainSettings(), feed)
+
+
+def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():
+    for name, one in ACCELERATORS.items():
+        assert one.source and name.endswith("-" + one.model.lower().replace("-", ""))
+        assert one.step_ms(one.batch_size) == pytest.approx(1e3 * one.step_s)
+    assert find_accelerator("h100-resnet50").examples_per_s == pytest.approx(1786, abs=1)
+    with pytest.raises(UnknownModel, match="did you mean"):
+        find_accelerator("h100-resnet5")

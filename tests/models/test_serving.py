@@ -1,6 +1,4 @@
-"""An exported model answers files and strings as the trained one answers their pixels and
-tokens.
-"""
+"""An exported model answers files and strings as the trained one answers pixels and tokens."""
 
 import keras
 import numpy as np
@@ -11,7 +9,6 @@ from tests.support.saved_models import make_spec, save_as_train_does
 from tests.support.texts import params_of, prepare_texts
 from throughline.assembly.inputs import open_inputs
 from throughline.assembly.model import build_models_for
-from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
@@ -32,14 +29,9 @@ CROP = ResizedCenterCrop(height=8, width=8, shorter=9)
 TEXTS = ["the quick brown fox", "", "a lazy dog, üñí, jumps over the fox " * 4]
 
 
-@pytest.fixture(scope="module")
-def layout(tmp_path_factory):
-    return prepare_texts(tmp_path_factory.mktemp("texts"))
-
-
-def test_a_language_model_says_which_token_follows(layout, tmp_path):
+def test_a_language_model_says_which_token_follows(tmp_path):
     params = params_of({}, window={"tokens": 24}, model={"options": {"width": 8, "blocks": 1}})
-    data = open_inputs(params, layout)
+    data = open_inputs(params, prepare_texts(tmp_path / "texts"))
     models = build_models_for(params, data)
     save_as_train_does(models, params, data, tmp_path / "model.keras")
     with open_trained_model(tmp_path / "model.keras") as trained:
@@ -57,7 +49,6 @@ class Marked(Op):
     works_on = ("text",)
 
     def compute(self, element, draw):
-        """A mark at the end."""
         return {**element, "text": tf.strings.reduce_join([element["text"], "!"])}
 
 
@@ -67,17 +58,15 @@ class LastToken(Marked):
     name = "last_token"
 
     def compute(self, element, draw):
-        """The last one alone."""
         return {**element, "text": element["text"][-1:]}
 
 
 def text_model(*ops: Op) -> TrainedModel:
     """A model of the mean of embedded tokens."""
-    text = keras.Input((None,), dtype="int32")
-    embedded = keras.layers.Embedding(300, 4, mask_zero=True)(text)
-    model = keras.Model(text, keras.layers.GlobalAveragePooling1D()(embedded))
-    classes = ("a", "b", "c", "d")
-    spec = make_spec("text_folder", schema=labeled(text_feature()), classes=classes)
+    embedded = keras.layers.Embedding(300, 4, mask_zero=True)
+    pooled = keras.layers.GlobalAveragePooling1D()
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), embedded, pooled])
+    spec = make_spec("text_folder", schema=labeled(text_feature()), classes=tuple("abcd"))
     return TrainedModel(model=model, spec=spec, ops=ops)
 
 
@@ -167,7 +156,6 @@ class Inverted(Op):
     name = "inverted"
 
     def compute(self, element, draw):
-        """What is dark becomes light."""
         image = element["image"]
         called = tf.numpy_function(lambda pixels: 255 - pixels, [image], tf.uint8)
         return {**element, "image": tf.ensure_shape(called, image.shape)}
@@ -178,12 +166,3 @@ def test_what_calls_python_is_not_exported(tmp_path):
     with pytest.raises(UnsavableModel, match=r"exported: \S*inverted calls Python"):
         export_model(trained, tmp_path / "served")
     assert not (tmp_path / "served").exists()
-
-
-def test_a_model_that_ends_with_a_softmax_is_served_as_it_is():
-    features = keras.Input((3,), dtype="float32")
-    model = keras.Model(features, keras.layers.Dense(2, "softmax")(features))
-    spec = make_spec(schema=labeled(array_feature("numbers", (3,), "float32")))
-    values = np.array([[1.0, -2.0, 0.5]], np.float32)
-    served = make_serve_fn(TrainedModel(model=model, spec=spec, ops=()))(tf.constant(values))
-    np.testing.assert_allclose(served["probabilities"], model(values), rtol=1e-6)

@@ -25,10 +25,10 @@ from tests.support.predictions import (
     write_evaluation_of,
 )
 from tests.support.prepared import link_data, take_snapshot
-from tests.support.small_data import picture
+from tests.support.small_data import flip_bit, picture
 from throughline.config.params import check
 from throughline.data.manifest import read_manifest
-from throughline.models.inference import SPEC, open_trained_model, read_spec
+from throughline.models.inference import SPEC, open_trained_model
 from throughline.models.serving import CLASSES
 from throughline.pipelines.read.prepared_data import list_files
 from throughline.results.evaluation import WORST_PICTURE, Evaluation
@@ -59,6 +59,13 @@ def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model
     ]  # fmt: skip
 
 
+def losses_of(params, layout, model) -> np.ndarray:
+    """The losses of the test split, the largest first."""
+    labels, logits = list_files(layout.manifest, "test").labels, evaluate(params, layout, model)
+    entropy = keras.losses.sparse_categorical_crossentropy
+    return np.sort(entropy(np.array(labels), logits, from_logits=True))[::-1]
+
+
 @pytest.fixture(scope="module")
 def evaluation(photo_model, tmp_path_factory):
     """What is written about single examples of the photos, and its folder."""
@@ -66,45 +73,35 @@ def evaluation(photo_model, tmp_path_factory):
     return write_evaluation_of(*photo_model, folder / "evaluation"), folder
 
 
-def test_the_confused_classes_and_the_worst_examples_are_those_of_evaluation(
-    photo_model, evaluation
-):
+def test_confused_classes_and_worst_examples_are_those_of_evaluation(photo_model, evaluation):
     (_, layout, _), (written, folder) = photo_model, evaluation
     assert Evaluation.read(folder) == written
     listed, logits = list_files(layout.manifest, "test"), evaluate(*photo_model)
     labels, counts = np.array(listed.labels), np.array(written.confusion.counts)
     assert written.examples == counts.sum() == len(labels)
     assert np.trace(counts) == (logits.argmax(axis=1) == labels).sum()
-    losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-    expected = np.sort(np.asarray(losses))[::-1][:12]
-    np.testing.assert_allclose([item.loss for item in written.worst], expected, rtol=1e-4)
+    found = [item.loss for item in written.worst]
+    np.testing.assert_allclose(found, losses_of(*photo_model)[:12], rtol=1e-4)
     names = {Path(file).name for file in listed.paths}
     assert {Path(item.id).name for item in written.worst} <= names
     picture = Image.open(folder / "evaluation" / WORST_PICTURE)
     assert picture.size == (16, 16 * len(written.worst))
 
 
-def test_an_approximate_configuration_is_evaluated_on_the_pixels_it_trains_with(
+def test_an_approximate_configuration_is_evaluated_on_its_pixels(
     photo_model, photo_folder, tmp_path
 ):
     _, layout, model = photo_model
     decoded = {"read": "shards", "decode": {"ratio": 2}, "postprocess_on": "device"}
     params = photo_params(photo_folder, pipelines={"p": decoded})
     written = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
-    labels = np.array(list_files(layout.manifest, "test").labels)
-    logits, exact = evaluate(params, layout, model), evaluate(*photo_model)
-    losses, others = (
-        np.sort(keras.losses.sparse_categorical_crossentropy(labels, each, from_logits=True))[::-1]
-        for each in (logits, exact)
-    )
     found = [item.loss for item in written.worst]
+    losses, others = losses_of(params, layout, model), losses_of(*photo_model)
     np.testing.assert_allclose(found, losses[: len(found)], rtol=1e-4)
     assert not np.allclose(found, others[: len(found)], rtol=1e-4)
 
 
-def test_labels_that_are_vectors_are_judged_as_their_classes(
-    photo_model, photo_folder, evaluation, tmp_path
-):
+def test_vector_labels_are_judged_as_their_classes(photo_model, photo_folder, evaluation, tmp_path):
     augment = [{"random_crop": {"height": 16, "width": 16}}, "mixup"]
     mixed = photo_params(photo_folder, augment=augment, postprocess=["rescale", "one_hot"])
     vectors, (plain, _) = write_evaluation_of(mixed, *photo_model[1:], tmp_path / "v"), evaluation
@@ -177,22 +174,24 @@ def test_a_saved_model_answers_jpeg_bytes_as_predict_does(model, photo_folder, t
         export_file(model, tmp_path / "served")
 
 
-def with_spec(model: Path, folder: Path, change=None) -> Path:
-    """A copy of a model's file whose description is changed, or is not there."""
-    copied = folder / "changed.keras"
-    with zipfile.ZipFile(model) as source, zipfile.ZipFile(copied, "w") as copy:
+def with_member(model: Path, folder: Path, member: str, change) -> Path:
+    """A copy of a model's file in which a member is changed, or left out (None)."""
+    with zipfile.ZipFile(model) as source, zipfile.ZipFile(folder / "copy.keras", "w") as copy:
         for name in source.namelist():
-            if name != SPEC:
-                copy.writestr(name, source.read(name))
-        if change:
-            spec = json.loads(source.read(SPEC))
-            change(spec)
-            copy.writestr(SPEC, json.dumps(spec))
-    return copied
+            content = source.read(name)
+            content = change(content) if name == member else content
+            if content is not None:
+                copy.writestr(name, content)
+    return folder / "copy.keras"
 
 
-def set_size(spec: dict) -> None:
-    spec["ops"][1]["op"]["resize"]["shorter"] = 21
+def with_spec(model: Path, folder: Path, change) -> Path:
+    def changed(content: bytes) -> bytes:
+        spec = json.loads(content)
+        change(spec)
+        return json.dumps(spec).encode()
+
+    return with_member(model, folder, SPEC, changed)
 
 
 def check_refused(error: type[Exception], said: str, file: Path, *, trusted: bool = True) -> None:
@@ -216,31 +215,32 @@ def test_a_file_of_anyone_runs_no_code_but_the_projects(model, tmp_path, change)
 
 
 def test_a_file_that_does_not_say_how_it_is_used_is_refused(model, tmp_path):
-    with pytest.raises(OutdatedModel, match="does not say what its inputs and classes are"):
-        read_spec(with_spec(model, tmp_path))
-    file = with_spec(model, tmp_path, set_size)
+    file = with_member(model, tmp_path, SPEC, lambda content: None)
+    check_refused(OutdatedModel, "does not say what its inputs and classes are", file)
+    file = with_spec(
+        model, tmp_path, lambda spec: spec["ops"][1]["op"]["resize"].update(shorter=21)
+    )
     check_refused(OutdatedModel, "another resize than there is now", file)
     file = with_spec(model, tmp_path, lambda spec: spec["classes"].pop())
     check_refused(OutdatedModel, "gives 3 numbers for 2 classes", file)
 
 
-@pytest.mark.parametrize("member", ["config.json", "model.weights.h5", SPEC])
-def test_a_damaged_file_is_refused(model, tmp_path, member):
-    content = bytearray(model.read_bytes())
+@pytest.mark.parametrize(
+    ("member", "half"),
+    [
+        ("config.json", "cannot be loaded"),
+        ("model.weights.h5", "is damaged, or not a model.keras"),
+        (SPEC, "was saved by another version"),
+    ],
+)
+def test_a_damaged_file_is_refused(model, tmp_path, member, half):
     with zipfile.ZipFile(model) as file:
         start = file.getinfo(member).header_offset + len(member) + 100
-    content[start] ^= 1
-    (tmp_path / "model.keras").write_bytes(content)
-    said = r"is damaged, or not a model.keras \(Bad CRC-32"
-    check_refused(OutdatedModel, said, tmp_path / "model.keras")
-
-
-def test_weights_that_are_cut_off_are_refused(model, tmp_path):
-    with zipfile.ZipFile(model) as file, zipfile.ZipFile(tmp_path / "cut.keras", "w") as cut:
-        for name in file.namelist():
-            content = file.read(name)
-            cut.writestr(name, content[: len(content) // 2] if name.endswith(".h5") else content)
-    check_refused(OutdatedModel, "is damaged, or not a model.keras", tmp_path / "cut.keras")
+    damaged = Path(shutil.copy(model, tmp_path / "damaged.keras"))
+    flip_bit(damaged, start)
+    check_refused(OutdatedModel, r"is damaged, or not a model.keras \(Bad CRC-32", damaged)
+    cut = with_member(model, tmp_path, member, lambda content: content[: len(content) // 2])
+    check_refused(OutdatedModel, half, cut)
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""Predictions with trained models of texts, tables and series: the rows of a file, by the names of
-its columns, as they were trained.
-"""
+"""Predictions of texts, tables and series: the rows of a file, by the names of their columns."""
 
 import shutil
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.support.predictions import (
 )
 from tests.support.prepared import prepare, take_snapshot
 from tests.support.saved_models import make_spec
+from tests.support.small_data import write_files
 from tests.support.texts import params_of as text_params
 from tests.support.texts import prepare_texts
 from throughline.assembly.inference import describe_changed_data
@@ -45,24 +44,18 @@ def check_refusals(model: Path, refused: dict[Path, str], *, takes: str) -> None
     parameters of its training, which nobody who predicts can set.
     """
     with open_trained_model(model) as trained:
-        counts_of = {path: predict_with(trained, path)[1] for path in refused}
-    for path, reason in refused.items():
-        with pytest.raises(UnusableInputs) as refusal:
-            report_rejected(counts_of[path], strict=False)
-        said = str(refusal.value)
-        assert said.startswith(f"{path}: ") and reason in said and takes in said
-        assert "data." not in said
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
+        for path, reason in refused.items():
+            _, counts = predict_with(trained, path)
+            with pytest.raises(UnusableInputs) as refusal:
+                report_rejected(counts, strict=False)
+            said = str(refusal.value)
+            assert said.startswith(f"{path}: ") and reason in said and takes in said
+            assert "data." not in said
 
 
 @pytest.mark.slow
 def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_path):
-    layout = prepare_texts(tmp_path / "texts")
-    words = tmp_path / "words.txt"
+    layout, words = prepare_texts(tmp_path / "texts"), tmp_path / "words.txt"
     words.write_text("[UNK]\nthe\nfox\ndog\n")
     preprocess = [{"tokenize": {"kind": "wordpiece", "model": str(words)}}]
     params = text_params({}, train={"seed": 1}, preprocess=preprocess)
@@ -70,18 +63,19 @@ def test_a_model_keeps_its_classes_and_its_tokenizer_when_the_data_changes(tmp_p
     take_snapshot(params, layout)
     model = save_untrained(params, layout)
     text = tmp_path / "texts" / "source" / "ham" / "000.txt"
-    before, _ = predict_rows(model, text)
-    with open_trained_model(model) as trained:
-        assert describe_changed_data(trained, "p", layout) is None
+
+    def ask():
+        with open_trained_model(model) as trained:
+            return predict_with(trained, text)[0], describe_changed_data(trained, "p", layout)
+
+    before, changed = ask()
+    assert changed is None
     words.write_text("[UNK]\ndog\nthe\nfox\n")
     (layout.snapshot / "tokenizer.txt").write_text(words.read_text())
     index = layout.shards / "index.json"
     index.write_text(index.read_text().replace('"ham"', '"spam!"'))
-    after, _ = predict_rows(model, text)
-    assert before == after
-    with open_trained_model(model) as trained:
-        shown = describe_changed_data(trained, "p", layout)
-    assert ": the classes and the tokenizer. " in shown
+    after, changed = ask()
+    assert before == after and ": the classes and the tokenizer. " in changed
     assert export_file(model, tmp_path / "served") == "text: string"
     assert (tmp_path / "served" / CLASSES).read_text().splitlines() == ["ham", "spam"]
 
@@ -92,17 +86,21 @@ def test_texts_are_files_lines_or_rows(tmp_path):
     model = save_untrained(text_params({}, train={"seed": 1}), layout)
     judged = write_evaluation_of(text_params({}), layout, model, tmp_path / "evaluation")
     assert judged.worst[0].value == (layout.root / "source" / judged.worst[0].id).read_text()
-    lines, table, objects = (tmp_path / f"some.{form}" for form in ("txt", "csv", "jsonl"))
-    lines.write_text("the fox\n\nthe dog\n")
-    table.write_text("id,text,split\n1,the fox,dev\n2,the dog,\n3,,\n")
-    objects.write_text('{"text": "the fox", "split": "dev"}\n')
+    table = "id,text,split\n1,the fox,dev\n2,the dog,\n3,,\n"
+    files = {
+        "a.txt": "the fox\n\nthe dog\n",
+        "a.csv": table,
+        "a.jsonl": '{"text": "the fox", "split": "dev"}\n',
+    }
+    files |= {"other.csv": "words\nthe fox\n", "blank.txt": "\n\n"}
+    lines, table, objects, other, blank = (write_files(tmp_path, files) / name for name in files)
     whole, _ = predict_rows(model, lines)
     split, _ = predict_rows(model, lines, lines=True)
     rows, _ = predict_rows(model, table)
-    assert len(whole) == 1
-    assert [row["probability"] for row in split] == [row["probability"] for row in rows][:2]
     (only,), _ = predict_rows(model, objects)
-    assert not only["error"], "its split is none of a training, and not looked at"
+    assert len(whole) == 1 and not only["error"]
+    found = [row["probability"] for row in [*split, only]]
+    assert found == [row["probability"] for row in [*rows[:2], rows[0]]]
     named = [row["input"] for row in split]
     assert named == [f"{lines}:1", f"{lines}:3"], "the blank line is none, and counted"
     assert [row["input"] for row in rows] == [f"{table}:{number}" for number in (1, 2, 3)]
@@ -110,14 +108,8 @@ def test_texts_are_files_lines_or_rows(tmp_path):
         documents = list(texts.read(lines.parent / "texts" / "source", trained, Wanted()).items)
     assert len(documents) == 150  # also those in class folders, whose classes are not looked at
     assert rows[2]["error"] == "text missing"
-    check_refusals(
-        model,
-        {
-            write(tmp_path / "other.csv", b"words\nthe fox\n"): "no column text",
-            write(tmp_path / "blank.txt", b"\n\n"): "empty text",
-        },
-        takes="texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or .parquet files",
-    )
+    takes = "texts (utf-8): files, folders of them, and .jsonl, .csv, .tsv or .parquet files"
+    check_refusals(model, {other: "no column text", blank: "empty text"}, takes=takes)
 
 
 def params_of(data: dict, **sections) -> Params:
@@ -126,31 +118,32 @@ def params_of(data: dict, **sections) -> Params:
     return check({**usual, "model": model, "data": {**data, "split": split}, **sections})
 
 
-def save_of_table(folder: Path, table: str, *, label: str, **settings) -> tuple:
-    """Ingest a table up to its snapshot, and save the model for it."""
-    (folder / "table.csv").write_text(table)
-    layout = Layout(folder)
-    data = {"source": "table", "path": str(folder / "table.csv"), "label_column": label}
-    params = params_of({**data, **settings}, postprocess=["standardize", "categories"])
-    prepare(params, layout)
-    return params, layout, save_untrained(params, layout)
-
-
-def make_table(rows: int) -> str:
-    colors, numbers = ("red", "green", "blue"), np.random.default_rng(5).normal(size=(rows, 2))
+def save_of_table(folder: Path, *, label: str, size: str = "size", **settings) -> tuple:
+    """Ingest a table of 60 rows up to its snapshot, and save the model for it."""
+    colors, numbers = ("red", "green", "blue"), np.random.default_rng(5).normal(size=(60, 2))
     lines = [
-        f"{size:.3f},{colors[number % 3]},{price:.3f},c{number % 2}"
-        for number, (size, price) in enumerate(numbers)
+        f"{one:.3f},{colors[number % 3]},{price:.3f},c{number % 2}"
+        for number, (one, price) in enumerate(numbers)
     ]
-    return "\n".join(["size,color,price,kind", *lines]) + "\n"
+    table = "\n".join([f"{size},color,price,kind", *lines]) + "\n"
+    path = write_files(folder, {"table.csv": table}) / "table.csv"
+    data = {"source": "table", "path": str(path), "label_column": label, **settings}
+    params = params_of(data, postprocess=["standardize", "categories"])
+    layout = prepare(params, Layout(folder))
+    return params, layout, save_untrained(params, layout)
 
 
 @pytest.mark.slow
 def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     size = "Größe (m²)"  # a name that TensorFlow does not take
-    *_, model = save_of_table(tmp_path, make_table(60).replace("size", size), label="kind")
-    other = tmp_path / "other.csv"
-    other.write_text(f"price,color,more,{size}\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n")
+    *_, model = save_of_table(tmp_path, label="kind", size=size)
+    files = {
+        "other.csv": f"price,color,more,{size}\n1,blue,x,2\n1,pink,x,2\n,red,x,2\n",
+        "a.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        "names.csv": f"{size},price,color\n",
+        "columns.csv": f"{size};width\n1;2\n",
+    }
+    other, image, names, columns = (write_files(tmp_path, files) / name for name in files)
     named, _ = predict_rows(model, other)
     said = [row["error"].partition(",")[0] for row in named]
     unseen = "color is a category that the training has not seen: 'pink'"
@@ -159,27 +152,19 @@ def test_columns_are_found_by_their_names_and_misfits_are_refused(tmp_path):
     pd.DataFrame({**gap, "price": [1.0]}).to_parquet(tmp_path / "T.PARQUET")
     (row,), _ = predict_rows(model, tmp_path / "T.PARQUET")
     assert row["probability"] == named[0]["probability"]
-    columns = f"features: {size} float32, price float32, color string"
-    assert export_file(model, tmp_path / "served") == columns
+    takes = f"features: {size} float32, price float32, color string"
+    assert export_file(model, tmp_path / "served") == takes
     served = tf.saved_model.load(str(tmp_path / "served"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="price: missing, or not finite"):
         served.serve({name: tf.constant(cells) for name, cells in gap.items()})
-    check_refusals(
-        model,
-        {
-            tmp_path: "is a folder",
-            write(tmp_path / "a.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"): "is a PNG image",
-            write(tmp_path / "names.csv", f"{size},price,color\n".encode()): "holds no example",
-            write(tmp_path / "columns.csv", f"{size};width\n1;2\n".encode()): "no column price",
-        },
-        takes=f"tables (CSV, TSV (utf-8) or Parquet) with the columns {size}, price, color.",
-    )
+    refused = {tmp_path: "is a folder", image: "is a PNG image", names: "holds no example"}
+    takes = f"tables (CSV, TSV (utf-8) or Parquet) with the columns {size}, price, color."
+    check_refusals(model, {**refused, columns: "no column price"}, takes=takes)
 
 
 @pytest.mark.slow
 def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
-    data = {"label": "price", "label_kind": "number"}
-    params, layout, model = save_of_table(tmp_path, make_table(60), **data)
+    params, layout, model = save_of_table(tmp_path, label="price", label_kind="number")
     judged = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
     assert judged.confusion is None
     for item in judged.worst:
@@ -194,41 +179,34 @@ def test_numbers_are_predicted_by_the_name_of_the_target(tmp_path):
 
 @pytest.mark.slow
 def test_a_series_is_continued_from_its_last_window_or_every_one(tmp_path):
-    steps = np.random.default_rng(2).normal(size=(120, 2))
+    steps = np.random.default_rng(2).normal(size=(120, 2)).round(4)
     lines = [f"{number},{one:.4f},{two:.4f}" for number, (one, two) in enumerate(steps)]
-    (tmp_path / "series.csv").write_text("\n".join(["time,load,wind", *lines]) + "\n")
-    layout = Layout(tmp_path)
-    source = {"source": "time_series", "path": str(tmp_path / "series.csv"), "time_column": "time"}
+    files = {"series.csv": "\n".join(["time,load,wind", *lines]) + "\n"}
+    files |= {"wind.csv": "load,wind\n1,2\n", "short.csv": "time,load,wind\n1,2,3\n"}
+    series, wind, short = (write_files(tmp_path, files) / name for name in files)
+    source = {"source": "time_series", "path": str(series), "time_column": "time"}
     window = {"length": 6, "horizon": 2, "targets": ["wind"]}
     params = params_of(source, postprocess=["standardize"], window=window)
-    prepare(params, layout)
+    layout = prepare(params, Layout(tmp_path))
     model = save_untrained(params, layout)
-    last, _ = predict_rows(model, tmp_path / "series.csv")
+    last, _ = predict_rows(model, series)
     assert [row["row"] for row in last] == ["121", "122"]
     assert list(last[0]) == ["input", "row", "wind", "error"]
-    every, _ = predict_rows(model, tmp_path / "series.csv", every_window=True)
+    every, _ = predict_rows(model, series, every_window=True)
     assert len(every) == 2 * (120 - 6 + 1)
     # Alone, or one of a batch: alike up to how sums are rounded.
     assert [row["row"] for row in every[-2:]] == ["121", "122"]
-    assert [float(row["wind"]) for row in every[-2:]] == pytest.approx(
-        [float(row["wind"]) for row in last], rel=1e-5
-    )
-    expected = evaluate(params, layout, model)  # windows of the last 24 steps
-    first = 2 * (120 - 24)
-    got = np.array([float(row["wind"]) for row in every[first : first + 2 * len(expected)]])
+    found = np.array([float(row["wind"]) for row in every])
+    assert found[-2:] == pytest.approx([float(row["wind"]) for row in last], rel=1e-5)
+    expected = evaluate(params, layout, model)[..., 0]  # windows of the last 24 steps
+    got = found.reshape(-1, 2)[120 - 24 :][: len(expected)]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     judged = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
     assert judged.examples == len(expected)
     assert judged.worst[0].id.startswith("window from time step ")
-    check_refusals(
-        model,
-        {
-            write(tmp_path / "wind.csv", b"load,wind\n1,2\n"): "no column time",
-            write(tmp_path / "short.csv", b"time,load,wind\n1,2,3\n"): "has 1 time steps",
-        },
-        takes="series of at least 6 time steps",
-    )
-    np.testing.assert_allclose(got.reshape(-1, 2), expected[..., 0], rtol=1e-4, atol=1e-5)
-    np.save(tmp_path / "s.npy", steps.round(4))
+    refused = {wind: "no column time", short: "has 1 time steps"}
+    check_refusals(model, refused, takes="series of at least 6 time steps")
+    np.save(tmp_path / "s.npy", steps)
     (tmp_path / "s.npy").rename(tmp_path / "S.NPY")
     of_array, _ = predict_rows(model, tmp_path / "S.NPY")
     assert [row["wind"] for row in of_array] == [row["wind"] for row in last]

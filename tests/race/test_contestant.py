@@ -7,15 +7,16 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.prepared import prepare
 from tests.support.project import SMALL
-from tests.support.small_data import picture
+from tests.support.small_data import save_photos
 from tests.support.stack import wait_for
-from throughline.config.params import check
+from throughline.config.params import Params, check
 from throughline.race.contestant import TRAINING, Contestant, ContestantLost, do_once
 from throughline.race.jobs import Entry
 from throughline.race.training import Training
@@ -25,10 +26,12 @@ from throughline.shared.limits import own_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+PARAMS = check(SMALL)
 
-def entry_of(layout: Layout, name: str = "naive") -> Entry:
-    params = check(SMALL)
-    return Entry(params=params, root=layout.root, name=name, config=params.pipelines[name])
+
+def entry_of(layout: Layout, params: Params = PARAMS, **config: Any) -> Entry:
+    """A contestant that reads shards, unless it is said otherwise."""
+    return Entry(params=params, root=layout.root, name="own", config=PipelineConfig(**config))
 
 
 def test_a_contestant_trains_in_turns_and_stands_still_between_them(layout, tmp_path):
@@ -85,9 +88,7 @@ def test_processes_that_train_together_are_woken_and_charged_as_one(tmp_path):
 
 
 def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
-    params = replace(check(SMALL), batch_size=100)
-    entry = Entry(params=params, root=layout.root, name="naive", config=params.pipelines["naive"])
-    one = Training(entry)
+    one = Training(entry_of(layout, replace(PARAMS, batch_size=100)))
     examples, steps = one._pipeline.examples, one._pipeline.steps_per_epoch
     assert examples % 100
     assert one._sample.mean_batch == examples / steps < 100
@@ -95,21 +96,16 @@ def test_the_last_batch_of_an_epoch_counts_as_what_it_is(layout):
 
 @pytest.mark.parametrize("where", ["memory", "disk", "save_load"])
 def test_a_cache_is_raced_over_images_of_one_size_that_nothing_resizes(where, tmp_path):
-    for number in range(30):
-        file = tmp_path / "source" / ("cat", "dog")[number % 2] / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        picture(number, size=(24, 20)).save(file)
-    data = {**SMALL["data"], "source": "image_folder", "path": str(tmp_path / "source")}
+    source = save_photos(tmp_path / "source", 30, "cat", "dog", suffix="png")
+    data = {**SMALL["data"], "source": "image_folder", "path": str(source)}
     params = check({**SMALL, "data": data, "batch_size": 4})
-    layout = prepare(params, Layout(tmp_path))
-    config = PipelineConfig(cache={"where": where})
-    one = Training(Entry(params=params, root=layout.root, name="cached", config=config))
+    one = Training(entry_of(prepare(params, Layout(tmp_path)), params, cache={"where": where}))
     assert one.opened.has_cache and not one.opened.loads
     assert one.fill() > 0
 
 
 def test_the_workers_of_a_service_are_memory_and_stand_still_and_a_kill_is_said(layout, tmp_path):
-    entry = replace(entry_of(layout), config=PipelineConfig(service={"workers": 1}))
+    entry = entry_of(layout, service={"workers": 1})
     with Contestant(TRAINING, [(entry,)], log=tmp_path / "log") as one:
         one.wait_until_open()
         assert one.memory_bytes() > own_memory(Path(f"/proc/{one.process}")) + 50 * 2**20

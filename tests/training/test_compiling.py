@@ -1,4 +1,6 @@
-"""Optimizer, loss, metrics, schedule, compiled models: what is asked for is what trains."""
+"""Optimizer, loss, metrics, schedule, compiled models: what is asked for is what trains, and what
+does not fit, or would compute something else, is refused.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,19 +32,18 @@ from throughline.training.step_model import Feed, compute_class_weights, make_st
 
 pytestmark = pytest.mark.integration
 
-CLASSES = Target(kind="class", shape=(4,))
-OWN = """
-import keras
-import tensorflow as tf
+CLASSES, NUMBERS = Target(kind="class", shape=(4,)), Target(kind="regression", shape=())
 
 
 class Doubled(keras.Model):
+    """A model with a train step of its own."""
+
     def train_step(self, data):
         inputs, labels = data[:2]
         with tf.GradientTape() as tape:
             loss = 2 * self.compute_loss(y=labels, y_pred=self(inputs, training=True))
         gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss, "doubled": loss}
 
 
@@ -52,11 +53,10 @@ def own_loss(truth, logits):
 
 def network(input_shape, outputs):
     inputs = keras.Input(input_shape)
-    logits = keras.layers.Dense(outputs)(keras.layers.Flatten()(inputs))
-    return inputs, logits
+    return inputs, keras.layers.Dense(outputs)(keras.layers.Flatten()(inputs))
 
 
-def build(input_shape, outputs):
+def doubled(input_shape, outputs):
     model = Doubled(*network(input_shape, outputs))
     model.compile(keras.optimizers.SGD(0.05), loss=own_loss)
     return model
@@ -78,33 +78,36 @@ def of_one_number(input_shape, outputs):
     model = keras.Model(*network(input_shape, outputs))
     model.compile("sgd", lambda labels, outputs: keras.ops.mean(outputs))
     return model
-"""
 
 
-def build(name="mlp", *, target=CLASSES, **options):
+def named(name):
+    """The name in params.yaml of something in this file; others stay as they are."""
+    return f"{__name__}:{name}" if name in globals() else name
+
+
+def build(name="mlp", **options):
     inputs = {"input_shape": (4,), "dtype": "float32", "postprocess": ()}
-    return build_models(ModelSettings(name=name, options=options), target=target, **inputs)
+    settings = ModelSettings(name=named(name), options=options)
+    return build_models(settings, target=CLASSES, **inputs)
 
 
 @pytest.mark.slow
-def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(own, layout, tmp_path):
-    model, finished = f"model={{name: '{own}:build'}}", []
+def test_a_train_step_of_ones_own_runs_wherever_the_input_is_postprocessed(layout, tmp_path):
+    finished = []
     for on in ("host", "device"):
-        params = params_of(model, "train.epochs=1", f"pipelines.optimized.postprocess_on={on}")
-        finished.append(run(params, layout, tmp_path / on))
-    for rows, _ in finished:
+        where = f"pipelines.optimized.postprocess_on={on}"
+        params = params_of(f"model={{name: '{named('doubled')}'}}", "train.epochs=1", where)
+        rows, weights = run(params, layout, tmp_path / on)
         assert [*rows[0]][1:] == ["train_loss", "train_doubled", "val_loss", "learning_rate"]
         assert rows[0]["learning_rate"] == pytest.approx(0.05)
-    (_, host), (_, device) = finished
-    for one, other in zip(host, device, strict=True):
+        finished.append(weights)
+    for one, other in zip(*finished, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
-    own, layout, tmp_path
-):
-    params = params_of(f"model={{name: '{own}:still'}}", "train.epochs=2")
+def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(layout, tmp_path):
+    params = params_of(f"model={{name: '{named('still')}'}}", "train.epochs=2")
     rows, (*weights, _) = run(params, layout, tmp_path)
     assert rows[0]["val_loss"] == rows[-1]["val_loss"] and "val_top2" in rows[0], "a rate of 0"
     data = open_inputs(params, layout)
@@ -117,11 +120,9 @@ def test_what_a_builder_compiles_is_kept_and_compared_by_accuracy_all_the_same(
     assert result.last_epoch["val_accuracy"] == pytest.approx(accuracy)
 
 
-def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
-    models = build(f"{own}:still")
-    assert models.network.compiled
-    needs = check_savable(models.full_model, [own])
-    assert not needs.objects, "the loss is not part of the file"
+def test_a_saved_model_needs_nothing_that_trained_it(tmp_path):
+    models = build("still")
+    assert not check_savable(models.full_model, [__name__]).objects, "the loss is not in the file"
     save_model(models.full_model, tmp_path / "model.keras")
     assert models.network.compiled and models.network.optimizer is not None, "it trains on"
     values = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -129,27 +130,36 @@ def test_a_saved_model_needs_nothing_that_trained_it(own, tmp_path):
     np.testing.assert_array_equal(again(values), models.full_model(values))
 
 
+WEIGHTS = {"class_weights": np.ones(4, np.float32)}
+
+
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("builder", "settings", "feed", "said"),
     [
-        ({"optimizer": "adm"}, "train.optimizer: Keras has no adm"),
-        ({"optimizer": {"adamw": {"decy": 1}}}, r"train.optimizer: adamw does not accept"),
-        ({"metrics": ["auto", "nothing"]}, "train.metrics: Keras has no nothing"),
-        ({"metrics": ["mean_io_u"]}, "train.metrics: mean_io_u does not accept .* 'num_classes'"),
-        ({"callbacks": ["own_code:still"]}, "missing 2 required"),
-        ({"callbacks": ["own_code:OWN"]}, "cannot be imported"),
+        ("mlp", {"optimizer": "adm"}, {}, "train.optimizer: Keras has no adm"),
+        ("mlp", {"optimizer": {"adamw": {"decy": 1}}}, {}, "train.optimizer: adamw does not acc"),
+        ("mlp", {"metrics": ["auto", "nothing"]}, {}, "train.metrics: Keras has no nothing"),
+        ("mlp", {"metrics": ["mean_io_u"]}, {}, "mean_io_u does not accept .* 'num_classes'"),
+        ("mlp", {"callbacks": [named("still")]}, {}, "missing 2 required"),
+        ("mlp", {"callbacks": [f"{__name__}:nothing"]}, {}, "cannot be imported"),
+        ("two_inputs", {}, {}, r"test_compiling:two_inputs takes 2 inputs, .* has one"),
+        ("doubled", {"loss": "mse"}, {}, "train.loss: not used, because the model's builder"),
+        ("doubled", {"optimizer": "adam"}, {}, r"train\.optimizer"),  # the default, written down
+        ("mlp", {}, {"segments": 8, **WEIGHTS}, "class_weights: packed rows and next tokens"),
+        ("of_one_number", {}, WEIGHTS, "class_weights: the loss is one number"),
+        ("doubled", {}, WEIGHTS, "class_weights: the model has a train step of its own"),
     ],
 )
-def test_names_of_nothing_that_can_be_used_are_refused(own, settings, said):
+def test_what_cannot_be_used_or_would_not_be_is_refused(builder, settings, feed, said):
     given = TrainSettings(**settings)
     with pytest.raises(UnknownModel, match=said):
-        make_step_model(build(), given, Feed(steps_per_epoch=3, stored=False))
+        make_step_model(build(builder), given, Feed(steps_per_epoch=3, stored=False, **feed))
         make_callbacks(given)
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_whether_xla_compiles_is_up_to_params_also_where_a_builder_compiles(own, asked):
-    network = build(f"{own}:build").network
+def test_whether_xla_compiles_is_up_to_params_also_where_a_builder_compiles(asked):
+    network = build("doubled").network
     network.jit_compile = True  # as Keras' auto has it where there is a GPU
     settings = TrainSettings(jit_compile=asked)
     compile_model(network, settings, target=CLASSES, steps=3)
@@ -158,29 +168,15 @@ def test_whether_xla_compiles_is_up_to_params_also_where_a_builder_compiles(own,
 
 
 def test_averages_of_weights_and_the_best_epochs_are_not_both_kept():
-    network = build().network
-    stopping = {"restore_best": True}
-    settings = TrainSettings(optimizer={"sgd": {"use_ema": True}}, early_stopping=stopping)
+    network, ema = build().network, {"sgd": {"use_ema": True}}
+    settings = TrainSettings(optimizer=ema, early_stopping={"restore_best": True})
     compile_model(network, settings, target=CLASSES, steps=3)
     with pytest.raises(UnknownModel, match=r"restore_best: the optimizer averages the weights"):
         check_averages(network, make_callbacks(settings))
     check_averages(network, make_callbacks(settings.model_copy(update={"early_stopping": None})))
 
 
-def test_a_model_of_two_inputs_is_refused(own):
-    with pytest.raises(UnknownModel, match=r"own_code:two_inputs takes 2 inputs, .* has one"):
-        build(f"{own}:two_inputs")
-
-
-def test_builder_and_params_cannot_both_compile(own):
-    models = build(f"{own}:build")
-    with pytest.raises(UnknownModel, match=r"train.loss: not used, because the model's builder"):
-        compile_model(models.network, TrainSettings(loss="mse"), target=CLASSES, steps=3)
-    with pytest.raises(UnknownModel, match=r"train\.optimizer"):  # its default, but written down
-        compile_model(models.network, TrainSettings(optimizer="adam"), target=CLASSES, steps=3)
-
-
-def test_names_and_arguments_reach_keras(own):
+def test_names_and_arguments_reach_keras():
     models = build()
     settings = TrainSettings(
         optimizer={"adamw": {"weight_decay": 0.25}},
@@ -203,21 +199,23 @@ def test_names_and_arguments_reach_keras(own):
 
 
 @pytest.mark.parametrize(
-    ("setting", "named"),
+    ("setting", "name"),
     [
         ("train.metrics=[auto, precision]", "train.metrics: precision"),
         ("train.loss=categorical_crossentropy", "train.loss: categorical_crossentropy"),
     ],
 )
-def test_a_loss_or_metric_that_does_not_fit_is_named_with_the_shapes(
-    layout, tmp_path, setting, named
-):
-    said = rf"{named} does not fit labels of shape \(None,\) and outputs of shape \(None, 4\)"
+def test_a_loss_or_metric_that_does_not_fit_is_named_with_shapes(layout, tmp_path, setting, name):
+    said = rf"{name} does not fit labels of shape \(None,\) and outputs of shape \(None, 4\)"
     with pytest.raises(UnknownModel, match=said):
         run(params_of(setting), layout, tmp_path)
 
 
-def test_early_stopping_asks_what_is_better_of_a_metric_that_keras_does_not_know():
+def test_what_early_stopping_watches_must_exist_and_have_a_known_direction():
+    there = r"val_accuracy, val_loss, val_top2, accuracy, loss, top2; did you mean val_top2\?"
+    watching = TrainSettings(early_stopping={"monitor": "val_top"})
+    with pytest.raises(UnknownModel, match=f"monitor: val_top is not .* has {there}"):
+        check_metrics(dict.fromkeys(["accuracy", "loss", "top2"], 1.0), watching, CLASSES)
     network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     network.compile(loss="mse", metrics=[lambda truth, guess: keras.ops.mean(guess)])
     network.evaluate(np.zeros((2, 4)), np.zeros((2, 4)), verbose=0)
@@ -228,8 +226,7 @@ def test_early_stopping_asks_what_is_better_of_a_metric_that_keras_does_not_know
 
 
 def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities():
-    inputs = keras.Input((4,))
-    network = keras.Model(inputs, keras.layers.Dense(4, activation="softmax")(inputs))
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, activation="softmax")])
     compile_model(network, TrainSettings(), target=CLASSES, steps=3)
     assert network.loss.get_config()["from_logits"] is False
 
@@ -252,13 +249,12 @@ def test_class_weights_are_those_of_keras_unless_classes_are_drawn_otherwise(lay
     weights = compute_class_weights("auto", data)
     np.testing.assert_allclose(weights * counts, counts.sum() / 4, rtol=1e-6)
     assert compute_class_weights("none", data) is None
-    classes = data.shards.classes
-    assert compute_class_weights({classes[1]: 3.0}, data).tolist() == [1, 3, 1, 1]
+    given = {data.shards.classes[1]: 3.0}
+    assert compute_class_weights(given, data, sampling="balanced").tolist() == [1, 3, 1, 1]
     with pytest.raises(UnknownModel, match=r"train.class_weights: nobody is not a class"):
         compute_class_weights({"nobody": 1.0}, data)
     with pytest.raises(UnknownModel, match=r"class_weights: auto follows how often"):
         compute_class_weights("auto", data, sampling="balanced")
-    assert compute_class_weights({classes[0]: 2.0}, data, sampling="balanced") is not None
 
 
 @pytest.mark.slow
@@ -307,13 +303,6 @@ def test_a_split_of_hardly_any_batches_is_said(examples, steps, said):
     assert found is None if said is None else said in found
 
 
-def test_what_early_stopping_watches_must_exist_before_the_first_step():
-    settings = TrainSettings(early_stopping={"monitor": "val_top"})
-    there = r"val_accuracy, val_loss, val_top2, accuracy, loss, top2; did you mean val_top2\?"
-    with pytest.raises(UnknownModel, match=f"monitor: val_top is not .* has {there}"):
-        check_metrics(dict.fromkeys(["accuracy", "loss", "top2"], 1.0), settings, CLASSES)
-
-
 @pytest.mark.parametrize(
     ("computed", "setting"),
     [
@@ -331,26 +320,95 @@ def test_a_callback_that_sets_the_rate_is_refused_where_a_schedule_computes_it(c
         check_rate(network, plateau)
 
 
-@pytest.mark.parametrize(
-    ("builder", "segments", "said"),
-    [
-        ("mlp", 8, "packed rows and next tokens do not"),
-        ("{own}:of_one_number", None, "the loss is one number"),
-        ("{own}:build", None, "the model has a train step of its own"),
-    ],
-)
-def test_class_weights_are_refused_where_examples_have_no_loss_each(own, builder, segments, said):
-    weights = np.ones(4, np.float32)
-    feed = Feed(steps_per_epoch=4, stored=False, segments=segments, class_weights=weights)
-    with pytest.raises(UnknownModel, match=f"class_weights: .*{said}"):
-        make_step_model(build(builder.format(own=own)), TrainSettings(), feed)
-
-
-def test_a_loss_that_is_a_function_is_refused_for_packed_rows(own):
+def test_a_loss_that_is_a_function_is_refused_for_packed_rows():
     inputs = keras.Input((3,))
     model = PackedModel(inputs, keras.layers.Dense(4)(inputs))
     with pytest.raises(UnknownModel, match=r"train.loss: .*own_loss is a function"):
-        compile_model(model, TrainSettings(loss=f"{own}:own_loss"), target=CLASSES, steps=3)
-    settings = TrainSettings(loss="sparse_categorical_crossentropy")
-    compile_model(model, settings, target=CLASSES, steps=3)
+        compile_model(model, TrainSettings(loss=named("own_loss")), target=CLASSES, steps=3)
+    compile_model(model, TrainSettings(), target=CLASSES, steps=3)
     assert model.loss.reduction == "mean_with_sample_weight"
+
+
+def derived_from(base):
+    class Own(base):
+        def __init__(self, **options):
+            super().__init__(**options)
+
+    return Own
+
+
+OwnAdam = derived_from(keras.optimizers.Adam)
+OwnEntropy = derived_from(keras.losses.SparseCategoricalCrossentropy)
+OwnMean = derived_from(keras.metrics.Mean)
+
+
+def make_adam(learning_rate=1e-3, beta=0.9):
+    return keras.optimizers.Adam(learning_rate, beta_1=beta)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given"), [("OwnAdam", {}), ("make_adam", {"beta": 0.5}), ("make_adam", {})]
+)
+def test_what_params_decide_reaches_own_classes_and_functions(optimizer, given):
+    own = {"loss": {named("OwnEntropy"): {}}, "metrics": [{named("OwnMean"): {}}]}
+    own |= {"optimizer": {named(optimizer): given}}
+    settings = TrainSettings(**own, schedule="constant", learning_rate=0.5)
+    network = build().network
+    compile_model(network, settings, target=CLASSES, steps=3)
+    assert float(network.optimizer.learning_rate) == 0.5
+    assert network.loss.get_config()["from_logits"] is True
+
+
+def squared(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+class Subtracted(keras.losses.Loss):
+    """As people write it."""
+
+    def call(self, y_true, y_pred):
+        return squared(y_true, y_pred)
+
+
+class Reshaped(Subtracted):
+    """As it has to be."""
+
+    def call(self, y_true, y_pred):
+        return super().call(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
+
+
+class SubtractedMean(keras.metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(squared(y_true, y_pred))
+
+
+class ReshapedMean(SubtractedMean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
+
+
+@pytest.mark.parametrize("by_builder", [True, False])
+@pytest.mark.parametrize(
+    ("part", "one", "refused"),
+    [
+        ("loss", Subtracted, "loss Subtracted"),
+        ("loss", Reshaped, None),
+        ("loss", squared, None),
+        ("metric", SubtractedMean, "metric .*"),
+        ("metric", squared, "metric .*"),
+        ("metric", ReshapedMean, None),
+        ("metric", "r2_score", None),
+    ],
+)
+def test_what_compares_each_label_with_all_outputs_is_refused(part, one, refused, by_builder):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made, name = (one() if isinstance(one, type) else one), named(getattr(one, "__name__", one))
+    settings = TrainSettings(**({"loss": name} if part == "loss" else {"metrics": ["auto", name]}))
+    if by_builder:
+        own = {"loss": made} if part == "loss" else {"loss": "mse", "metrics": [made]}
+        model.compile("sgd", **own)
+        settings = TrainSettings()
+    said = f"{refused} compares each label with all outputs"
+    with pytest.raises(UnknownModel, match=said) if refused else nullcontext():
+        compile_model(model, settings, target=NUMBERS, steps=5)
+    assert not any(np.any(one) for each in model.metrics for one in each.variables)

@@ -24,13 +24,10 @@ def dense(units, name):
 
 
 def pretrained(path, *, outputs=7, activation="softmax"):
-    """A network of two layers over four numbers in a file, and its first layer's weights."""
+    """Write a network of two layers over four numbers, or its weights; returns the first one's."""
     answer = dense(outputs, "logits"), keras.layers.Activation(activation, name="probabilities")
     network = keras.Sequential([keras.Input((4,)), dense(6, "features"), *answer])
-    if path.name.endswith(".weights.h5"):
-        network.save_weights(path)
-    else:
-        network.save(path)
+    (network.save_weights if path.name.endswith(".weights.h5") else network.save)(path)
     return network.get_layer("features").get_weights()
 
 
@@ -45,6 +42,17 @@ def build(path=None, *, outputs=3, **settings):
     return build_for(Target(kind="class", shape=(outputs,)), path, **settings).network
 
 
+def two_layers(shape, outputs):
+    return keras.Sequential([keras.Input(shape), dense(6, "features"), dense(outputs, "logits")])
+
+
+TWO_LAYERS = {"name": f"{__name__}:two_layers"}
+
+
+def head(name, *layers):
+    return keras.Sequential([keras.Input((6,)), *layers], name=name)
+
+
 def test_the_last_layer_is_replaced_where_the_classes_differ(tmp_path, capsys):
     path = tmp_path / "other.keras"
     features = pretrained(path)
@@ -53,8 +61,13 @@ def test_the_last_layer_is_replaced_where_the_classes_differ(tmp_path, capsys):
     assert "logits is replaced by a new layer of 3 outputs" in capsys.readouterr().out
     for one, other in zip(network.get_layer("features").get_weights(), features, strict=True):
         np.testing.assert_array_equal(one, other)
-    same = build(path, outputs=7)
-    assert same.layers[-1].name == "probabilities", "as many outputs: it stays as it is"
+    for activation, outputs, last in (
+        ("softmax", 7, "probabilities"),  # as many outputs: it stays as it is
+        ("log_softmax", 7, "probabilities"),
+        ("sigmoid", 3, NEW_OUTPUT),
+    ):
+        pretrained(path, activation=activation)
+        assert build(path, outputs=outputs).layers[-1].name == last
 
 
 def test_layers_are_frozen_by_name_and_patterns(tmp_path):
@@ -63,18 +76,33 @@ def test_layers_are_frozen_by_name_and_patterns(tmp_path):
     frozen = build(path, freeze=["feat*"])
     assert [len(layer.trainable_weights) for layer in frozen.layers if layer.weights] == [0, 2]
     assert len(build(path, freeze=["all_but_last"]).trainable_weights) == 2
-    with pytest.raises(UnknownModel, match=r"model.freeze: featres matches no layer.*features"):
-        build(path, freeze=["featres"])
-    with pytest.raises(UnknownModel, match="no layer is left to train"):
-        build(path, freeze=["*"])
     with pytest.raises(UnknownModel, match="nothing has no weights that could be trained"):
         freeze_layers(head("nothing", keras.layers.Flatten()), [])
     frozen.save(path)
     assert len(build(path).trainable_weights) == 4, "whatever an earlier run has frozen"
 
 
-def head(name, *layers):
-    return keras.Sequential([keras.Input((6,)), *layers], name=name)
+@pytest.mark.parametrize(
+    ("key", "file", "given", "said"),
+    [
+        ("from", "soft.keras", {"shape": (5,)}, r"takes inputs of shape \(4,\), but these are \(5"),
+        ("from", "no.keras", {}, r"model.from: .*no.keras cannot be loaded"),
+        ("from", "unsafe.keras", {}, r"model.from: .*unsafe.keras cannot be loaded"),
+        ("from", "sigmoid.keras", {}, "ends with sigmoid, but classes need logits"),
+        ("from", "soft.keras", {"freeze": ["featres"]}, "featres matches no layer.*features"),
+        ("from", "soft.keras", {"freeze": ["*"]}, "no layer is left to train"),
+        ("weights", "no.weights.h5", TWO_LAYERS, "model.weights: .*no.weights.h5 cannot be loaded"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, key, file, given, said):
+    for name in ("no.keras", "no.weights.h5"):
+        (tmp_path / name).write_bytes(b"nothing")
+    unsafe = [keras.Input((4,)), keras.layers.Lambda(lambda value: value * 2)]
+    keras.Sequential(unsafe).save(tmp_path / "unsafe.keras")
+    pretrained(tmp_path / "soft.keras")
+    pretrained(tmp_path / "sigmoid.keras", activation="sigmoid")
+    with pytest.raises(UnknownModel, match=said):
+        build(outputs=7, **{key: str(tmp_path / file)}, **given)
 
 
 @pytest.mark.parametrize(
@@ -114,42 +142,13 @@ def test_a_loaded_network_computes_in_the_precision_of_this_process(tmp_path):
     assert {layer.compute_dtype for layer in network.layers} == {"float32"}
 
 
-def two_layers(shape, outputs):
-    return keras.Sequential([keras.Input(shape), dense(6, "features"), dense(outputs, "logits")])
-
-
 def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys):
     features = pretrained(tmp_path / "other.weights.h5")
-    network = build(name=f"{__name__}:two_layers", weights=str(tmp_path / "other.weights.h5"))
+    network = build(**TWO_LAYERS, weights=str(tmp_path / "other.weights.h5"))
     np.testing.assert_array_equal(network.get_layer("features").get_weights()[0], features[0])
     said = capsys.readouterr().out
     assert ": 2 of 4; others keep" in said and "logits/kernel" in said
     assert not any(np.isnan(weight).any() for weight in network.get_weights())
-    (tmp_path / "no.weights.h5").write_bytes(b"nothing")
-    with pytest.raises(UnknownModel, match=r"model.weights: .*no.weights.h5 cannot be loaded"):
-        build(name=f"{__name__}:two_layers", weights=str(tmp_path / "no.weights.h5"))
-
-
-def test_a_last_activation_that_is_none_of_classes_is_refused(tmp_path):
-    path = tmp_path / "other.keras"
-    pretrained(path, activation="sigmoid")
-    with pytest.raises(UnknownModel, match="ends with sigmoid, but classes need logits"):
-        build(path, outputs=7)
-    assert build(path, outputs=3).layers[-1].name == NEW_OUTPUT
-    pretrained(path, activation="log_softmax")
-    assert build(path, outputs=7).layers[-1].name == "probabilities"
-
-
-def test_files_that_do_not_fit_are_refused(tmp_path):
-    pretrained(tmp_path / "other.keras")
-    with pytest.raises(UnknownModel, match=r"takes inputs of shape \(4,\), but these are \(5,\)"):
-        build(tmp_path / "other.keras", shape=(5,))
-    (tmp_path / "no.keras").write_bytes(b"nothing")
-    unsafe = [keras.Input((4,)), keras.layers.Lambda(lambda value: value * 2)]
-    keras.Sequential(unsafe).save(tmp_path / "unsafe.keras")
-    for name in ("no.keras", "unsafe.keras"):
-        with pytest.raises(UnknownModel, match=rf"model.from: .*{name} cannot be loaded"):
-            build(tmp_path / name, outputs=4)
 
 
 def test_the_model_of_a_series_is_trained_on(tmp_path):

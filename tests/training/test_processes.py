@@ -1,7 +1,6 @@
 """Real processes that train together train what one would, and end together whatever happens."""
 
 import copy
-import csv
 import json
 import os
 import shutil
@@ -13,19 +12,13 @@ from pathlib import Path
 import pytest
 
 from flows.run.fork_server import stage_server
-from tests.support.project import (
-    SMALL,
-    environment,
-    make_project,
-    run_stages,
-    runs_of,
-    write_params,
-)
+from tests.support import project
+from tests.support.project import SMALL, environment, runs_of, write_params
 from tests.support.stack import wait_for
 from throughline.plan.training_workers import make_tf_config
 from throughline.results.build import BuildResult, PlanSummary
 from throughline.results.race import RaceResult
-from throughline.results.train import TrainResult
+from throughline.results.train import TrainResult, read_history
 from throughline.shared.fork_client import READY, STAGE_SERVER
 from throughline.training.processes import LOST_ANOTHER, reserve_addresses
 
@@ -45,6 +38,8 @@ from throughline.training import deadline
 
 TF_CONFIG = json.loads(os.environ.get("TF_CONFIG") or "{}")
 INDEX = TF_CONFIG["task"]["index"] if TF_CONFIG else 0
+FAULT, PROCESS, STEPS = os.environ.get("FAULT", "none 0 0").split()
+FAILS = INDEX == int(PROCESS)
 
 
 class Fault(keras.callbacks.Callback):
@@ -55,7 +50,7 @@ class Fault(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.losses, self.validated = [], []
-        if os.environ.get("FAULT", "none 0 0").split()[:2] == ["hold", str(INDEX)]:
+        if FAULT == "hold" and FAILS:
             self.held = threading.Lock()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -63,31 +58,27 @@ class Fault(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.losses.append(float(logs["loss"]))
-        what, index, steps = os.environ.get("FAULT", "none 0 0").split()
-        if what == "sleep" and int(index) != INDEX and len(self.losses) == int(steps):
+        if len(self.losses) != int(STEPS):
+            return
+        if FAULT == "sleep" and not FAILS:
             # For the one that waits in vain from now on an hour passes in a second.
             hasten = lambda: 3600 * time.monotonic()
             deadline.time = types.SimpleNamespace(monotonic=hasten, sleep=time.sleep)
-        if int(index) != INDEX or len(self.losses) != int(steps):
-            return
-        if what == "raise":
+        elif FAULT == "raise" and FAILS:
             raise RuntimeError("a bug of one's own")
-        if what == "leave":
+        elif FAULT == "leave" and FAILS:
             self.model.stop_training = True
-        if what == "sleep":
+        elif FAULT == "sleep":
             time.sleep(3600)
-        if what in ("SIGKILL", "SIGSTOP"):
-            os.kill(os.getpid(), getattr(signal, what))
+        elif FAULT.startswith("SIG") and FAILS:
+            os.kill(os.getpid(), getattr(signal, FAULT))
 
     def on_train_end(self, logs=None):
         states = [one for one in self.model.variables if one.name == "seed_generator_state"]
-        content = {
-            "losses": self.losses,
-            "weights": [one.tolist() for one in self.model.get_weights()],
-            "random": [np.asarray(one).tolist() for one in states],
-            "validated": self.validated,
-        }
-        pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(content))
+        arrays = {"weights": self.model.get_weights(), "random": map(np.asarray, states)}
+        seen = {name: [one.tolist() for one in found] for name, found in arrays.items()}
+        seen |= {"losses": self.losses, "validated": self.validated}
+        pathlib.Path(f"seen-{INDEX}.json").write_text(json.dumps(seen))
 
 
 class OwnStep(keras.Model):
@@ -169,18 +160,15 @@ class Trainings:
     @property
     def rows(self) -> list[dict[str, float]]:
         """The rows of history.csv, but for times."""
-        with (self.results / "history.csv").open() as file:
-            return [
-                {name: float(text) for name, text in row.items() if name != "examples_per_s"}
-                for row in csv.DictReader(file)
-            ]
+        rows = read_history(self.results)
+        return [{name: row[name] for name in row if name != "examples_per_s"} for row in rows]
 
 
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory, array_file):
-    folder = make_project(tmp_path_factory.mktemp("processes") / "project", array_file)
+    folder = project.make_project(tmp_path_factory.mktemp("processes") / "project", array_file)
     (folder / "own.py").write_text(OWN_CODE)
-    run_stages(folder, "ingest", "shard", "snapshot", "build@optimized")
+    project.run_stages(folder, "ingest", "shard", "snapshot", "build@optimized")
     with stage_server(folder, environment(folder)) as served:
         wait_for(Path(served[STAGE_SERVER] + READY).exists)
         yield Trainings(folder, served)
@@ -188,8 +176,7 @@ def trainings(tmp_path_factory, array_file):
 
 def assert_close(ours: list[dict], theirs: list[dict], *, rel: float = CLOSE) -> None:
     """Two histories are equal but for rounding."""
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=rel)
+    assert ours == [pytest.approx(each, rel=rel) for each in theirs]
 
 
 LONG = {"epochs": 25, "checkpoint_every": "25 epochs"}
@@ -224,13 +211,13 @@ def test_batches_are_normalized_as_a_whole_also_within_nested_models(trainings):
 
 
 def test_an_interrupted_training_goes_on_with_another_number_of_processes(trainings, alone):
-    trainings.write(processes=2, checkpoint_every="1 steps")
-    trainings.train(code=2, fault="SIGKILL 1 5")
-    trainings.write(processes=1, checkpoint_every="1 steps")
-    said = trainings.train(code=137, fault="SIGKILL 0 11")
-    assert "resuming interrupted training at epoch 1, step" in said
-    trainings.write(processes=4, checkpoint_every="1 steps")
-    assert "resuming interrupted training at epoch 2, step" in trainings.train()
+    for processes, fault, code, said in (
+        (2, "SIGKILL 1 5", 2, ""),
+        (1, "SIGKILL 0 11", 137, "resuming interrupted training at epoch 1, step"),
+        (4, "none 0 0", 0, "resuming interrupted training at epoch 2, step"),
+    ):
+        trainings.write(processes=processes, checkpoint_every="1 steps")
+        assert said in trainings.train(code=code, fault=fault)
     assert_close(trainings.rows, alone[1][:2])
 
 
@@ -247,9 +234,7 @@ def test_an_own_train_step_in_cut_executions_on_a_split_in_memory_trains_the_sam
     assert_close(*histories)
 
 
-def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_model_has_no_room(
-    trainings, small_disk
-):
+def test_a_full_disk_at_the_chief_ends_all_where_the_model_has_no_room(trainings, small_disk):
     kept = trainings.results.with_name("kept")
     for name in ("plan.json", "input.json"):
         shutil.copy(trainings.results / name, small_disk / name)
@@ -269,13 +254,6 @@ def test_a_full_disk_at_the_chief_keeps_no_checkpoint_and_ends_all_where_the_mod
 
 DROPOUT = {"name": "own:normalized", "options": {"dropout": 0.5}}
 FAULTY = {"processes": 2, "checkpoint_every": "2 steps", "model": DROPOUT}
-FAULTS = [
-    # What happens to which process after how many steps: the exit code, and what is said.
-    ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
-    ("SIGSTOP 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
-    ("raise 0 11", 1, "RuntimeError: a bug of one's own"),
-    ("sleep 1 11", None, "has waited 60 s for step"),
-]
 
 
 def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings):
@@ -286,7 +264,12 @@ def test_all_end_when_one_fails_and_the_next_run_has_the_same_weights(trainings)
     assert chief["random"] != other["random"], "masks of dropout differ"
     assert chief["weights"] == other["weights"], "bit for bit"
     resuming = ""
-    for fault, code, said in FAULTS:
+    for fault, code, said in (
+        ("SIGKILL 1 11", 2, "process 1 of 2 was killed by SIGKILL"),
+        ("SIGSTOP 1 11", LOST_ANOTHER, "process 0 of 2 has lost process 1"),
+        ("raise 0 11", 1, "RuntimeError: a bug of one's own"),
+        ("sleep 1 11", None, "has waited 60 s for step"),
+    ):
         trainings.write(**FAULTY, step_timeout_s=60)
         output = trainings.train(code=code, fault=fault)
         assert said in output and resuming in output, fault
@@ -320,9 +303,8 @@ def test_processes_with_other_parameters_name_the_part(trainings, tmp_path):
     other.mkdir()
     for name in ("throughline", "tasks", "own.py", "data", "runs", "uv.lock", "dvc.yaml"):
         (other / name).symlink_to(trainings.folder / name)
-    trainings.write(processes=2, learning_rate=0.02, checkpoint_every="3 steps")
-    (other / "params.yaml").write_text((trainings.folder / "params.yaml").read_text())
-    elsewhere = Trainings(other, {"FAULT": "none 0 0"})
+    elsewhere = Trainings(other, {})
+    elsewhere.write(processes=2, learning_rate=0.02, checkpoint_every="3 steps")
     trainings.write(processes=2, learning_rate=0.03)
     with (
         reserve_addresses(2) as addresses,

@@ -1,12 +1,14 @@
 """A training that is interrupted after any step goes on as one that never stopped, bit for bit."""
 
-import sys
+import threading
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.support.texts import params_of as text_params
 from tests.support.texts import prepare_texts
@@ -29,7 +31,6 @@ pytestmark = pytest.mark.integration
 
 STEPS = 5  # of an epoch: 120 examples by 25
 USUAL = ("train.epochs=2", "train.schedule=cosine")
-MEASURED = {}  # the steps that such a training has measured, by its configuration
 
 
 @pytest.fixture(scope="session")
@@ -39,17 +40,9 @@ def undisturbed(layout, tmp_path_factory):
     @cache
     def train_undisturbed(pipeline):
         folder = tmp_path_factory.mktemp("undisturbed")
-        trained = run(params_of(*USUAL), layout, folder, pipeline=pipeline)
-        MEASURED[pipeline] = Stopping.latest.measured_steps
-        return trained
+        return run(params_of(*USUAL), layout, folder, pipeline=pipeline)
 
     return train_undisturbed
-
-
-@pytest.mark.slow
-def test_tracing_and_validation_are_not_measured(undisturbed):
-    undisturbed("snapshot")
-    assert MEASURED["snapshot"] == 2 * STEPS - 1, "all but the step that is traced first"
 
 
 @pytest.mark.slow
@@ -82,11 +75,17 @@ def test_packed_rows_of_texts_resume_in_mid_epoch(tmp_path):
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
 
 
-OWN = """
-import threading
+ELSEWHERE = {}  # what a callback sets that is none of its own attributes
 
-import keras
-import tensorflow as tf
+
+def own(name):
+    """The name in params.yaml of something in this file."""
+    return f"{__name__}:{name}"
+
+
+def halve(*variables):
+    for variable in variables:
+        variable.assign(variable * 0.5)
 
 
 class Slower(keras.callbacks.Callback):
@@ -97,8 +96,7 @@ class Slower(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.seen += 1
         if self.seen % 4 == 0:
-            rate = self.model.optimizer.learning_rate
-            rate.assign(rate * 0.5)
+            halve(self.model.optimizer.learning_rate)
 
 
 class Crashing(keras.callbacks.Callback):
@@ -123,22 +121,13 @@ def draw(input_shape, outputs):
     return keras.Sequential([*flat, keras.layers.Dense(outputs)])
 
 
-ELSEWHERE = {}  # what a callback sets that is none of its own attributes
-
-
 class Halving(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.model.optimizer.learning_rate = 0.5
-        self.halve_weights()
-
-    def halve_weights(self):
-        for variable in self.model.trainable_variables:
-            variable.assign(variable * 0.5)
+        halve(*self.model.trainable_variables)
 
     def on_epoch_begin(self, epoch, logs=None):
-        rate = self.model.optimizer.learning_rate
-        rate.assign(rate * 0.5)
-        self.halve_weights()
+        halve(self.model.optimizer.learning_rate, *self.model.trainable_variables)
         ELSEWHERE["epoch"] = epoch
 
     def on_train_batch_end(self, batch, logs=None):
@@ -163,36 +152,35 @@ class Ending(keras.callbacks.Callback):
         self.model.stop_training = epoch == self.last
 
 
+class EndingLater(Ending):
+    last = 1
+
+
 class Locking(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.lock = threading.Lock()
 
 
-class EndingLater(Ending):
-    last = 1
-"""
-
-
 @pytest.mark.slow
-def test_what_callbacks_do_as_an_epoch_begins_is_done_once(layout, tmp_path, own):
-    own_ones = f"train.callbacks=[{own}:Halving]", f"train.metrics=[auto, {own}:Mapped]"
-    params = params_of("train.schedule=constant", "train.epochs=2", *own_ones)
-    undisturbed = run(params, layout, tmp_path / "undisturbed")
-    assert [row["learning_rate"] for row in undisturbed[0]] == [0.25, 0.125]
-    assert [row["train_mine"] for row in undisturbed[0]] == [0.0, 1.0]
-    for row in undisturbed[0]:
+def test_what_callbacks_do_as_an_epoch_begins_is_done_once(layout, tmp_path):
+    own_ones = f"train.callbacks=[{own('Halving')}]", f"train.metrics=[auto, {own('Mapped')}]"
+    params = params_of("train.epochs=2", *own_ones)
+    rows, weights = run(params, layout, tmp_path / "undisturbed")
+    told = [(row["learning_rate"], row["train_mine"]) for row in rows]
+    assert told == [(0.25, 0.0), (0.125, 1.0)]
+    for row in rows:
         for split in ("train", "val"):  # a metric that gives several numbers
             assert row[f"{split}_high"] == pytest.approx(row[f"{split}_low"] + 1)
     with pytest.raises(Stop):
         run(params, layout, tmp_path / "stopped", stop_after=STEPS + 2)
-    sys.modules[own].ELSEWHERE.clear()
-    assert_same(run(params, layout, tmp_path / "stopped"), undisturbed)
+    ELSEWHERE.clear()
+    assert_same(run(params, layout, tmp_path / "stopped"), (rows, weights))
 
 
 @pytest.mark.slow
-def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_path, own):
+def test_a_callback_ends_a_training_before_an_epoch(layout, undisturbed, tmp_path):
     def ended(name):
-        params = params_of(*USUAL, f"train.callbacks=[{own}:{name}]")
+        params = params_of(*USUAL, f"train.callbacks=[{own(name)}]")
         return run(params, layout, tmp_path / name, pipeline="snapshot")[0]
 
     assert ended("EndingLater") == undisturbed("snapshot")[0][:1]
@@ -207,61 +195,62 @@ EARLY = "{monitor: val_loss, patience: 1, min_delta: 9, restore_best: true}"
 @pytest.mark.parametrize(
     ("stopping", "epochs", "by"), [("null", 4, ""), (EARLY, 2, "train.early_stopping")]
 )
-def test_a_training_that_ends_before_its_results_are_written_trains_no_step_again(
-    layout, tmp_path, own, capsys, stopping, epochs, by
-):
-    more = "train.epochs=4", "train.checkpoint_every=3 epochs"
-    ends = f"train.early_stopping={stopping}", f"train.callbacks=[{own}:Crashing]"
-    params = params_of(*USUAL, *more, *ends)
+def test_a_finished_training_trains_no_step_again(layout, tmp_path, capsys, stopping, epochs, by):
+    more = "train.epochs=4", "train.checkpoint_every=3 epochs", f"train.early_stopping={stopping}"
+    params = params_of(*USUAL, *more, f"train.callbacks=[{own('Crashing')}]")
+    ELSEWHERE.clear()
     with pytest.raises(RuntimeError, match="a crash"):
         run(params, layout, tmp_path / "crashed")
-    sys.modules[own].ELSEWHERE["calm"] = True
-    undisturbed, models = train_once(params, layout, tmp_path / "undisturbed")
-    weights, logs = models.network.get_weights(), sys.modules[own].ELSEWHERE["logs"]
+    ELSEWHERE["calm"] = True
+
+    def finish(folder):
+        trained, models = train_once(params, layout, tmp_path / folder)
+        rows, last = (
+            [row["val_loss"] for row in trained.rows],
+            trained.result.last_epoch["val_loss"],
+        )
+        assert validate(models, params, layout)[0] == pytest.approx(last, rel=1e-4)
+        assert (last == rows[0]) is bool(by), "the best epoch's weights are kept"
+        told = (trained.steps, trained.ended_by), rows, last, trained.result.test
+        return trained.result, told, ELSEWHERE["logs"], models.network.get_weights()
+
+    _, told, logs, weights = finish("undisturbed")
+    assert told[0] == (STEPS * epochs, by)
     capsys.readouterr()
-    resumed, models = train_once(params, layout, tmp_path / "crashed")
+    resumed, same, same_logs, same_weights = finish("crashed")
     assert "has no step left" in capsys.readouterr().out
-    last, best = undisturbed.result.last_epoch["val_loss"], undisturbed.rows[0]["val_loss"]
-    assert validate(models, params, layout)[0] == pytest.approx(last, rel=1e-4)
-    assert (last == best) is bool(by), "the best epoch's weights are kept"
-    assert (undisturbed.steps, undisturbed.ended_by) == (STEPS * epochs, by)
-    assert resumed.result.step is None and resumed.result.throughput
-    losses, expected = ([row["val_loss"] for row in one.rows] for one in (resumed, undisturbed))
-    assert losses == expected
-    assert resumed.result.last_epoch["val_loss"] == undisturbed.result.last_epoch["val_loss"]
-    assert resumed.result.test == undisturbed.result.test
-    assert (resumed.steps, resumed.ended_by) == (undisturbed.steps, undisturbed.ended_by)
-    assert sys.modules[own].ELSEWHERE["logs"] == pytest.approx(logs)
-    for one, other in zip(models.network.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert resumed.step is None and resumed.throughput
+    assert same == told and same_logs == pytest.approx(logs)
+    assert all(map(np.array_equal, same_weights, weights))
 
 
 @pytest.mark.slow
-def test_whoever_ends_a_training_early_is_named_with_the_steps_that_it_has_trained(
-    layout, tmp_path, own
-):
-    cutting = params_of(*USUAL, f"train.callbacks=[{own}:Cutting]")
-    cut, _ = train_once(cutting, layout, tmp_path / "cut")
+def test_whoever_ends_a_training_early_is_named_with_the_steps_it_has_trained(layout, tmp_path):
+    cut, _ = train_once(params_of(*USUAL, f"train.callbacks=[{own('Cutting')}]"), layout, tmp_path)
     assert (len(cut.rows), cut.steps, cut.ended_by) == (2, 7, "train.callbacks")
 
 
 @pytest.mark.slow
+def test_tracing_and_validation_are_not_measured(layout, tmp_path):
+    run(params_of(*USUAL), layout, tmp_path)
+    assert Stopping.latest.measured_steps == 2 * STEPS - 1, "all but the one that is traced"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_rate_of_an_epoch_is_that_of_its_last_step(layout, tmp_path, own, count):
+def test_the_rate_of_an_epoch_is_that_of_its_last_step(layout, tmp_path, count):
     usual = ("train.epochs=2", "train.learning_rate=1.0", f"train.steps_per_execution={count}")
     rows, _ = run(params_of(*usual, "train.schedule=linear"), layout, tmp_path / "linear")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.6, 0.1])
     if count == 1:  # halved after each fourth step, the last time after the eighth
-        slower = ("train.schedule=constant", f"train.callbacks=[{own}:Slower]")
-        rows, _ = run(params_of(*usual, *slower), layout, tmp_path / "slower")
+        slower = f"train.callbacks=[{own('Slower')}]"
+        rows, _ = run(params_of(*usual, slower), layout, tmp_path / "slower")
         assert [row["learning_rate"] for row in rows] == [0.5, 0.25]
 
 
 @pytest.mark.slow
-def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
-    layout, tmp_path, own, capsys
-):
-    params = params_of("train.epochs=1", f"model={{name: '{own}:draw'}}")
+def test_a_layer_that_draws_by_a_state_of_tensorflow_keeps_no_checkpoints(layout, tmp_path, capsys):
+    params = params_of("train.epochs=1", f"model={{name: '{own('draw')}'}}")
     run(params, layout, tmp_path / "kept")
     said = capsys.readouterr().out
     assert said.count("no checkpoints are kept, so an interrupted training begins again") == 1
@@ -270,10 +259,10 @@ def test_a_layer_that_draws_by_a_state_of_tensorflows_keeps_no_checkpoints(
 
 
 @pytest.mark.slow
-def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(layout, tmp_path, own):
+def test_callbacks_and_early_stopping_go_on_as_if_they_had_not_stopped(layout, tmp_path):
     # Better by more than ever happens: it ends after the second epoch that is not.
     stopping = "train.early_stopping={monitor: val_loss, patience: 2, min_delta: 9}"
-    params = params_of("train.epochs=6", f"train.callbacks=[{own}:Slower]", stopping)
+    params = params_of("train.epochs=6", f"train.callbacks=[{own('Slower')}]", stopping)
     undisturbed = run(params, layout, tmp_path / "undisturbed")
     rows, _ = undisturbed
     assert len(rows) == 3 < params.train.epochs, "ended early"
@@ -328,10 +317,8 @@ def test_edited_code_of_a_model_is_other_work(layout, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(
-    layout, tmp_path, own, capsys
-):
-    params = params_of("train.epochs=2", f"train.callbacks=[{own}:Locking]")
+def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(layout, tmp_path, capsys):
+    params = params_of("train.epochs=2", f"train.callbacks=[{own('Locking')}]")
     rows, _ = run(params, layout, tmp_path / "kept")
     assert len(rows) == 2
     said = capsys.readouterr().out
@@ -339,9 +326,7 @@ def test_a_callback_that_holds_what_cannot_be_stored_ends_no_training(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_written_ends_nothing_and_leaves_the_earlier_one(
-    layout, undisturbed, small_disk, capsys
-):
+def test_an_unwritable_checkpoint_leaves_the_earlier_one(layout, undisturbed, small_disk, capsys):
     params, folder = params_of(*USUAL), small_disk / "kept"
     with pytest.raises(Stop):
         run(params, layout, folder, stop_after=STEPS + 1)

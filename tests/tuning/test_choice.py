@@ -1,101 +1,146 @@
-"""What is chosen, when the incumbent stays, and the sentence about it."""
+"""Which configurations a search considers, which it chooses, and the sentence about that."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from tests.support.project import SMALL
 from tests.support.races import race
+from throughline.config.params import check
+from throughline.data.encodings.images import image_feature
+from throughline.data.encodings.labels import labeled
+from throughline.plan.augmentations import Flip
+from throughline.plan.ops import Decode, Rescale, Resize
+from throughline.plan.plan import InputSpec
+from throughline.race.contestant import ContestantLost
+from throughline.race.jobs import Entry
 from throughline.results.race import Cost
 from throughline.settings import PipelineConfig
+from throughline.shared.failures import Failure
+from throughline.tuning import choice, space
 from throughline.tuning.budgets import Need
-from throughline.tuning.choice import (
-    choose,
-    compose_sentence,
-    find_break_even,
-    is_compute_bound,
-    pick_survivors,
-)
-from throughline.tuning.space import CEILING
+from throughline.tuning.choice import NONE_OF_OWN, choose, compose_sentence, find_break_even
+from throughline.tuning.journal import Journal
+from throughline.tuning.question import prove
 
 MIB = 2**20
 FREE = Need(ram_bytes=300 * MIB, disk_bytes=0.0, prepare_s=0.0)
 STORED = replace(FREE, disk_bytes=1126 * MIB, prepare_s=38.0)
-CACHED = replace(FREE, ram_bytes=900 * MIB)
-CONFIGS = {
-    "naive": PipelineConfig(),
-    "optimized": PipelineConfig(prefetch=2),
-    "stored": PipelineConfig(read="snapshot", prefetch=2),
-    "cached": PipelineConfig(cache={"where": "memory"}, prefetch=2),
-}
-NEEDS = {"naive": FREE, "optimized": FREE, "stored": STORED, "cached": CACHED, CEILING: FREE}
+NEEDS = dict.fromkeys(["naive", "optimized"], FREE)
+NEEDS |= {"stored": STORED, "cached": replace(FREE, ram_bytes=900 * MIB)}
 
 
 def steady(**rates):
     around = {name: [rate, 1.01 * rate, 0.99 * rate, rate, rate] for name, rate in rates.items()}
-    return around | {CEILING: [100_000.0] * 5}
+    return around | {space.CEILING: [100_000.0] * 5}
 
 
-def chosen(one, own=("naive", "optimized"), needs=NEEDS, **more):
-    rivals = [name for name in one.names if name != CEILING]
-    return choose(one, rivals, own, needs=needs, configs=CONFIGS, **more)
+def early(value):
+    return [value] * 5 + [None] * 5
 
 
-def test_what_certainly_beats_the_incumbent_is_chosen():
-    rates = steady(naive=1000.0, optimized=5000.0, stored=10_000.0)
-    one = race(rates, costs={"stored": Cost(prepare_s=0.38)}, epochs=30)
-    choice = chosen(one)
-    assert (choice.outcome, choice.name, choice.incumbent) == ("found", "stored", "optimized")
-    assert choice.to_incumbent.below_one
-    assert compose_sentence(choice, one, NEEDS["stored"]) == (
-        "tuned: 3.4 s for 30 epochs, 8.9× naive (8.9 to 8.9), 1.8× `optimized`;"
-        " 1.1 GiB of disk, 38 s of preparation"
-    )
+def late(value):
+    return [None] * 5 + [value] * 5
 
 
-def test_the_incumbent_stays_where_the_lead_is_within_the_noise():
-    rates = steady(naive=1000.0, optimized=5000.0)
-    one = race({**rates, "stored": [9000.0, 3000.0, 5200.0, 4000.0, 6000.0]}, epochs=30)
-    assert (chosen(one).outcome, chosen(one).name) == ("kept", "optimized")
-    assert compose_sentence(chosen(one), one, FREE) == "tuned: nothing beats `optimized`"
+def choose_of(one, own=("naive", "optimized"), needs=NEEDS, **more):
+    rivals = [name for name in one.names if name != space.CEILING]
+    configs = dict.fromkeys(rivals, PipelineConfig())
+    return choose(one, rivals, own, needs=needs, configs=configs, **more)
 
 
-def test_the_more_race_the_more_certain_a_lead_has_to_be():
-    rates = {"naive": [1000.0] * 5, "cached": [1100.0, 1040.0, 1120.0, 1050.0, 1090.0]}
-    slow = {str(number): [500.0] * 5 for number in range(20)}
-    few, many = race(rates, epochs=30), race({**rates, **slow}, epochs=30)
-    assert [chosen(each, own=("naive",)).outcome for each in (few, many)] == ["found", "kept"]
-    said = compose_sentence(chosen(few, own=("naive",)), few, FREE)
-    assert said == "tuned: 28 s for 30 epochs, 1.08× naive (1.02 to 1.14)"
+NAIVE, NONE, OTHERS = {"own": ("naive",)}, {"own": ()}, {"others": 50.0}
+CLOSE = {"naive": [1000.0] * 5, "cached": [1100.0, 1040.0, 1120.0, 1050.0, 1090.0]}
+SLOW = {str(number): [500.0] * 5 for number in range(20)}
+CALM, TWICE = {"naive": [1000.0] * 5}, {"naive": [1000.0] * 5, "stored": [2000.0] * 5}
+BOUND = steady(naive=97_000.0, optimized=98_000.0)
+CHOICES = {
+    # Rates, and what else is given: what is chosen, and what is said.
+    "a certain lead": (
+        steady(naive=1e3, optimized=5e3, stored=1e4), {}, "found stored",
+        "3.0 s for 30 epochs, 10.0× naive (10.0 to 10.0), 2.0× `optimized`"),
+    "a lead within the noise": (
+        steady(naive=1e3, optimized=5e3) | {"stored": [9000.0, 3000.0, 5200.0, 4000.0, 6000.0]}, {},
+        "kept optimized", "nothing beats `optimized`"),
+    "one of few": (CLOSE, NAIVE, "found cached", "28 s for 30 epochs, 1.08× naive (1.02 to 1.14)"),
+    "the same of many": (CLOSE | SLOW, NAIVE, "kept naive", "nothing beats `naive`"),
+    "a certain winner before one that may be faster": (
+        steady(naive=1e3, optimized=5e3, stored=9e3)
+        | {"cached": [30_000.0, 500.0, 600.0, 400.0, 28_000.0]}, {}, "found stored", None),
+    "of equals the one with less memory": (
+        steady(naive=1e3, optimized=2e3, stored=9e3)
+        | {"cached": [9200.0, 8900.0, 9300.0, 8900.0, 9100.0]}, {}, "found stored", None),
+    "a certain lead before memory": (
+        steady(naive=1e3, optimized=2e3, stored=9e3, cached=1e4), {}, "found cached", None),
+    "a negligible input": (
+        BOUND, {}, "compute-bound optimized", "nothing to gain: with `optimized` the input takes"
+        " less than 5 % of a step; the model takes the rest"),
+    "an input of a tenth": (steady(naive=9e4), NAIVE, "kept naive", None),
+    "a disturbed race": (
+        steady(naive=1e3, optimized=5e3, stored=9e3), OTHERS, "undecided stored",
+        "undecided: make used 50 % of the cores in 5 of 5 rounds; so far `stored` is the fastest."
+        " Run it again while nothing else runs"),
+    "a disturbed race with a negligible input": (BOUND, OTHERS, "undecided optimized", None),
+    "a lead of 1 %": (CALM | {"cached": [1010.0] * 5}, NAIVE, "kept naive", None),
+    "a lead of 3 %": (CALM | {"cached": [1030.0] * 5}, NAIVE, "found cached", None),
+    "no lead in four rounds": (CALM | {"cached": [900.0] * 4}, NAIVE, "kept naive", None),
+    "a lead in four rounds": (
+        CALM | {"cached": [2000.0] * 4}, NAIVE, "undecided naive",
+        "undecided: the time was up before `cached` had raced for 5 rounds; so far `naive` is the"
+        " fastest. Run the same command to continue, or give a longer --time"),
+    "a later one that leads the choice": (
+        TWICE | {"cached": [4000.0] * 4}, NAIVE, "found stored",
+        "15 s for 30 epochs, 2.0× naive (2.0 to 2.0); the time was up before `cached` had raced for"
+        " 5 rounds; a longer --time may show that more can be gained"),
+    "a later one that leads the incumbent alone": (
+        TWICE | {"cached": [1500.0] * 4}, NAIVE, "found stored",
+        "15 s for 30 epochs, 2.0× naive (2.0 to 2.0)"),
+    "a later one that leads by less": (
+        TWICE | {"cached": [2010.0] * 4}, NAIVE, "found stored",
+        "15 s for 30 epochs, 2.0× naive (2.0 to 2.0)"),
+    "families that there was no time for": (
+        steady(naive=1e3), {**NAIVE, "unraced": ["arrays", "disk", "memory"]}, "undecided naive",
+        "undecided: the time was up before `arrays` and 2 more had raced for 5 rounds; so far"
+        " `naive` is the fastest. Run the same command to continue, or give a longer --time"),
+    "what is found before": (TWICE, {**NAIVE, "unraced": ["arrays"]}, "found stored", None),
+    "what is bound to compute": (BOUND, {"unraced": ["arrays"]}, "compute-bound optimized", None),
+    "a tie of two while none of one's own fits": (
+        steady(stored=5e3, cached=5e3), NONE, "found stored",
+        "6.0 s for 30 epochs; none of your own configurations can be trained within the budgets"),
+    "the gain over one that it has met": (
+        {"cached": early(900.0), "optimized": late(1000.0), "stored": late(4000.0)}, NONE,
+        "found stored", f"7.5 s for 30 epochs, 4.0× optimized (4.0 to 4.0); {NONE_OF_OWN}"),
+    "the gain over the incumbent alone": (
+        {"naive": early(100.0), "optimized": late(1000.0), "stored": late(4000.0)}, {},
+        "found stored", "7.5 s for 30 epochs, 4.0× `optimized`"),
+    # In the second half of the rounds the machine has half the pace.
+    "the fastest raced on a slower machine alone": (
+        {space.CEILING: [1e5] * 5 + [5e4] * 5, "cached": early(1000.0), "stored": late(750.0)},
+        NONE, "found stored", f"27 s for 30 epochs; {NONE_OF_OWN}"),
+    "the slowest of those that it has met": (
+        {space.CEILING: [1e5] * 10, "cached": early(1000.0), "stored": late(700.0),
+         "optimized": [1200.0] * 5 + [600.0] * 5}, NONE, "found stored",
+        f"43 s for 30 epochs, 1.2× optimized (1.2 to 1.2); {NONE_OF_OWN}"),
+}  # fmt: skip
 
 
-def test_one_that_certainly_wins_is_chosen_before_one_that_may_be_faster():
-    rates = steady(naive=1000.0, optimized=5000.0, stored=9000.0)
-    one = race({**rates, "cached": [30_000.0, 500.0, 600.0, 400.0, 28_000.0]}, epochs=30)
-    assert chosen(one).name == "stored"
+@pytest.mark.parametrize(("rates", "given", "chosen", "said"), CHOICES.values(), ids=CHOICES)
+def test_what_certainly_gains_is_chosen_or_it_is_said_why_nothing_is(rates, given, chosen, said):
+    one = race(rates, epochs=30, others=given.get("others", 0.0))
+    found = choose_of(one, **{key: given[key] for key in given if key != "others"})
+    assert f"{found.outcome} {found.name}" == chosen
+    assert said is None or compose_sentence(found, one, FREE) == f"tuned: {said}"
 
 
-def test_of_equals_the_one_with_less_memory_then_less_disk_is_chosen():
-    rates = steady(naive=1000.0, optimized=2000.0, stored=9000.0)
-    one = race({**rates, "cached": [9200.0, 8900.0, 9300.0, 8900.0, 9100.0]}, epochs=30)
-    assert chosen(one).name == "stored", "a gibibyte of disk, but less memory"
-    faster = race(steady(naive=1000.0, optimized=2000.0, stored=9000.0, cached=10_000.0))
-    assert chosen(faster).name == "cached", "memory does not count against a certain lead"
-
-
-def test_where_input_is_a_negligible_part_of_a_step_nothing_can_be_gained():
-    bound = race(steady(naive=97_000.0, optimized=98_000.0))
-    assert is_compute_bound(bound, "optimized") and chosen(bound).outcome == "compute-bound"
-    assert "input takes less than 5 % of a step" in compose_sentence(chosen(bound), bound, FREE)
-    assert not is_compute_bound(race(steady(naive=90_000.0)), "naive")
-
-
-def test_a_disturbed_race_is_undecided_and_says_why():
-    one = race(steady(naive=1000.0, optimized=5000.0, stored=9000.0), others=50.0)
-    bound = race(steady(naive=97_000.0, optimized=98_000.0), others=50.0)
-    assert [chosen(each).outcome for each in (one, bound)] == ["undecided"] * 2
-    assert compose_sentence(chosen(one), one, FREE).startswith(
-        "tuned: undecided: make used 50 % of the cores in 5 of 5 rounds; so far `stored`"
-    )
+@pytest.mark.parametrize("mib", [340, 400])
+def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
+    cached = replace(FREE, ram_bytes=mib * MIB)
+    stored = replace(FREE, ram_bytes=(mib - 1) * MIB, disk_bytes=99.0)
+    needs = {**NEEDS, "cached": cached, "stored": stored}
+    one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0))
+    chosen = choose_of(one, needs=needs, **NAIVE)
+    assert chosen.name == "cached", "it needs no disk, and no more memory"
 
 
 def test_ones_own_take_no_places_of_the_searched_ones():
@@ -107,93 +152,160 @@ def test_ones_own_take_no_places_of_the_searched_ones():
         "slow": [500.0] * 5,
     }
     one = race({**own, **families}, epochs=30)
-    assert pick_survivors(one, list(one.names), list(families), most=2) == [*own, "a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("rate", "rounds", "outcome"),
-    [(1010.0, 5, "kept"), (1030.0, 5, "found"), (900.0, 4, "kept"), (2000.0, 4, "undecided")],
-)
-def test_a_lead_takes_two_percent_and_five_rounds(rate, rounds, outcome):
-    one = race({"naive": [1000.0] * rounds, "cached": [rate] * rounds}, epochs=30)
-    choice = chosen(one, own=("naive",))
-    assert choice.outcome == outcome
-    assert outcome != "undecided" or compose_sentence(choice, one, FREE) == (
-        "tuned: undecided: the time was up before `cached` had raced for 5 rounds; so far `naive`"
-        " is the fastest. Run the same command to continue, or give a longer --time"
-    )
-
-
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [([4000.0] * 4, True), ([1500.0] * 4, False), ([2010.0] * 4, False), ([4000.0] * 5, False)],
-    ids=["leads the choice", "leads the incumbent alone", "leads by less", "is the choice"],
-)
-def test_who_leads_the_choice_in_too_few_rounds_is_named_with_it(rates, said):
-    one = race({"naive": [1000.0] * 5, "stored": [2000.0] * 5, "cached": rates}, epochs=30)
-    choice = chosen(one, own=("naive",))
-    assert (choice.outcome, choice.name) == ("found", "stored" if len(rates) < 5 else "cached")
-    late = "; the time was up before `cached` had raced for 5 rounds; a longer --time may show"
-    assert (late in compose_sentence(choice, one, FREE)) == said
-
-
-def test_what_the_time_did_not_suffice_for_leaves_the_search_undecided():
-    def ended(**rates):
-        unraced = ["arrays", "cache_disk", "cache_memory"]
-        return chosen(race(steady(**rates)), own=("naive",), unraced=unraced)
-
-    choice = ended(naive=1000.0)
-    assert choice.outcome == "undecided"
-    assert choice.reason.startswith("the time was up before `arrays` and 2 more had raced")
-    assert ended(naive=1000.0, stored=9000.0).outcome == "found"
-    assert ended(naive=98_000.0).outcome == "compute-bound", "more is no use"
+    assert choice.pick_survivors(one, list(one.names), list(families), most=2) == [*own, "a", "b"]
 
 
 @pytest.mark.parametrize(("prepare_s", "epoch"), [(0.0, 1), (1.0, 2), (4.6, 6)])
 def test_it_pays_from_the_epoch_after_which_less_has_been_spent(prepare_s, epoch):
-    rates, costs = {"naive": [1e3] * 5, "stored": [1e4] * 5}, {"stored": Cost(prepare_s=prepare_s)}
-    one = race(rates, costs=costs, epochs=10)
+    costs = {"stored": Cost(prepare_s=prepare_s)}
+    one = race({"naive": [1e3] * 5, "stored": [1e4] * 5}, costs=costs)
     assert find_break_even(one, "stored", "naive") == epoch
     assert find_break_even(one, "naive", "naive") is None
+    said = compose_sentence(choose_of(one, **NAIVE), one, STORED)
+    spent = "; 1.1 GiB of disk, 38 s of preparation"
+    assert said.endswith(spent if epoch == 1 else f"{spent}, pays off from epoch {epoch}")
 
 
-def test_the_fastest_that_keeps_the_budgets_is_found_where_none_of_ones_own_does():
-    one = race(steady(stored=5000.0, cached=5000.0), costs={}, epochs=10)
-    choice = chosen(one, own=())
-    assert (choice.outcome, choice.name) == ("found", "stored"), "a tie, and less memory"
-    said = compose_sentence(choice, one, FREE)
-    assert said.endswith("none of your own configurations can be trained within the budgets")
+SPEC = InputSpec(
+    schema=labeled(image_feature()),
+    preprocess=(Decode(), Resize(height=8, width=8)),
+    augment=(Flip(),),
+    postprocess=(Rescale(),),
+    batch_size=32,
+)
+PLAIN = {"naive": PipelineConfig()}
 
 
-def test_what_is_gained_is_said_against_one_that_the_choice_has_met():
-    apart = {"cached": [900.0] * 5 + [None] * 5, "optimized": [None] * 5 + [1000.0] * 5}
-    one = race({**apart, "stored": [None] * 5 + [4000.0] * 5}, epochs=10)
-    choice = chosen(one, own=())
-    assert (choice.name, choice.baseline) == ("stored", "optimized"), "cached was slower, but left"
-    unmet = race({"naive": [100.0] * 5 + [None] * 5, **apart, "stored": [None] * 5 + [4000.0] * 5})
-    said = compose_sentence(chosen(unmet), unmet, FREE)
-    assert said == "tuned: 2.5 s for 10 epochs, 4.0× `optimized`"
+def lay_out(own=PLAIN, **conditions):
+    return space.lay_out_space(own, SPEC, space.Conditions(**conditions))
 
 
-def test_a_machine_that_has_slowed_down_makes_no_later_one_slow():
-    """The second half of the rounds is at half the pace: the fastest raced only there."""
-    pace = [1.0] * 5 + [0.5] * 5
-    gone = [[1000.0] * 5 + [None] * 5, [None] * 5 + [750.0] * 5]
-    one = race({CEILING: [1e5 * each for each in pace], "cached": gone[0], "stored": gone[1]})
-    choice = chosen(one, own=())
-    assert (choice.name, one.seconds("stored").value) == ("stored", pytest.approx(1e4 / 1125))
-    assert one.seconds("cached").value == pytest.approx(1e4 / 750)
-    slowed, late = [1200.0] * 5 + [600.0] * 5, [None] * 5 + [700.0] * 5
-    one = race({CEILING: [1e5] * 10, "cached": gone[0], "optimized": slowed, "stored": late})
-    choice = chosen(one, own=())
-    assert (choice.name, choice.baseline) == ("stored", "optimized"), "by the rounds of pairs"
-    assert choice.to_baseline.below_one
+def families(own=PLAIN, **conditions):
+    return space.group_families(lay_out(own, **conditions).candidates)
 
 
-@pytest.mark.parametrize("mib", [340, 400])
-def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
-    one = race(steady(naive=1000.0, stored=5000.0, cached=5000.0), costs={}, epochs=10)
-    cached = replace(FREE, ram_bytes=mib * MIB)
-    stored = replace(FREE, ram_bytes=(mib - 1) * MIB, disk_bytes=99.0)
-    needs = {**NEEDS, "cached": cached, "stored": stored}
-    assert chosen(one, needs=needs).name == "cached", "it needs no disk, and no more memory"
+def test_candidates_are_ones_own_rules_of_thumb_and_what_can_be_kept_where():
+    own = {**PLAIN, "heuristic": PipelineConfig(prefetch=3)}
+    first = lay_out(own).candidates[:3]
+    assert [each.name for each in first] == ["naive", "heuristic", "autotune"]
+    assert first[1].config.prefetch == 3, "one's own goes first"
+    kept = ["snapshot", "cache_memory", "cache_disk", "arrays", "indexed_shards", "stream"]
+    after_decode = ["cache_memory_after_decode", "cache_disk_after_decode"]
+    assert [*families()] == [space.OWN, space.RULES, *kept, *after_decode]
+
+
+def test_forms_differ_in_their_plans_and_in_nothing_that_decides_examples():
+    candidates = lay_out().candidates
+    pairs, given = itertools.combinations(candidates, 2), (space.OWN, space.RULES)
+    assert all(one.plan != other.plan for other, one in pairs if one.family not in given)
+    assert len(families()["snapshot"]) == 6, "three kinds of parallel calls, two places"
+    assert {(each.config.deterministic, each.plan.approximate) for each in candidates} == {
+        (True, False)
+    }
+    loose = [each for each in lay_out(unordered=True).candidates if not each.config.deterministic]
+    assert loose and {each.config.read for each in loose} <= {"shards", "arrays"}
+    stored = {"read": "snapshot", "shuffle": {"kind": "global"}, "prefetch": 2}
+    own = {"mine": PipelineConfig(**stored, map={"parallel": "cores"}, postprocess_on="device")}
+    names = [each.name for each in families(own)["snapshot"]]
+    assert "snapshot cores device" not in names and len(names) == 5, "raced as one's own"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "more"),
+    [
+        ({"approximate": True}, {"stream_half_size"}),
+        ({"beyond_memory": True}, {"snapshot_window"}),
+        ({"accelerator": True}, {"snapshot_on_device"}),
+        ({"fitting": 0.37}, {"snapshot_part"}),
+        ({"fitting": 0.0}, set()),
+    ],
+)
+def test_some_families_need_a_condition(conditions, more):
+    found = families(**conditions)
+    assert found.keys() - families().keys() == more
+    for each in found.get("snapshot_part", []):
+        assert (each.config.read, each.config.snapshot.fraction) == ("snapshot", 0.37)
+        assert each.name.startswith("snapshot_part 37% "), "another is another"
+
+
+@pytest.mark.parametrize(
+    ("own", "conditions", "refused", "reason"),
+    [
+        ({}, {"shared": True}, "naive", "batches cannot be shared"),
+        ({}, {"shared": True}, "cache_memory", "batches cannot be shared"),
+        ({}, {"stored": 0.5, "fitting": 0.5}, "snapshot", "50% of the snapshot's rows are stored"),
+        ({"read": "arrays", "interleave": {}}, {}, "own", "only shards can be interleaved"),
+        ({"sampling": "balanced"}, {}, "own", "its sampling or batch differs"),
+        ({"decode": {"ratio": 2}}, {}, "own", "--allow approximate"),
+        ({"deterministic": False}, {}, "own", "--allow unordered"),
+    ],
+)
+def test_what_cannot_be_planned_or_compared_is_refused(own, conditions, refused, reason):
+    laid = lay_out({**PLAIN, "own": PipelineConfig(**own)}, **conditions)
+    assert reason in {each.name: each.reason for each in laid.refusals}[refused]
+    kept = space.group_families(laid.candidates)
+    if "shared" in conditions:
+        assert kept and all(each.plan.seekable for each in laid.candidates)
+    if "stored" in conditions:
+        assert "snapshot_part" in kept and "snapshot" not in kept
+
+
+def test_all_sample_as_the_first_of_ones_own():
+    own = {"mine": PipelineConfig(sampling="balanced")}
+    assert {each.config.sampling for each in lay_out(own).candidates} == {"balanced"}
+    stored = space.read_stored(own, 0.5)
+    assert (stored.sampling, stored.snapshot.fraction) == ("balanced", 0.5)
+
+
+def calls(form):
+    return form.config.vectorize, form.config.map.parallel, form.config.postprocess_on
+
+
+def test_the_likeliest_form_is_tried_first_and_then_what_differs_most():
+    forms = families()["stream"]
+    by_name = {form.name: form for form in forms}
+    first, second, *_ = picked = [by_name[name] for name in space.pick_forms(forms, 4)]
+    assert first == forms[0]
+    assert not set(calls(first)) & set(calls(second)), "they differ in everything"
+    for each in zip(*map(calls, picked), strict=True):
+        assert len({*each}) > 1, "each way to call is tried in two ways at least"
+    assert sorted(space.pick_forms(forms, 99)) == sorted(by_name)
+
+
+def test_neighbors_differ_in_one_respect_and_the_leanest_call_one_at_a_time():
+    forms = families()["stream"]
+    neighbors = space.find_neighbors(forms[0], forms)
+    assert len(neighbors) == 4, "vectorized or not, two other kinds of parallel calls, the place"
+    assert all(len(set(calls(forms[0])) & set(calls(each))) == 2 for each in neighbors)
+    lean = space.find_leanest(forms)
+    assert {calls(form) for form in lean} == {(True, "none", "device"), (False, "none", "device")}
+
+
+@pytest.mark.parametrize(
+    ("failed", "refuted", "again"),
+    [
+        (None, False, False),
+        ("UnequalConfigurations", True, False),
+        ("MissingInput", False, False),
+        ("OutOfMemory", False, True),
+    ],
+)
+def test_only_one_with_other_examples_is_out_for_good(
+    tmp_path, monkeypatch, failed, refuted, again
+):
+    asked = []
+
+    def do_once(*_, **__):
+        asked.append(failed)
+        if failed:
+            raise ContestantLost(failed, Failure(kind=failed, message=""))
+        return "digest"
+
+    monkeypatch.setattr("throughline.tuning.question.do_once", do_once)
+    entry = Entry(params=check(SMALL), root=tmp_path, name="naive", config=PipelineConfig())
+    journal = Journal(tmp_path)
+    assert [prove(entry, journal) for _ in range(2)] == [not failed] * 2
+    assert len(asked) == (2 if failed else 1), "what is proven is not proven again"
+    assert journal.pages.dropped.keys() == ({"naive"} if failed else set())
+    assert bool(journal.pages.lost) is again
+    assert bool(Journal(tmp_path).pages.dropped) is refuted

@@ -1,19 +1,35 @@
-"""A search races, chooses, and goes on from its journal, over contestants of given rates."""
+"""A search: its budgets, what it looks at first, and that it races, chooses and goes on from its
+journal, over contestants of given rates.
+"""
 
 import math
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.made_up import made_up
-from tests.support.prepared import link_data
-from tests.support.project import SMALL
+from tests.support.prepared import link_data, take_snapshot
+from tests.support.project import SMALL, environment, write_params
 from tests.support.races import Contestants, Others, rounds
-from throughline.config.params import check
+from tests.support.small_data import flip_bit
+from tests.support.stack import wait_for
+from throughline.assembly.inputs import open_inputs
+from throughline.config.params import check, load_params
+from throughline.pipelines.read.prepared_data import PreparedData
+from throughline.race.jobs import Entry
+from throughline.race.training import Training, sample_shards
 from throughline.results.race import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
-from throughline.shared.errors import InvalidBudget, Untunable
+from throughline.settings import PipelineConfig
+from throughline.shared.errors import InvalidBudget, UnequalConfigurations, Untunable
+from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import Need, find_limits, read_budgets
 from throughline.tuning.findings import NOT_RACED, summarize
 from throughline.tuning.journal import Entrance, Journal
@@ -22,7 +38,7 @@ from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, survey_data
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
-from throughline.tuning.survey import survey
+from throughline.tuning.survey import SnapshotBytes, prove_equal, survey, watched
 
 pytestmark = pytest.mark.integration
 
@@ -38,29 +54,176 @@ def prepared(layout, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def surveyed(prepared):
-    """What a survey of it finds, with a made-up need of memory besides the steps."""
+def look_at(prepared):
+    """A function that surveys a project within limits. What a training holds besides its steps,
+    which takes a training to measure, is made up.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("throughline.tuning.survey.measure_besides_steps", lambda *_: 64 << 20)
-        return survey(PARAMS, prepared.root, [], find_limits(read_budgets(), prepared.root))
+
+        def look(params=PARAMS, root=prepared.root, **limits):
+            found = find_limits(read_budgets(), root)
+            return survey(params, root, [], replace(found, **limits))
+
+        yield look
 
 
-def question_about(layout, params, **budgets):
+@pytest.fixture(scope="module")
+def surveyed(look_at):
+    return look_at()
+
+
+def test_needs_are_what_is_kept_besides_a_process_and_the_shards(prepared, surveyed):
+    data = open_inputs(PARAMS, prepared)
+    assert surveyed.examples == data.shards.examples("train")
+    assert surveyed.steps_per_epoch == -(-surveyed.examples // PARAMS.batch_size)
+    needs = {each.family: surveyed.needs[each.name] for each in surveyed.space.candidates}
+    stored = sum(data.snapshot.bytes(split) for split in data.shards.splits)  # held-out ones, too
+    records = sum(shard.bytes for shard in data.shards.shards)
+    plain = needs["stream"].ram_bytes
+    assert plain > 50 * 2**20, "a process with TensorFlow"
+    assert needs["stream"] == Need(ram_bytes=plain, disk_bytes=0.0, prepare_s=0.0)
+    assert needs["snapshot"] == Need(ram_bytes=plain, disk_bytes=stored, prepare_s=0.5)
+    buffered = 2 * (surveyed.examples // 20) / surveyed.examples * data.snapshot.bytes("train")
+    in_memory, on_disk = needs["cache_memory"], needs["cache_disk"]
+    assert in_memory.ram_bytes - plain == pytest.approx(stored + buffered)
+    assert on_disk.ram_bytes - plain == pytest.approx(buffered)
+    assert (in_memory.kept_bytes, on_disk.kept_bytes) == (stored, 0.0)
+    assert on_disk.disk_bytes == on_disk.written_bytes == stored
+    assert needs["arrays"].kept_bytes == records
+    assert needs["arrays"].ram_bytes > plain + 2 * records, "while they are parsed"
+
+
+def test_a_part_of_the_snapshot_fits_into_the_disk_that_there_is(prepared, look_at):
+    data = open_inputs(PARAMS, prepared)
+    splits = [data.snapshot.splits[split] for split in data.shards.splits]
+    whole = sum(map(data.snapshot.bytes, data.shards.splits))
+    values = sum(split.bytes(data.input_column) for split in splits)
+
+    def part(**limits):
+        seen = look_at(**limits)
+        parts = [one for one in seen.space.candidates if one.family == "snapshot_part"]
+        return [(one.config.snapshot.fraction, seen.needs[one.name].disk_bytes) for one in parts]
+
+    disk = whole - 0.6 * values + 1
+    assert part(disk_bytes=disk) == [(0.4, pytest.approx(disk - 1))] * 6, "in all its forms"
+    assert part() == part(disk_bytes=whole - values) == []
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "fitting"),
+    [(1100, 800, 1.0), (400, 800, 0.3), (50, 800, 0.0), (1100, 400, 0.5), (1100, -5, 0.0)],
+)
+def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fitting):
+    sizes = SnapshotBytes(least=100, most=1100, train=800)
+    assert sizes.find_fitting(disk, memory) == fitting
+    assert sizes.at(fitting) <= max(disk, sizes.least)
+
+
+def entry_of(layout, params=PARAMS, **config):
+    """A contestant of this configuration, or of `optimized`."""
+    config = PipelineConfig(**config) if config else params.pipelines["optimized"]
+    return Entry(params=params, root=layout.root, name="own", config=config)
+
+
+@pytest.mark.slow
+def test_a_part_needs_what_is_stored_and_its_examples_are_proven(prepared, look_at, tmp_path):
+    part = {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot": {"fraction": 0.5}}
+    halved = check({**SMALL, "pipelines": {"naive": {"read": "shards"}, "part": part}})
+    linked = link_data(prepared.root / "data", tmp_path, snapshot=False)
+    made_up(SnapshotCost).write(tmp_path / "data")
+    written = take_snapshot(halved, linked)
+    seen = look_at(halved, tmp_path)
+    stored = sum(map(written.bytes, written.splits))
+    assert seen.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
+    refused = {each.name: each.reason for each in seen.space.refusals}
+    assert "50% of the snapshot's rows are stored" in refused["snapshot"]
+    whole, cached = entry_of(prepared), entry_of(prepared, cache={"where": "memory"})
+    digests = {prove_equal(each) for each in (entry_of(linked, halved, **part), whole, cached)}
+    assert len(digests) == 1
+
+
+def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
+    changed = link_data(layout.root / "data", tmp_path, snapshot=False)
+    shutil.copytree(layout.snapshot, changed.snapshot)
+    flip_bit(changed.snapshot / "train" / "image.bin", 0)
+    with pytest.raises(UnequalConfigurations, match="examples of the train split differ"):
+        prove_equal(entry_of(changed, read="shards"))
+
+
+@pytest.mark.slow
+def test_a_contestant_keeps_the_first_shards_alone(prepared, look_at, monkeypatch):
+    data = open_inputs(PARAMS, prepared)
+    whole = data.shards.for_split("train")
+    assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
+    monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", whole[0].bytes)
+    sampled = sample_shards(data)
+    assert sampled.shards.for_split("train") == whole[:1]
+    assert sampled.shards.for_split("test") == data.shards.for_split("test")
+    share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
+    assert look_at().sampled_share == pytest.approx(share)
+    one = Training(entry_of(prepared, read="arrays"))
+    assert one._pipeline.data.shards.for_split("train") == whole[:1]
+
+
+def test_a_sample_has_each_class_that_is_drawn(prepared, monkeypatch):
+    data = open_inputs(PARAMS, prepared)
+    monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", 1)
+    labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
+    labels[:] = 0
+    labels[whole[0].examples + 1] = 1  # in the second shard
+    monkeypatch.setattr(PreparedData, "memmap", lambda *_: labels)
+    first, second = data.shards.classes[:2]
+
+    def count(*drawn: str) -> int:
+        weights = {name: float(name in drawn) for name in data.shards.classes}
+        return len(sample_shards(data, weights).shards.for_split("train"))
+
+    assert len(sample_shards(data).shards.for_split("train")) == count(first) == 1
+    assert count(first, second) == 2
+
+
+def test_the_most_that_a_block_holds_is_seen(monkeypatch):
+    held = [1]
+    monkeypatch.setattr("throughline.tuning.survey.own_memory", lambda: held[0])
+    with watched() as samples:
+        held[0] = 9
+        wait_for(lambda: 9 in samples)
+        held[0] = 1
+    assert (max(samples), samples[-1]) == (9, 1)
+
+
+def question_about(root, params=PARAMS, **budgets):
     given = read_budgets(**{"epochs": 3, **budgets})
-    limits = find_limits(given, layout.root)
-    return Question(params=params, root=layout.root, budgets=given, limits=limits)
+    return Question(params=params, root=root, budgets=given, limits=find_limits(given, root))
 
 
-def rate_of(name):
-    """A made-up rate: snapshots are the fastest, and the model alone is faster still."""
-    of_kind = {CEILING: 2000.0, "naive": 100.0, "heuristic": 300.0, "snapshot": 900.0}
-    return of_kind.get(name.partition(" ")[0], 200.0)
+@pytest.mark.slow
+def test_a_training_takes_no_more_than_its_search_says(first, tmp_path):
+    folder, _ = first
+    train = {**SMALL["train"], "epochs": 8, "early_stopping": {"patience": 20}}
+    model = {"name": "mlp", "options": {"width": 8000}}
+    write_params(folder, {**SMALL, "batch_size": 4, "model": model, "train": train})
+    params = load_params(folder / "params.yaml")
+    search = Search(question_about(folder, params, epochs=8), Journal(tmp_path))
+    with search.open_pool() as pool:
+        pool.open(["naive"])
+    said, most = search.measured_needs["naive"].ram_bytes, 0
+    command = [sys.executable, "-m", "tasks.train", "--pipeline", "naive"]
+    with subprocess.Popen(command, cwd=folder, env=environment(folder)) as training:
+        while training.poll() is None:
+            most = max(most, own_memory(Path(f"/proc/{training.pid}")))
+            time.sleep(0.02)
+    assert training.returncode == 0 and 0 < most < said
 
 
 @pytest.fixture
 def contestants(monkeypatch):
-    """Contestants that are no processes, with nobody else at work; all examples are proven."""
-    made = Contestants(rate_of)
+    """Contestants that are no processes, with nobody else at work; all examples are proven.
+    Snapshots are the fastest, and the model alone is faster still.
+    """
+    rates = {CEILING: 2000.0, "naive": 100.0, "heuristic": 300.0, "snapshot": 900.0}
+    made = Contestants(lambda name: rates.get(name.partition(" ")[0], 200.0))
     monkeypatch.setattr("throughline.race.pool.Contestant", made)
     for module in ("race", "tuning"):
         monkeypatch.setattr(f"throughline.{module}.pool.OtherProcesses", Others)
@@ -69,28 +232,27 @@ def contestants(monkeypatch):
 
 
 @pytest.fixture
-def search_in(prepared, surveyed, contestants, monkeypatch):
-    """A function that opens a search of the surveyed data with the journal of a folder."""
+def open_search(prepared, surveyed, contestants, tmp_path, monkeypatch):
+    """A function that opens a search of the surveyed data with the journal of the test."""
     monkeypatch.setattr("throughline.tuning.search.survey_data", lambda *_: surveyed)
 
-    def opened(folder, *, racing=True, **budgets):
-        folder.mkdir(exist_ok=True)
-        search = Search(question_about(prepared, PARAMS, **budgets), Journal(folder))
+    def opened(*, racing=True, **budgets):
+        search = Search(question_about(prepared.root, **budgets), Journal(tmp_path))
         search._racing_until = math.inf if racing else 0.0
         return search
 
     return opened
 
 
-def add_rounds(search, rates, *, phase="own", count=5):
-    for one in rounds({name: [rate] * count for name, rate in rates.items()}):
-        search.journal.add(replace(one, heat=phase))
+def add_rounds(search, rates, *, count=5):
+    for one in rounds({name: [rate] * count for name, rate in rates.items()}, phase="own"):
+        search.journal.add(one)
 
 
-def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_path):
-    early = search_in(tmp_path, racing=False, disk="1kB")
+def test_a_search_races_every_kind_and_goes_on_from_its_journal(open_search, tmp_path):
+    early = open_search(racing=False, disk="1kB")
     assert early.run().outcome == "undecided", "the time was up before the first family"
-    search = search_in(tmp_path, disk="1kB")
+    search = open_search(disk="1kB")
     choice = search.run()
     assert search.race.rounds[: len(early.race.rounds)] == early.race.rounds, "it goes on there"
     names = search.race.names
@@ -106,23 +268,22 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(search_in, tmp_p
     assert "of disk (allowed: 1 kiB)" in unraced["optimized"]
     assert result.needed.disk_bytes <= 1000 < min(each.disk_bytes for each in result.refused)
     assert NOT_RACED in unraced.values(), "of most forms"
-
-    again = search_in(tmp_path, racing=False, disk="1kB")
+    again = open_search(racing=False, disk="1kB")
     assert again.run().name == choice.name
     assert again.race.rounds == search.race.rounds, "nothing is raced twice"
 
 
-def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(search_in, tmp_path):
-    search = search_in(tmp_path)
+def test_where_the_input_is_a_negligible_part_nothing_else_is_raced(open_search):
+    search = open_search()
     given = [name for name in search.candidates if not search._is_searched(name)]
     add_rounds(search, {CEILING: 100.0, **dict.fromkeys(given, 98.0)}, count=3)
     assert search.run().outcome == "compute-bound"
     assert len(search.race.rounds) == 3
 
 
-def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp_path, monkeypatch):
+def test_the_race_goes_on_without_one_that_is_killed(open_search, contestants, monkeypatch):
     monkeypatch.setattr("throughline.race.pool.usable_cores", lambda: 1)  # opened at a time
-    search = search_in(tmp_path)
+    search = open_search()
     with search.open_pool() as pool:
         pool.open(["naive", "optimized"], until=0.0)
         assert pool.names == ["naive"], "the time is up when the first is open"
@@ -135,8 +296,8 @@ def test_the_race_goes_on_without_one_that_is_killed(search_in, contestants, tmp
     assert search.journal.pages.lost == ["naive"], "it may race the next time"
 
 
-def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
-    search = search_in(tmp_path, racing=False)
+def test_one_that_takes_more_memory_than_is_allowed_is_out(open_search):
+    search = open_search(racing=False)
     allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
     with SearchPool(search.job, search.needs, search.journal, **allowed) as narrow:
         narrow.open(["optimized"])
@@ -150,11 +311,9 @@ def test_one_that_takes_more_memory_than_is_allowed_is_out(search_in, tmp_path):
         search.run()
 
 
-def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_time_is_up(
-    search_in, contestants, tmp_path, monkeypatch
-):
+def test_a_disturbed_cache_is_filled_again_in_time(open_search, contestants, monkeypatch):
     monkeypatch.setattr("throughline.race.pool.usable_cores", lambda: 1)
-    search = search_in(tmp_path)
+    search = open_search()
     cached = search._searched_families["cache_memory"][0].name
     contestants.caches.add(cached)
     with monkeypatch.context() as patch, search.open_pool() as pool:
@@ -168,8 +327,8 @@ def test_a_cache_is_filled_once_more_while_others_are_at_work_and_not_when_the_t
         assert pool.names == ["autotune"] and cached not in search.journal.pages.dropped
 
 
-def test_where_one_of_ones_own_was_lost_nothing_is_decided(search_in, tmp_path):
-    search = search_in(tmp_path)
+def test_where_one_of_ones_own_was_lost_nothing_is_decided(open_search):
+    search = open_search()
     add_rounds(search, {CEILING: 900.0, "naive": 100.0, "optimized": 700.0, "heuristic": 150.0})
     search.journal.drop(CEILING, "was killed by SIGKILL", transient=True)
     assert search._choose(search.rivals).name == "optimized", "the model alone is no rival"
@@ -183,49 +342,44 @@ def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, mo
     short = replace(surveyed, steps_per_epoch=4)
     monkeypatch.setattr("throughline.tuning.question.do_once", lambda *_, **__: short)
     with pytest.raises(Untunable, match="an epoch has 4 steps, but at least 20 are needed"):
-        survey_data(question_about(prepared, PARAMS), tmp_path)
+        survey_data(question_about(prepared.root), tmp_path)
 
 
 def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     monkeypatch.setattr("throughline.tuning.key.code_digest", lambda *_, **__: "the program")
-    params = PARAMS
 
-    def key(params=params, own_files=(), needs=None, **budgets):
-        given = read_budgets(**{"epochs": 3, **budgets})
-        own = {"own_files": own_files, "needs": needs}
-        return digest_question(without_tuned(params), prepared, given, **own)
+    def key(params=PARAMS, needs=None, **budgets):
+        given, file = read_budgets(**{"epochs": 3, **budgets}), "vocabulary.txt"
+        return digest_question(
+            without_tuned(params), prepared, given, own_files=[file], needs=needs
+        )
 
-    before = key()
-    assert key() == before != key(epochs=4)
-    assert key(time="9min") == before, "more time, the same question"
-    hours = [key(ram="1GiB", prepare="1h"), key(ram="1024MiB", prepare="60min")]
-    assert hours[0] == hours[1] != before, "however a budget is written"
-    assert key(epochs=params.train.epochs) == key(epochs="auto"), "the training's"
-    assert key(needs={"files": {"table.npy": "digest"}, "libraries": {}}) != before
-    assert key(replace(params, batch_size=7)) != before
-    tuned = {**params.pipelines, "tuned": params.pipelines["optimized"]}
-    assert key(replace(params, pipelines=tuned)) == before, "an answer changes no question"
-    file = prepared.root / "vocabulary.txt"
-    keys = set()
-    for content in "ab":
-        file.write_text(content)
-        keys.add(key(own_files=[file.name]))
-    assert len(keys) == 2, "a file is its contents"
+    own, files = prepared.root / "vocabulary.txt", {"files": {"table.npy": "d"}, "libraries": {}}
+    own.write_text("a")
+    before, optimized = key(), PARAMS.pipelines["optimized"]
+    assert before == key(time="9min") == key(ram="available"), "more time, the same question"
+    tuned = replace(PARAMS, pipelines={**PARAMS.pipelines, "tuned": optimized})
+    assert before == key(tuned), "an answer changes no question"
+    other = key(epochs=4), key(needs=files), key(replace(PARAMS, batch_size=7)), key(ram="1GiB")
+    assert len({before, *other}) == 5
+    assert key(ram="1024MiB", prepare="1h") == key(ram="1GiB", prepare="60min")
+    assert key(epochs=PARAMS.train.epochs) == key(epochs="auto"), "the training's"
+    own.write_text("b")
+    assert key() != before, "a file is its contents"
+    own.write_text("a")
     monkeypatch.setattr("throughline.tuning.key.read_cpu_name", lambda: "another CPU")
     assert key() != before, "the same name, on another machine"
-    alone = without_tuned(replace(params, pipelines={"tuned": params.pipelines["optimized"]}))
-    assert list(alone.pipelines) == ["naive"]
+    assert [*without_tuned(replace(PARAMS, pipelines={"tuned": optimized})).pipelines] == ["naive"]
 
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
-    journal = Journal(tmp_path)
-    journal.enter("a", Entrance(cost=Cost(prepare_s=1.0), ram_bytes=2.0, held_bytes=1.0))
-    journal.drop("b", "why")
-    journal.drop("b", "another reason")
+    journal, entrance = Journal(tmp_path), Entrance(cost=Cost(), ram_bytes=2.0, held_bytes=1.0)
+    journal.enter("a", entrance)
+    for name, reason in (("b", "why"), ("b", "another reason")):
+        journal.drop(name, reason)
     turns = {"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)}
     calm = Round(heat="own", turns=turns, others_pct=3.0, busiest="x")
-    loud = replace(calm, others_pct=30.0)
-    for one in (calm, loud, calm):
+    for one in (calm, replace(calm, others_pct=30.0), calm):
         journal.add(one)
     journal.note_proof("a", "digest")
     journal.refute("d", "other examples")
@@ -233,12 +387,11 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     again = Journal(tmp_path)
     assert again.pages.dropped == {"d": "other examples"}, "who was lost is tried again"
     assert replace(again.pages, dropped=journal.pages.dropped) == journal.pages
-    assert again.rounds_of("own", ["a"]) == 3
-    assert again.rounds_of("own", ["a", "b"]) == again.rounds_of("final", ["a"]) == 0
+    wanted = (("own", ["a"]), ("own", ["a", "b"]), ("final", ["a"]))
+    assert [again.rounds_of(*each) for each in wanted] == [3, 0, 0]
     again.forget_disturbed()
     assert Journal(tmp_path).pages.rounds == [calm, calm]
-    filled = Entrance(cost=Cost(fill_s=9.0), ram_bytes=2.0, held_bytes=1.0, disturbed=True)
-    again.enter("c", filled)
+    again.enter("c", replace(entrance, disturbed=True))
     again.forget_disturbed()
     assert Journal(tmp_path).pages.entrances.keys() == {"a"}
     alone = replace(calm, turns={"a": calm.turns["a"]})
@@ -261,12 +414,3 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
     assert groups(1e-18) == [["small", "huge", "other"]], "a contestant holds a sample"
     journal.enter("huge", Entrance(cost=Cost(), ram_bytes=1e18, held_bytes=3.0))
     assert groups(1.0) == [["small", "huge", "other"]], "and what it holds was seen"
-
-
-def test_the_disk_that_the_snapshot_takes_is_there_for_it(tmp_path):
-    taken = tmp_path / "data" / "snapshot" / "train"
-    taken.parent.mkdir(parents=True)
-    with taken.open("wb") as file:
-        file.truncate(1 << 43)  # a hole takes no disk
-    assert find_limits(read_budgets(), tmp_path).disk_bytes > 1 << 43
-    assert find_limits(read_budgets(disk="1GiB"), tmp_path).disk_bytes == 1 << 30
