@@ -133,7 +133,7 @@ def test_what_certainly_gains_is_chosen_or_it_is_said_why_nothing_is(rates, give
     assert said is None or compose_sentence(found, one, FREE) == f"tuned: {said}"
 
 
-@pytest.mark.parametrize("mib", [340, 400])
+@pytest.mark.parametrize("mib", [340, 384])
 def test_needs_within_a_grain_are_the_same_wherever_they_lie(mib):
     cached = replace(FREE, ram_bytes=mib * MIB)
     stored = replace(FREE, ram_bytes=(mib - 1) * MIB, disk_bytes=99.0)
