@@ -6,10 +6,12 @@ resolved; `make` says what it would do, bash whether it can be read. A command, 
 language that no rule covers fails. None runs here.
 """
 
+import itertools
 import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from throughline.tuning.budgets import Budgets, read_budgets
 
 # MLflow warns about itself when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning")
-# Blocks that run as they stand, in test_docs_runs.py and test_docs_extending.py.
+# Blocks that run as they stand, in test_docs_runs.py.
 RUN = {("docs/daily.md", "sh"), ("docs/prediction.md", "sh"), ("docs/extending.md", "diff")}
 # Commands that are not tried, by how they begin, and why.
 NOT_TRIED = {
@@ -43,35 +45,22 @@ SHELL = ("umask", "mkdir", "(umask")  # of which bash checks the syntax
 LEFT_OUT = re.compile("required|Missing")  # what a sentence may leave out of a command
 
 
-def commands_of(text: str) -> list[str]:
-    """The simple commands of a block, in their order, without comments; a group in parentheses is
-    one.
-    """
-    commands: list[str] = []
+def commands_of(text: str) -> Iterator[str]:
+    """The simple commands of a block, without comments; a group in parentheses is one."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("("):
-            commands.append(line)
+            yield line
             continue
         tokens = shlex.shlex(line, posix=False, punctuation_chars="&;")
         tokens.whitespace_split = True
-        words: list[str] = []
-        for token in [*tokens, ";"]:
-            if set(token) <= set("&;"):
-                commands += [" ".join(words)] * bool(words)
-                words = []
-            else:
-                words.append(token)
-    return commands
+        for ends, words in itertools.groupby(tokens, key=lambda token: set(token) <= set("&;")):
+            if not ends:
+                yield " ".join(words)
 
 
 BLOCKS = [block for block in read_blocks() if (block.page, block.language) not in RUN]
-INLINE = sorted(
-    {
-        " ".join(found[1].split())
-        for page in PAGES
-        for found in re.finditer(r"`((?:python -m|dvc|make) [^`]+)`", page.read_text())
-    }
-)
+COMMAND = re.compile(r"`((?:python -m|dvc|make) [^`]+)`")
+INLINE = {" ".join(one.split()) for page in PAGES for one in COMMAND.findall(page.read_text())}
 
 
 def of(language: str) -> list[Block]:
@@ -147,10 +136,7 @@ def write_overlays(folder: Path, *pages: Path) -> None:
 
 def try_command(command: str) -> None:
     """Fail unless the program of a command takes it as it is; a flow with the parameters of this
-    folder.
-
-    Raises:
-      NotAccepted: says why, where the program is ours or DVC.
+    folder. NotAccepted says why, where the program is ours or DVC.
     """
     words = [word for word in shlex.split(command) if word != "…"]
     if command.startswith(tuple(NOT_TRIED)):

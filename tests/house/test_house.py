@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections import Counter
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -23,11 +22,7 @@ OURS = {"throughline", "tasks", "flows", "whowaits", "infra", "benchmarks", "tes
 PROGRAM = ("throughline", "tasks", "flows", "infra", "whowaits/src/whowaits")
 QUICK = ("identities", "fetch", "ingest", "shard", "snapshot", "report")
 DECODERS = {"keras", "pillow", "tensorflow"}
-DISTRIBUTIONS = {
-    "PIL": "pillow",
-    "cv2": "opencv-python-headless",
-    "google_crc32c": "google-crc32c",
-}
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "google_crc32c": "google-crc32c"}
 
 
 @cache
@@ -50,20 +45,13 @@ def normalize(distribution: str) -> str:
 @pytest.mark.core
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
-    declared = {
-        normalize(re.split(r"[^\w.-]", item)[0])
-        for items in lists
-        for item in items
-        if isinstance(item, str)
-    }
+    listed = sum(project["dependency-groups"].values(), project["project"]["dependencies"])
+    items = [item for item in listed if isinstance(item, str)]
+    declared = {normalize(re.split(r"[^\w.-]", item)[0]) for item in items}
     files = [path for package in PROGRAM for path in (ROOT / package).rglob("*.py")]
+    imported = set().union(*map(packages_of, files)) - OURS - sys.stdlib_module_names
     found = packages_distributions()
-    assert not [
-        package
-        for package in set().union(*map(packages_of, files)) - OURS - sys.stdlib_module_names
-        if not {normalize(name) for name in found[package]} & declared
-    ]
+    assert not [one for one in imported if not {*map(normalize, found[one])} & declared]
 
 
 def test_a_stage_depends_on_its_identity_and_identities_on_all_of_the_program():
@@ -115,9 +103,8 @@ def named_tests(row: str) -> list[str]:
 def is_test(test):
     """Whether there is such a file and, where a name follows it, such a function in it."""
     path, _, name = test.partition("::")
-    return (ROOT / path).is_file() and (
-        not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
-    )
+    function = f"def {name.partition('[')[0]}(" if name else ""
+    return (ROOT / path).is_file() and function in (ROOT / path).read_text()
 
 
 def test_every_promise_names_tests_that_exist():
@@ -131,15 +118,12 @@ def test_every_promise_names_tests_that_exist():
 @pytest.mark.core
 def test_every_fault_has_its_place_and_its_tests_and_leaves_python():
     faults = read_faults()
-    assert not [
-        name for name, count in Counter(fault.name for fault in faults).items() if count > 1
-    ]
+    assert len({fault.name for fault in faults}) == len(faults)
     assert not [test for fault in faults for test in fault.tests if not is_test(test)]
     sources = read_sources(ROOT)
     files = {fault: find_file(sources, fault) for fault in faults}
-    assert not [fault for fault, path in files.items() if path is None], (
-        "their snippets occur nowhere, or more than once"
-    )
+    lost = [fault for fault, path in files.items() if path is None]
+    assert not lost, "their snippets occur nowhere, or more than once"
     for fault, path in files.items():
         assert path is not None
         ast.parse(plant(sources[path], fault), fault.name)
