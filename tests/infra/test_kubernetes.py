@@ -4,9 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -38,7 +38,6 @@ README = (FOLDER / "README.md").read_text()
 OPERATING = (ROOT / "docs" / "operating.md").read_text()
 CLONE = (FOLDER / "clone.yaml").read_text()
 CUSTOM_SCHEMAS = json.loads((ROOT / "tests" / "infra" / "custom-resources.json").read_text())
-POSTGRES_PORT = 5432
 NOTHING_MORE = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
 NOTHING_MORE |= {"capabilities": {"drop": ["ALL"]}}
 ADDRESS = re.compile(r"(?<![\w.$)-])(?:[a-z][\w-]*\.)?([a-z][a-z0-9-]*):(\d{2,5})\b")
@@ -59,22 +58,11 @@ def of_kind(folder: str, kind: str) -> dict[str, Manifest]:
     return {one["metadata"]["name"]: one for one in render(folder) if one["kind"] == kind}
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The pods of one template, with the labels and names that their controller gives them."""
-
-    spec: Manifest  # which has the template: of a Job, a Deployment or a StatefulSet
-    labels: dict[str, str]
-    app: str  # the label by which services and policies select them
-    pod: Manifest
-    container: Manifest  # the only one
-    command: list[str]  # with $(VARIABLE) of labels and of the pod's name put in
-    ports: set[int]
-    hosts: list[str]  # names of an Indexed Job's pods in the namespace, by their indices
-
-
-def workload(own: str, spec: Manifest, given: dict[str, str], host: str = "") -> Workload:
-    """Of what has a template: its labels and those that are given; `host` takes an index."""
+def workload(own: str, spec: Manifest, given: dict[str, str], host: str = "") -> SimpleNamespace:
+    """The pods of a template in the spec of a Job, a Deployment or a StatefulSet: with labels that
+    are given besides its own, $(VARIABLE) put into the command, and the pods' names in the
+    namespace, each `host` with an index.
+    """
     pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"] | given
     (container,) = [*pod.get("initContainers", []), *pod["containers"]]
     fields = {f"metadata.labels['{key}']": value for key, value in labels.items()}
@@ -84,13 +72,20 @@ def workload(own: str, spec: Manifest, given: dict[str, str], host: str = "") ->
         path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
         if path in fields:
             command = [word.replace(f"$({variable['name']})", fields[path]) for word in command]
-    ports = {port["containerPort"] for port in container.get("ports", [])}
-    hosts = [host.format(index) for index in range(spec.get("completions", 1))]
-    return Workload(spec, labels, labels["app"], pod, container, command, ports, hosts)
+    return SimpleNamespace(
+        spec=spec,
+        labels=labels,
+        app=labels["app"],  # by which services and policies select them
+        pod=pod,
+        container=container,
+        command=command,
+        ports={port["containerPort"] for port in container.get("ports", [])},
+        hosts=[host.format(index) for index in range(spec.get("completions", 1))],
+    )
 
 
 @cache
-def workloads(folder: str) -> dict[str, Workload]:
+def workloads(folder: str) -> dict[str, SimpleNamespace]:
     """The pods that manifests start, or hold a template of, by kind and name."""
     found = {}
     for manifest in render(folder):
@@ -126,7 +121,7 @@ def find_arrows(folder: str, direction: str) -> set[tuple[str, str, int | None]]
 
 def find_listening(words: list[str]) -> set[int]:
     """The ports at which a program listens, by its command line; Postgres has none."""
-    options = parse(words) if words else {"port": POSTGRES_PORT}
+    options = parse(words) if words else {"port": 5432}
     if options.get("healthcheck"):
         return {get_current_settings().worker.webserver.port}
     if "hosts" in options:
@@ -165,7 +160,7 @@ def test_addresses_are_of_services_that_policies_let_a_pod_reach(folder):
     there = {(name, it["port"]) for name, one in services.items() for it in one["spec"]["ports"]}
     for name, one in workloads(folder).items():
         values = {it["name"]: it["value"] for it in one.container.get("env", []) if "value" in it}
-        database = f"{values.get('PGHOST', 'localhost')}:{POSTGRES_PORT}"
+        database = f"{values.get('PGHOST', 'localhost')}:5432"
         texts = [*one.command, *values.values(), database]
         for host, port in {found for text in texts for found in ADDRESS.findall(text)}:
             if host != "localhost":
@@ -231,9 +226,8 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
     arrows = find_arrows(INPUT, "egress")
     to_store = {arrow for arrow in arrows if "store" in arrow}
     assert to_store == {(one, "store", 8333) for one in ("mlflow", "worker", "training-hosts")}
-    from_graphs = {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")}
     pair = {("dispatcher", "input-worker", 5051), ("input-worker", "dispatcher", 5050)}
-    assert from_graphs == pair
+    assert {arrow for arrow in arrows if arrow[0] in ("dispatcher", "input-worker")} == pair
 
 
 @pytest.mark.parametrize(
@@ -282,8 +276,8 @@ def test_trainings_have_a_gpu_per_pod_and_wait_in_a_queue_whose_quota_has_room_f
         assert template["spec"]["suspend"] is True
     hosts = workloads(KUEUE)["CronJob training-hosts"]
     gpus = hosts.container["resources"]["requests"]["nvidia.com/gpu"]
-    (quota,) = [it for it in flavor["resources"] if it["name"] == "nvidia.com/gpu"]
-    assert gpus * hosts.spec["parallelism"] <= int(quota["nominalQuota"])
+    quotas = {it["name"]: it["nominalQuota"] for it in flavor["resources"]}
+    assert gpus * hosts.spec["parallelism"] <= int(quotas["nvidia.com/gpu"])
 
 
 def test_only_pods_that_read_columns_from_the_store_have_its_key_and_a_volume_for_them():
