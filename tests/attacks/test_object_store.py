@@ -67,13 +67,11 @@ def list_stores() -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def listening(home) -> dict[int, str]:
     """Every port that the store's processes listen at, and its address."""
-    ours = {
-        one.pid for one in list_stores() if f"-s3.port={home.settings.s3_port}" in one.cmdline()
-    }
+    first = home.settings.s3_port
+    ours = {one.pid for one in list_stores() if f"-s3.port={first}" in one.cmdline()}
     tcp = [one for one in psutil.net_connections("tcp") if one.pid in ours]
     found = {one.laddr.port: one.laddr.ip for one in tcp if one.status == psutil.CONN_LISTEN}
     assert set(found.values()) == {"127.0.0.1"}, "everything listens on loopback"
-    first = home.settings.s3_port
     assert set(found) == {port + more for port in range(first, first + 4) for more in (0, 10_000)}
     return found
 
@@ -109,17 +107,17 @@ for path in sys.argv[1:]:
     except PermissionError:
         print("refused")
 """
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
 def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     need("root")
-    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
     for parent in home.folder.parents[:-2]:
         # So that only the stack's own folder is in the way.
         parent.chmod(parent.stat().st_mode | 0o011)
     find = ["find", home.folder, "-readable"]
-    seen = subprocess.run(find, capture_output=True, text=True, check=False, **nobody)
-    assert seen.stdout == "", "nothing of the stack's folder can be read"
+    seen = subprocess.run(find, capture_output=True, check=False, **NOBODY)
+    assert seen.stdout == b"", "nothing of the stack's folder can be read"
     # From the folder above: the path of a socket has at most 107 bytes.
     above = home.folder.parent
     sockets = [
@@ -130,6 +128,6 @@ def test_another_user_finds_nothing_to_read_and_no_socket_to_enter(home):
     ]
     assert len(sockets) >= 6
     command = ["/usr/bin/python3", "-c", ENTER, *sockets]
-    for who, tried in ((nobody, "refused"), ({}, "entered")):  # the owner enters the very sockets
+    for who, tried in ((NOBODY, "refused"), ({}, "entered")):  # the owner enters the very sockets
         done = subprocess.run(command, cwd=above, capture_output=True, text=True, check=True, **who)
         assert done.stdout.split() == [tried] * len(sockets), done.stdout

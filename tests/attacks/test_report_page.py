@@ -3,17 +3,12 @@
 import re
 from base64 import b64decode
 
-import pytest
-
 from tasks import report
 from tests.support.project import ROOT
 
 
-@pytest.mark.parametrize(
-    "picture",
-    [b"<svg onload='alert(1)'></svg></div><script>x</script>", b'"><img src=x onerror=alert(1)>'],
-)
-def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path, picture):
+def test_a_picture_is_an_image_in_which_nothing_runs(tmp_path):
+    picture = b"""<svg onload='alert(1)'></svg></div>"><script>x</script>"""
     (tmp_path / "steps.svg").write_bytes(picture)
     address = report._picture(tmp_path / "steps.svg")
     head, _, data = address.partition(",")

@@ -1,4 +1,6 @@
-"""`make ui`, attacked by other origins, users and networks; a line of a list is a case."""
+"""`make ui`, attacked by other origins, users and networks, and by whoever has Prefect's whole API;
+a line of a list is a case.
+"""
 
 import base64
 import contextlib
@@ -9,7 +11,7 @@ import os
 import subprocess
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from tests.support.stack import Stack, processes_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {"parameters": {"pipeline": "naive"}}
-OTHER_PASSWORD = {"username": "throughline", "password": "attacker-attacker"}
+MINE = {"username": "attacker", "password": "attacker-attacker"}
 # What is sent to Prefect and to MLflow by those who have no password.
 REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
     "prefect": [
@@ -43,8 +45,8 @@ REQUESTS: dict[str, list[tuple[str, str, Any]]] = {
         ("GET", "ajax-api/2.0/mlflow/experiments/search?max_results=9", None),
         ("PUT", "api/2.0/mlflow-artifacts/artifacts/0/evil.py", {"x": 1}),
         ("POST", "graphql", {"query": "{__typename}"}),
-        ("POST", "api/2.0/mlflow/users/create", {"username": "attacker", "password": "attacker-x"}),
-        ("PATCH", "api/2.0/mlflow/users/update-password", OTHER_PASSWORD),
+        ("POST", "api/2.0/mlflow/users/create", MINE),
+        ("PATCH", "api/2.0/mlflow/users/update-password", {**MINE, "username": "throughline"}),
         ("POST", "v1/traces", {}),
     ],
 }
@@ -71,9 +73,6 @@ def count(stack: Stack) -> dict[str, int]:
     }
 
 
-# A page of another origin, in a browser whose user is signed in to both.
-
-
 class _Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
@@ -85,19 +84,23 @@ class _Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@contextlib.contextmanager
+def serving(host: str) -> Iterator[int]:
+    """A server of that page; yields its port."""
+    with http.server.ThreadingHTTPServer((host, 0), _Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
 @pytest.fixture(scope="module")
 def foreign(stack) -> Iterator[Page]:
     """A page of another origin in a browser that has been given the password by its user."""
     need("chromium")
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server,
-        browsing(stack.user) as page,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving("127.0.0.1") as port, browsing(stack.user) as page:
         page.goto(stack.tracking)  # the browser now remembers MLflow's password
-        page.goto(f"http://localhost:{server.server_port}/")
+        page.goto(f"http://localhost:{port}/")
         yield page
-        server.shutdown()
 
 
 FETCH = """async ([url, method, body, kind]) => {
@@ -109,9 +112,9 @@ FETCH = """async ([url, method, body, kind]) => {
   }
   try {
     const reply = await fetch(url, asked);
-    return {type: reply.type, status: reply.status, text: await reply.text()};
+    return {status: reply.status, text: await reply.text()};
   }
-  catch (error) { return {type: "error", status: 0, text: ""}; }
+  catch (error) { return {status: 0, text: ""}; }
 }"""
 
 
@@ -172,16 +175,11 @@ def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, path):
     assert own.status_code not in (400, 403) or "max_results" in own.text, own.text
 
 
-# Another user of the machine: the same requests without a password, and the project's private
-# files.
-
 TIMED_OUT = 28  # of curl's exit codes
 AS_NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
-def curl(
-    method: str, url: str, body: object, *, before: tuple[str, ...] = (), **process: Any
-) -> str:
+def curl(method: str, url: str, body: object, *, before: Iterable[str] = (), **process: Any) -> str:
     """Send a request by a process of its own; returns the status, 000 where nothing answered."""
     sent = ["--data", json.dumps(body), "-H", "Content-Type: application/json"]
     command = [*before, "curl", "-s", "-m", "240", "-o", "/dev/null", "-w", "%{http_code}"]
@@ -219,9 +217,9 @@ def test_another_user_of_the_machine_reads_no_password_and_no_database(stack):
     seen = subprocess.run(command, capture_output=True, text=True, check=False, **AS_NOBODY)
     readable = [Path(line) for line in seen.stdout.splitlines()]
     assert stack.project / "params.yaml" in readable
-    servers = (stack.project / ".throughline/ui", home)
-    assert not [it for it in readable if it.suffix in (".db", ".db-wal")]
-    assert not [it for it in readable if any(map(it.is_relative_to, servers))]
+    assert not [path for path in readable if path.suffix in (".db", ".db-wal")]
+    servers = {stack.project / ".throughline/ui", home}
+    assert not [path for path in readable if servers & {*path.parents}]
     assert not [path for path in readable if stack.user[1].encode() in path.read_bytes()]
     commands = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
     assert not [one for one in commands if stack.user[1] in one], "no password is on a command line"
@@ -232,18 +230,16 @@ def namespace() -> Iterator[tuple[str, list[str]]]:
     """A network namespace; yields this one's address there, and what runs a command in it."""
     name, number = f"doors{os.getpid()}", os.getpid() % (1 << 15)
     here = ipaddress.ip_address("198.18.0.1") + 4 * number  # of a network for tests, 198.18.0.0/15
-    commands = [
-        f"ip netns add {name}",
-        f"ip link add {name}a type veth peer name {name}b netns {name}",
-        f"ip addr add {here}/30 dev {name}a",
-        f"ip link set {name}a up",
-        f"ip -n {name} addr add {here + 1}/30 dev {name}b",
-        f"ip -n {name} link set {name}b up",
-        f"ip -n {name} link set lo up",
-    ]
+    commands = f"""netns add {name}
+        link add {name}a type veth peer name {name}b netns {name}
+        addr add {here}/30 dev {name}a
+        link set {name}a up
+        -n {name} addr add {here + 1}/30 dev {name}b
+        -n {name} link set {name}b up
+        -n {name} link set lo up"""
     try:
-        for command in commands:
-            subprocess.run(command.split(), capture_output=True, check=True)
+        for command in commands.splitlines():
+            subprocess.run(["ip", *command.split()], capture_output=True, check=True)
         yield str(here), ["ip", "netns", "exec", name]
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -251,19 +247,81 @@ def namespace() -> Iterator[tuple[str, list[str]]]:
 
 def test_from_another_network_namespace_nothing_answers(stack):
     need("namespaces")
-    with namespace() as (here, inside), http.server.ThreadingHTTPServer((here, 0), _Page) as seen:
-        threading.Thread(target=seen.serve_forever, daemon=True).start()
+    with namespace() as (here, inside), serving(here) as seen:
 
         def ask(address: str, port: int | None) -> str:
-            return curl("GET", f"http://{address}:{port}/", None, before=tuple(inside))
+            return curl("GET", f"http://{address}:{port}/", None, before=inside)
 
-        assert ask(here, seen.server_port) == "200", "the namespace does reach this machine"
+        assert ask(here, seen) == "200", "the namespace does reach this machine"
         for server in (stack.server, stack.tracking):
             port = urllib.parse.urlsplit(server).port
             assert ask(here, port) == ask("127.0.0.1", port) == "000"
-        seen.shutdown()
 
 
 def test_mlflow_runs_no_jobs(stack):
     assert processes_of(stack.project, "uvicorn")
     assert not processes_of(stack.project, "mlflow.server.jobs")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"command": "touch /tmp/executed"},
+        {"env": {"THROUGHLINE_DATA_ROOTS": "/"}},
+        {"env.PREFECT__FLOW_ENTRYPOINT": "/tmp/evil.py:flow"},
+        {"working_dir": "/"},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_job_variables_are_refused(stack, asked):
+    """Of a run when it is made; of a deployment when a run of it is made."""
+    own = stack.deployment("training")
+    place = f"deployments/{own['id']}"
+    reply = stack.post(f"{place}/create_flow_run", **RUN, job_variables=asked)
+    assert reply.status_code == 422 and "Additional properties are not allowed" in reply.text
+    try:
+        stack.post(place, method="PATCH", job_variables=asked)
+        assert stack.post(f"{place}/create_flow_run", **RUN).status_code == 422
+    finally:
+        stack.post(place, method="PATCH", job_variables=own["job_variables"])
+
+
+def test_nothing_that_is_written_into_the_server_decides_what_the_worker_executes(stack, tmp_path):
+    """Neither the work pool's template, nor a deployment, nor a run without one."""
+    tmp_path.chmod(0o777)
+    mark, evil = tmp_path / "executed", tmp_path / "evil.py"
+    flow = "from prefect import flow\n@flow\ndef training(): pass\n"
+    evil.write_text(f"open({str(mark)!r}, 'w')\n{flow}")
+    command, own = f"touch {mark}", stack.deployment("training")
+    address = f"{stack.server}/api/work_pools/throughline"
+    pool = requests.get(address, auth=stack.user, timeout=30).json()
+    job = {"command": command, "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"}}
+    command_only = {"command": {"type": "string", "default": command}}
+    variables = {"type": "object", "properties": command_only}
+    job |= {"working_dir": str(tmp_path)}
+    template = {"base_job_template": {"job_configuration": job, "variables": variables}}
+    steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
+    changed = {"entrypoint": f"{evil}:training", "pull_steps": steps, "path": str(tmp_path)}
+    changed |= {"job_variables": {"command": command}}
+    try:
+        assert stack.post("work_pools/throughline", method="PATCH", **template).ok
+        assert stack.post(f"deployments/{own['id']}", method="PATCH", **changed).ok
+        refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
+        runs = [stack.start("training", pipeline="naive", changes=refused)]
+        place = {"flow_id": own["flow_id"], "work_pool_name": "throughline"}
+        made = stack.ask("deployments/", name="mine", **place, **changed)
+        runs.append(stack.ask(f"deployments/{made['id']}/create_flow_run")["id"])
+        free = {"state": {"type": "SCHEDULED"}, "job_variables": {"command": command}}
+        runs.append(stack.ask("flow_runs/", **place, **free)["id"])
+        states = [stack.ended(one) for one in runs]
+    finally:
+        before = {"base_job_template": pool["base_job_template"]}
+        stack.post("work_pools/throughline", method="PATCH", **before)
+        back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
+        assert stack.post(f"deployments/{own['id']}", method="PATCH", **back).ok
+    assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
+    said = states[0]["state"]["message"]
+    assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"
+    assert "model: os:system is not a module of this project" in said
+    assert ("training-failure", "markdown") in stack.artifacts(runs[0])
+    assert not mark.exists(), "no command of the attacker's ran"

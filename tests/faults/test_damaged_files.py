@@ -1,17 +1,27 @@
-"""Damaged files of earlier stages are named; undecodable records are named or left out."""
+"""Damaged files of earlier stages are named; undecodable records are named or left out; a full or
+read-only disk ends a stage with one paragraph and leaves what was there.
+"""
 
+import resource
 import shutil
-from collections.abc import Callable
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import keras
+import numpy as np
+import pandas as pd
 import pytest
+import tensorflow as tf
 
 from tasks.fetch import fetch
+from tests.support.lanes import slow_but_first
 from tests.support.made_up import KINDS, folder_of, write_made_up
 from tests.support.prepared import snapshot
+from tests.support.small_data import data_settings
 from throughline.data.columns.index import map_column, read_index
 from throughline.data.columns.stored import Destination
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest, write_manifest
 from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.index import read_shard_index
@@ -20,10 +30,14 @@ from throughline.pipelines.read.prepared_data import open_prepared_data
 from throughline.pipelines.write.snapshot import write_snapshot
 from throughline.plan.ops import Decode, Resize
 from throughline.settings import ShardSettings, SnapshotSettings
-from throughline.shared.errors import CorruptShard, MissingInput, UserError
-from throughline.shared.files import digest_blake2b
+from throughline.shared.errors import CorruptShard, UserError
+from throughline.shared.failures import report_user_errors
+from throughline.shared.files import digest_blake2b, write_json
 
 pytestmark = pytest.mark.integration
+
+
+MANIFEST = ("manifest.json", "examples.parquet", "rejected.csv", "values.npy")
 
 
 def shard_again(folder: Path) -> None:
@@ -32,11 +46,8 @@ def shard_again(folder: Path) -> None:
 
 
 # The file, what reads it, and the stage that makes it again.
-CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
-    ("manifest/manifest.json", lambda folder: read_manifest(folder / "manifest"), "ingest"),
-    ("manifest/examples.parquet", lambda folder: read_manifest(folder / "manifest"), "ingest"),
-    ("manifest/rejected.csv", lambda folder: read_manifest(folder / "manifest"), "ingest"),
-    ("manifest/values.npy", shard_again, "ingest"),
+CASES = (
+    *((f"manifest/{name}", shard_again, "ingest") for name in MANIFEST),
     ("shards/index.json", lambda folder: read_shard_index(folder / "shards"), "shard"),
     ("snapshot/index.json", lambda folder: read_index(folder / "snapshot"), "snapshot"),
     ("none/origin.json", lambda folder: fetch("none", folder), "fetch"),
@@ -49,11 +60,14 @@ CASES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
         for kind in KINDS
     ),
 )
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+DAMAGES = {
     "empty": lambda data: b"",
     "without its end": lambda data: data[:-3],
     "noise": lambda data: bytes((byte * 7 + 3) % 256 for byte in range(max(10, len(data)))),
     "nested without end": lambda data: b"[" * 200_000,
+    "a list": lambda data: b"[]",
+    "null": lambda data: b"null",
+    "other keys": lambda data: b'{"other": 1}',
 }
 
 
@@ -83,28 +97,16 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(whole, request, name, 
         assert "\n" not in said and (damage != "empty" or "is empty" in said), damage
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
-def test_results_of_another_form_are_named_with_what_makes_them_again(tmp_path, kind):
-    path = write_made_up(kind, tmp_path)
-    for content in ("[]", "null", '{"other": 1}'):
-        path.write_text(content)
-        with pytest.raises(MissingInput) as caught:
-            kind.read(folder_of(kind, tmp_path))
-        said = str(caught.value)
-        assert str(path) in said and f"run `dvc repro {kind.STAGE.format(name='fast')}`" in said
-        assert "\n" not in said, content
-
-
 PREPROCESS = (Decode(), Resize(height=8, width=8))
 
 
 @pytest.fixture(scope="module")
 def undecodable(photos, tmp_path_factory):
-    """A folder of shards, its manifest, and two ids of it that another decoder cannot decode."""
+    """A folder of shards, its manifest, and ids and keys of two that no decoder can decode."""
     folder, manifest = tmp_path_factory.mktemp("undecodable"), read_manifest(photos / "manifest")
     examples = manifest.examples.copy()
-    victims = examples[examples["split"] == "train"]["id"].tolist()[:2]
-    for number, row in examples[examples["id"].isin(victims)].iterrows():
+    victims = examples[examples["split"] == "train"][:2]
+    for number, row in victims.iterrows():
         data = Path(row["uri"]).read_bytes()[:200] + b"\xff\xd9"
         path = folder / f"{number}.jpg"
         path.write_bytes(data)
@@ -114,7 +116,7 @@ def undecodable(photos, tmp_path_factory):
     manifest = replace(manifest, examples=examples, folder=folder / "manifest")
     write_manifest(manifest)
     shard(manifest, folder / "shards", settings=ShardSettings(min_shards=3, writers=1))
-    return folder, manifest, victims
+    return folder, manifest, dict(zip(victims["id"], victims["key"], strict=True))
 
 
 def take(folder, manifest, settings):
@@ -144,10 +146,98 @@ def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(undeco
     assert "examples dropped: 2" in said
     places = {name: folder / name for name in ("manifest", "shards", "snapshot")}
     stored = open_prepared_data(**places, preprocess=PREPROCESS)
-    lost = manifest.examples[manifest.examples["id"].isin(victims)]["key"]
-    expected = {*manifest.for_split("train")["key"]} - {*lost}
+    expected = {*manifest.for_split("train")["key"]} - {*victims.values()}
     column = next(column for column in index.columns if column.name == "key")
     keys = map_column(folder / "snapshot", "train", column, index.splits["train"].count)
     assert {*keys.tolist()} == expected == {*stored.files("train").keys}
     assert stored.shards.examples("train") == len(expected)
     assert not [problem for one in stored.shards.shards for problem in stored.find_damage(one)]
+
+
+def ended_with(capsys, work) -> str:
+    """What a command that ends with exit code 2 says."""
+    with pytest.raises(SystemExit) as ended, report_user_errors():
+        work()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def large(tmp_path):
+    """Settings of two megabytes that nothing compresses."""
+    noise = np.random.default_rng(0).integers(0, 256, (2000, 30, 30), np.uint8)
+    np.savez(tmp_path / "large.npz", x=noise, y=np.arange(2000) % 3)
+    return data_settings(tmp_path / "large.npz", "arrays")
+
+
+def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
+    small_disk, array_settings, large, capsys
+):
+    ingest(array_settings, small_disk / "manifest")
+    said = ended_with(capsys, lambda: ingest(large, small_disk / "manifest"))
+    assert "DiskFull: no space is left" in said
+    assert len(read_manifest(small_disk / "manifest").examples) == 200
+    (partial,) = small_disk.glob("manifest.*.partial")
+    shutil.rmtree(partial)
+
+
+@pytest.mark.parametrize("compression", slow_but_first(["none", "gzip"]))
+def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
+    small_disk, large, tmp_path, capsys, compression
+):
+    manifest = ingest(large, tmp_path / "manifest")
+    settings = ShardSettings(min_shards=3, writers=2, compression=compression)
+    said = ended_with(capsys, lambda: shard(manifest, small_disk / "shards", settings=settings))
+    assert said.startswith("DiskFull: no space is left")
+
+
+def cache_on(folder):
+    data = tf.data.Dataset.range(40).map(lambda _: tf.zeros((1 << 20,), tf.uint8))
+    assert [*data.cache(str(folder / "cache"))]
+
+
+def keep_checkpoint_on(folder):
+    keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)]).save(folder / "model.keras")
+
+
+def write_parquet_on(folder):
+    pd.DataFrame({"x": np.random.default_rng(0).random(1 << 20)}).to_parquet(folder / "x.parquet")
+
+
+def write_values_on(folder):
+    write_json(folder / "values.json", [0] * (1 << 19))
+
+
+@pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
+def test_a_full_disk_below_a_library_is_reported(small_disk, capsys, work):
+    assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
+
+
+@pytest.mark.parametrize("work", [keep_checkpoint_on, write_parquet_on, write_values_on])
+def test_a_file_that_may_not_be_so_large_is_reported(tmp_path, capsys, work):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            work(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    said = ended_with(capsys, limited)
+    assert said.startswith("DiskFull: the file is larger than allowed here") and "ulimit -f" in said
+
+
+def test_a_read_only_disk_is_reported(small_disk, array_settings, capsys):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    said = ended_with(capsys, lambda: ingest(array_settings, small_disk / "manifest"))
+    assert said.startswith(f"ReadOnlyDisk: the file system is read-only, {small_disk}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("something else"), RuntimeError("No space left on device")]
+)
+def test_other_errors_keep_their_traceback(error):
+    with pytest.raises(type(error)), report_user_errors():
+        raise error

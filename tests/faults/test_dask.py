@@ -15,6 +15,7 @@ from PIL import Image
 from infra.local.clusters import ALLOWED_FAILURES
 from tests.support.project import SMALL, environment, make_project, run, start, write_params
 from tests.support.shared_servers import shared_libraries
+from tests.support.small_data import read_files
 from tests.support.stack import wait_for
 
 pytestmark = pytest.mark.slow
@@ -62,22 +63,18 @@ PARAMS = {
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    """Images of two classes, each another noise; some that only a conversion makes usable."""
-    folder, noise = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for number in range(150):
-        path = folder / f"class{number % 2}" / f"{number}.{'webp' if number % 9 == 0 else 'png'}"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(noise.integers(0, 256, (20, 24, 3), np.uint8)).save(path)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def by_threads(photos, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("threads") / "project"
-    make_project(folder, next(photos.glob("*/*")), PARAMS)
+def by_threads(array_file, tmp_path_factory) -> Path:
+    """A project of noise in two classes, some of it usable only after a conversion, and its data,
+    which threads have written.
+    """
+    folder = make_project(tmp_path_factory.mktemp("threads") / "project", array_file, PARAMS)
     (folder / "own.py").write_text(HELD_OP)
-    shutil.copytree(photos, folder / "source" / "photos", copy_function=shutil.copy2)
+    noise = np.random.default_rng(0).integers(0, 256, (150, 20, 24, 3), np.uint8)
+    for number, image in enumerate(noise):
+        name = f"class{number % 2}/{number}.{'webp' if number % 9 == 0 else 'png'}"
+        path = folder / "source" / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
     prepare(folder)
     return folder
 
@@ -87,14 +84,17 @@ def prepare(folder: Path, *stages: str) -> None:
         run(folder, sys.executable, "-m", f"tasks.{stage}")
 
 
-def read_data(folder: Path, *parts: str) -> dict[str, bytes]:
-    """What was prepared, or some parts of it, by file, without the path of the project."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes().replace(str(folder).encode(), b"")
-        for name in parts or ("manifest", "shards", "snapshot")
-        for path in (folder / "data" / name).rglob("*")
-        if path.is_file()
-    }
+def assert_same_data(folder: Path, other: Path, *parts: str) -> None:
+    """All that was prepared, or some parts of it, is the same but for the paths of the projects."""
+    for part in parts or ("manifest", "shards", "snapshot"):
+        one, same = (
+            {
+                name: content.replace(str(root).encode(), b"")
+                for name, content in read_files(root / "data" / part).items()
+            }
+            for root in (folder, other)
+        )
+        assert one == same, part
 
 
 class Cluster:
@@ -102,22 +102,16 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, file = folder, folder / "scheduler.json"
-        options = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.scheduler = self._start("dask_scheduler", *options)
+        self.scheduler = self._start("dask_scheduler", "--port", "0", "--scheduler-file", str(file))
         self.workers: list[subprocess.Popen[bytes]] = []
         self.address = wait_for(lambda: read_address(file))
 
     def have(self, workers: int) -> None:
         """Start workers until there are so many that live."""
         self.workers = [one for one in self.workers if one.poll() is None]
-        options = (self.address, "--nthreads", "1", "--no-nanny", "--host", "127.0.0.1")
+        options = (self.address, "--nthreads", "1", "--no-nanny")
         while len(self.workers) < workers:
             self.workers.append(self._start("dask_worker", *options))
-
-    def kill_worker(self) -> None:
-        killed = self.workers.pop(0)
-        killed.kill()
-        killed.wait()
 
     def begin_snapshot(
         self, shared: Mapping[str, str], *, workers: int = 2
@@ -145,12 +139,11 @@ class Cluster:
         (self.folder / "hold").unlink(missing_ok=True)
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        no_page = ("--no-dashboard", "--dashboard-address", "127.0.0.1:0")
-        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, *no_page]
+        local = ("--host", "127.0.0.1", "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, *local]
         own = environment(self.folder) | ALLOWED_FAILURES
         with (self.folder / f"{module}.log").open("ab") as log:
-            options = {"cwd": self.folder, "env": own, "stdout": log, "stderr": log}
-            return subprocess.Popen(command, **options)
+            return subprocess.Popen(command, cwd=self.folder, env=own, stdout=log, stderr=log)
 
     def close(self) -> None:
         for part in (self.scheduler, *self.workers):
@@ -198,7 +191,16 @@ def test_several_workers_write_what_threads_write(cluster, sharded, by_threads):
     cluster.have(2)
     shutil.rmtree(sharded / "data")
     prepare(sharded)
-    assert read_data(sharded) == read_data(by_threads)
+    assert_same_data(sharded, by_threads)
+
+
+def check_the_rest(cluster, stage, notes, by_threads) -> None:
+    """Once work has stopped again, what was noted is as it was; the stage does what lacks."""
+    cluster.wait_until_held()
+    assert notes.items() <= read_notes(cluster.folder).items()
+    cluster.go_on()
+    assert stage.wait() == 0, stage.stdout.read()
+    assert_same_data(cluster.folder, by_threads, "snapshot")
 
 
 def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threads):
@@ -210,24 +212,17 @@ def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threa
     wait_for(lambda: len(read_notes(sharded)) >= expected)
     notes = read_notes(sharded)
     cluster.hold(notes=len(notes) + 1)
-    stage = start(sharded, *SNAPSHOT, shared=shared_libraries.environment())
-    cluster.wait_until_held()
-    assert notes.items() <= read_notes(sharded).items()
-    cluster.go_on()
-    assert stage.wait() == 0
-    assert read_data(sharded, "snapshot") == read_data(by_threads, "snapshot")
+    again = start(sharded, *SNAPSHOT, shared=shared_libraries.environment())
+    check_the_rest(cluster, again, notes, by_threads)
 
 
 def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(cluster, sharded, by_threads):
     stage = cluster.begin_snapshot(shared_libraries.environment())
     notes = read_notes(sharded)
-    cluster.kill_worker()
+    cluster.workers[0].kill()
+    cluster.workers.pop(0).wait()
     cluster.hold(notes=len(notes) + 3)
-    cluster.wait_until_held()
-    assert notes.items() <= read_notes(sharded).items()
-    cluster.go_on()
-    assert stage.wait() == 0, stage.stdout.read()
-    assert read_data(sharded, "snapshot") == read_data(by_threads, "snapshot")
+    check_the_rest(cluster, stage, notes, by_threads)
 
 
 def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
@@ -242,4 +237,4 @@ def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
     cluster.go_on()
     write_params(sharded, PARAMS)
     prepare(sharded, "snapshot")
-    assert read_data(sharded, "snapshot") == read_data(by_threads, "snapshot")
+    assert_same_data(sharded, by_threads, "snapshot")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.small_data import data_settings, picture, read_reasons
+from tests.support.small_data import data_settings, read_reasons, save_photos
 from throughline.data import ingest as stage
 from throughline.data.ingest import ingest
 from throughline.shared.errors import UnusableDataset
@@ -13,13 +13,10 @@ from throughline.shared.errors import UnusableDataset
 @pytest.fixture
 def images(tmp_path):
     """24 images of two classes, and rows that list them: 12 to train, 6 to validate, 6 to test."""
-    rows = []
-    for number in range(24):
-        label, split = "ab"[number % 2], ("train", "train", "validation", "test")[number // 6]
-        name = f"{number:02d}.png"
-        picture(number).save(tmp_path / name)
-        rows.append({"path": name, "label": label, "split": split})
-    return rows
+    paths = sorted(save_photos(tmp_path, 24, "", suffix="png").glob("*.png"))
+    splits = ["train"] * 12 + ["validation"] * 6 + ["test"] * 6
+    named = zip(paths, "ab" * 12, splits, strict=True)
+    return [{"path": path.name, "label": label, "split": split} for path, label, split in named]
 
 
 def listed(rows, folder, **changes):

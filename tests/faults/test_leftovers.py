@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,28 +72,21 @@ class Saved:
         return []
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "a file": lambda folder: write_json(folder / "x.json", {}),
-    "a model": lambda folder: save_model(Saved(), folder / "x.keras"),
-}
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_what_a_killed_writer_leaves_is_cleared(tmp_path, writer):
+@pytest.mark.parametrize(
+    "write_to",
+    [
+        lambda folder: write_json(folder / "x.json", {}),
+        lambda folder: save_model(Saved(), folder / "x.keras"),
+    ],
+    ids=["a file", "a model"],
+)
+def test_what_a_killed_writer_leaves_is_cleared(tmp_path, write_to):
     folder, left = tmp_path / "runs" / "naive", 0
-    for _ in kills_at_each_operation(lambda: WRITERS[writer](folder)):
+    for _ in kills_at_each_operation(lambda: write_to(folder)):
         left += any(folder.glob(".*"))
         clear_after_kills(Layout(tmp_path))
         assert not [*folder.glob(".*")]
     assert left > 0
-
-
-def test_temporary_files_of_a_process_that_lives_stay(tmp_path):
-    with atomic_file(tmp_path / "train.json") as temporary:
-        temporary.write_text("{}")
-        clear_leftovers(tmp_path)
-        assert temporary.exists()
-    clear_leftovers(tmp_path / "not there")
 
 
 def test_scratch_folders_of_killed_processes_are_cleared_by_the_next(tmp_path):
@@ -103,10 +95,10 @@ def test_scratch_folders_of_killed_processes_are_cleared_by_the_next(tmp_path):
         own = Scratch(tmp_path)
         os._exit(not own.new_folder().is_relative_to(tmp_path / SCRATCH))
     assert os.waitpid(process, 0)[1] == 0
-    (left,) = (one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir())
+    (left,) = (tmp_path / SCRATCH).glob("*[!k]")
     own = Scratch(tmp_path)
     new = own.folder
-    assert [one for one in (tmp_path / SCRATCH).iterdir() if one.is_dir()] == [new] != [left]
+    assert [*(tmp_path / SCRATCH).glob("*[!k]")] == [new] != [left]
     clear_scratch(tmp_path)
     assert new.exists(), "its process is alive"
     del own
@@ -126,33 +118,24 @@ def test_scratch_folders_of_another_host_are_cleared_when_a_day_old(tmp_path):
     assert not list((tmp_path / SCRATCH).iterdir())
 
 
-@pytest.mark.parametrize("host", [f"{ANOTHER_HOST}-", ""], ids=["another host", "not known"])
-def test_temporary_files_of_another_host_go_when_a_day_old(tmp_path, host):
-    left = tmp_path / f".input.json.{host}{GONE}-{'0' * 16}.tmp"
-    left.write_text("half")
-    clear_leftovers(tmp_path)
-    assert left.exists(), "its process may be alive"
-    age(left, TWO_DAYS_S)
-    clear_leftovers(tmp_path)
-    assert not left.exists()
+def test_temporary_files_of_another_host_go_when_a_day_old(tmp_path):
+    left = [tmp_path / f".x.{host}{GONE}-{'0' * 16}.tmp" for host in (f"{ANOTHER_HOST}-", "")]
+    with atomic_file(tmp_path / "train.json") as temporary:
+        for path in (temporary, *left):
+            path.write_text("half")
+        clear_leftovers(tmp_path)
+        assert all(path.exists() for path in left), "their processes may be alive"
+        for path in (temporary, *left):
+            age(path, TWO_DAYS_S)
+        clear_leftovers(tmp_path)
+        assert [*tmp_path.iterdir()] == [temporary], "its process is this one"
+    clear_leftovers(tmp_path / "not there")
 
 
 def test_what_libraries_write_for_themselves_is_in_a_scratch_folder(tmp_path):
     """As AutoGraph of TensorFlow does; a kill leaves it there."""
     with temporary_files_in_scratch(tmp_path):
         assert Path(tempfile.gettempdir()).is_relative_to(tmp_path / SCRATCH)
-
-
-FILES = 20  # of a source
-
-
-def put_photo(root: Path, number: int, version: int) -> None:
-    """A new photo, or another one in place of an earlier one; some have to be converted."""
-    name, mode = ("x.png", "RGBA") if number % 4 == 0 else ("x.jpg", "RGB")
-    path = root / ("a", "b")[number % 2] / f"{number:04d}{name}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture(FILES * version + number, mode=mode).save(path)
-    os.utime(path, (version, version))  # whatever the granularity of the times is
 
 
 @pytest.mark.slow
@@ -163,13 +146,22 @@ def test_whenever_an_ingest_is_killed_the_next_ingest_writes_what_a_fresh_one_do
     monkeypatch.setattr(file_inspection, "FILES_AT_ONCE", 4)  # kept more often than it is killed
     root, out, kept = tmp_path / "in", tmp_path / "manifest", tmp_path / "kept"
     settings, versions = data_settings(root), itertools.count(1)
-    for number in range(FILES):
-        put_photo(root, number, next(versions))
+
+    def put_photo(number: int) -> None:
+        """A new photo, or another one in place of an earlier one; some have to be converted."""
+        version, (suffix, mode) = next(versions), ("jpg", "RGB") if number % 4 else ("png", "RGBA")
+        path = root / "ab"[number % 2] / f"{number:04d}x.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(20 * version + number, mode=mode).save(path)
+        os.utime(path, (version, version))  # whatever the granularity of the times is
+
+    for number in range(20):
+        put_photo(number)
     ingest(settings, out)
     not_lost = 0
     for operation in kills_at_each_operation(lambda: ingest(settings, out, inspections=kept)):
         for number in (operation, operation + 3):
-            put_photo(root, number % FILES, next(versions))
+            put_photo(number % 20)
         capfd.readouterr()
         ingest(settings, out, inspections=kept)
         not_lost += "not read again" in capfd.readouterr().out

@@ -4,20 +4,17 @@ import contextlib
 import fcntl
 import json
 import os
+import queue
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from flows.run.dvc_calls import (
-    find_site_problem,
-    repair_locks,
-    set_damaged_lock_aside,
-    stale_stages,
-)
+from flows.run import dvc_calls
+from flows.run.dvc_calls import repair_locks, stale_stages
 from flows.run.locks import hold_machine_and_folder
 from tests.support.project import ROOT
 from tests.support.skips import need
@@ -47,12 +44,11 @@ with file_lock.hold(Path(path), "run other", waits) if path else machine_lock.ho
 
 @contextlib.contextmanager
 def holder(
-    path: Path | str, *, user: int | None = None, first: str = "held\n", **options: object
+    path: Path | str, *, user: int = os.getuid(), first: str = "held\n", **options: object
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that waits for a lock and then holds it, once it has said `first`."""
     address = machine_lock.MACHINE_ADDRESS.replace("\0", "@")
-    who = str(os.getuid() if user is None else user)
-    command = [sys.executable, "-c", HOLD, str(ROOT), str(path), address, who]
+    command = [sys.executable, "-c", HOLD, str(ROOT), str(path), address, str(user)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **streams, **options) as process:
         try:
@@ -68,21 +64,10 @@ def machine(monkeypatch):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
 
 
-def noting(said: list[str], process: subprocess.Popen) -> Callable[[str], None]:
-    """What is called by who has to wait: it notes for whom, and kills that process."""
-
-    def on_wait(who: str) -> None:
-        said.append(who)
-        process.kill()
-        process.wait()
-
-    return on_wait
-
-
 def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
     said, path = [], tmp_path / "locks" / "x.lock"
     with holder(path) as process:
-        with hold(path, "run me", noting(said, process)):
+        with hold(path, "run me", lambda who: (said.append(who), process.kill())):
             assert json.loads(path.read_text())["owner"] == "run me"
         assert said[0].startswith(f"run other (process {process.pid}, since 2")
     assert list(path.parent.iterdir()) == []
@@ -94,8 +79,9 @@ def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
         child = subprocess.Popen(["sleep", "infinity"], pass_fds=(descriptor,))
         inode = path.stat().st_ino
     said = []
-    with hold(path, "run next", noting(said, child)):
+    with hold(path, "run next", lambda who: (said.append(who), child.kill())):
         assert said and path.stat().st_ino == inode
+    child.wait()
     assert not path.exists()
 
 
@@ -128,7 +114,7 @@ def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directo
 ):
     said = []
     with holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
-        with hold_machine(noting(said, process)):
+        with hold_machine(lambda who: (said.append(who), process.kill())):
             pass
         assert f"process {process.pid} of user" in said[0]
     assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
@@ -150,24 +136,24 @@ def rwlock(tmp_path) -> Path:
     return folder / "rwlock"
 
 
-@pytest.mark.parametrize("content", ["{", "null", '{"write": []}', '{"read": {"a": [1]}}'])
-def test_a_damaged_lock_file_of_dvc_is_emptied(rwlock, tmp_path, content):
-    rwlock.write_text(content)
-    repair_locks(tmp_path)
-    assert json.loads(rwlock.read_text()) == {}
+DAMAGED = ("", "{", "null", '{"write": []}', '{"read": {"a": [1]}}')
 
 
-def test_a_damaged_lock_file_stays_while_a_dvc_process_of_the_project_lives(rwlock, tmp_path):
-    rwlock.write_text("")
+def test_a_damaged_lock_file_of_dvc_is_emptied_unless_a_dvc_process_of_the_project_lives(
+    rwlock, tmp_path
+):
+    def repaired(content: str) -> str:
+        rwlock.write_text(content)
+        repair_locks(tmp_path)
+        return rwlock.read_text()
+
     (tmp_path / "dvc").write_text("import signal; print(flush=True); signal.pause()")
     with subprocess.Popen([sys.executable, "dvc"], cwd=tmp_path, stdout=subprocess.PIPE) as dvc:
         dvc.stdout.readline()
-        repair_locks(tmp_path)
-        assert rwlock.read_text() == ""
+        meanwhile = repaired("")
         dvc.kill()
-        dvc.wait()
-        repair_locks(tmp_path)
-        assert rwlock.read_text() == "{}"
+    assert meanwhile == ""
+    assert {repaired(content) for content in DAMAGED} == {"{}"}
 
 
 def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rwlock, tmp_path):
@@ -184,26 +170,19 @@ def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rw
 
 
 def test_who_waits_for_a_folder_keeps_nobody_from_measuring_elsewhere(machine, tmp_path):
-    path, waits = tmp_path / "x.lock", []
-    is_waiting, has_both = threading.Event(), threading.Event()
+    path, waits = tmp_path / "x.lock", queue.Queue()
 
-    def on_wait(who: str) -> None:
-        waits.append(who)
-        is_waiting.set()
+    def wait() -> int:
+        with hold_machine_and_folder(path, "run x", waits.put) as descriptors:
+            return len(descriptors)
 
-    def wait() -> None:
-        with hold_machine_and_folder(path, "run x", on_wait) as descriptors:
-            if len(descriptors) == 2:
-                has_both.set()
-
-    waiting = threading.Thread(target=wait)
-    with hold(path, "run other", pytest.fail):
-        waiting.start()
-        assert is_waiting.wait(240)
-        with hold_machine(pytest.fail):
-            assert not has_both.is_set()
-    waiting.join(timeout=240)
-    assert has_both.is_set() and "run other" in waits[0]
+    with ThreadPoolExecutor(1) as pool:
+        with hold(path, "run other", pytest.fail):
+            held = pool.submit(wait)
+            assert "run other" in waits.get(timeout=240)
+            with hold_machine(pytest.fail):
+                assert not held.done()
+        assert held.result(timeout=240) == 2
 
 
 def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path):
@@ -219,7 +198,7 @@ LATER = (CUT + b"ges:\n  report:\n    cmd:", CUT + b"ges:\n  report:\n    cmd: '
 @pytest.mark.parametrize("damaged", [b"", CUT, *LATER, b"\xff\0"])
 def test_a_damaged_dvc_lock_is_set_aside(tmp_path, damaged):
     (tmp_path / "dvc.lock").write_bytes(damaged)
-    assert set_damaged_lock_aside(tmp_path)
+    assert dvc_calls.set_damaged_lock_aside(tmp_path)
     assert (tmp_path / "dvc.lock.damaged").read_bytes() == damaged
     assert not (tmp_path / "dvc.lock").exists()
 
@@ -251,18 +230,18 @@ def test_databases_that_dvc_may_not_write_are_named_with_the_command_that_helps(
     ],
 )
 def test_only_what_dvc_says_of_its_databases_is_taken_for_it(tmp_path, said, named):
-    found = find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
+    found = dvc_calls.find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
     assert bool(found) is named
 
 
 @pytest.mark.slow
 def test_stages_of_a_damaged_dvc_lock_run_again_and_a_merge_conflict_is_left_alone(tmp_path):
     project, said = cheap_project(tmp_path / "project"), []
-    (project / "dvc.lock").write_bytes(CUT)
+    lock = project / "dvc.lock"
+    lock.write_bytes(CUT)
     assert stale_stages(project, {}, said.append) == {"report"}
     assert "git checkout dvc.lock" in said[0]
-    (project / "dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n")
+    lock.write_text("<<<<<<< HEAD\nschema: '2.0'\n")
     with pytest.raises(StageFailed, match=r"dvc\.lock") as failed:
         stale_stages(project, {}, print)
-    assert "Traceback" not in str(failed.value)
-    assert (project / "dvc.lock").exists()
+    assert "Traceback" not in str(failed.value) and lock.exists()

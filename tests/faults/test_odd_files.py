@@ -1,20 +1,35 @@
-"""Odd files among good ones are rejected with their reasons, in bounded memory."""
+"""Odd files among good ones are rejected with their reasons, in bounded memory; one's own files
+are let alone.
+"""
 
-import io
 import os
+import random
+import re
 import shutil
-import struct
+import signal
 import zlib
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from tests.support.project import run_python
-from tests.support.small_data import data_settings, flip_bit, picture, read_reasons, save_photos
+from tests.fuzz.fuzz_parsers import INSPECT, encode_images, mutate, parse_image
+from tests.support.project import SMALL, make_project, run, run_python, write_params
+from tests.support.small_data import (
+    data_settings,
+    flip_bit,
+    picture,
+    read_reasons,
+    save_photos,
+    write_files,
+)
+from throughline.data.encodings import decode_probe
+from throughline.data.encodings.image_files import is_sound
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
@@ -26,61 +41,46 @@ pytestmark = pytest.mark.integration
 GOOD = 24
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(path: Path, *, width: int, height: int, depth: int, kind: int) -> None:
-    """A PNG of zeros, a few kilobytes whatever its size."""
-    rows = zlib.compress(bytes((width * depth // 8 + 1) * height), 9)
-    header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
-    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
-
-
-def sparse(path: Path, size: int, begins: bytes = b"") -> None:
-    path.write_bytes(begins)
-    os.truncate(path, size)
-
-
-def encode_png() -> bytes:
-    file = io.BytesIO()
-    picture(900).save(file, "PNG")
-    return file.getvalue()
-
-
 def put_png(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(encode_png())
+    picture(900).save(path)
 
 
-def huge(path: Path) -> None:
-    png(path, width=10_000, height=10_000, depth=8, kind=0)
+def put_png_with_a_tail(path: Path) -> None:
+    put_png(path)
+    os.truncate(path, 50 << 20)
 
 
-def huge_text(path: Path) -> None:
-    data = encode_png()
-    text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20)))
-    path.write_bytes(data[:-12] + text + data[-12:])
+def put_png_with_a_text(path: Path) -> None:
+    chunks = PngInfo()
+    chunks.add(b"zTXt", b"k\0\0" + zlib.compress(bytes(70 << 20)), after_idat=True)
+    picture(900).save(path, pnginfo=chunks)
 
 
-HUGE, SPARSE, HUGE_TEXT = "a/huge.png", "a/sparse.jpg", "a/text.png"
+def put_huge(path: Path) -> None:
+    Image.new("L", (10_000, 10_000)).save(path)
+
+
+def put_16_bits(path: Path) -> None:
+    Image.new("I;16", (5000, 4000)).save(path)
+
+
+def put_nothing(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 200 << 30)
+
+
+LARGER = "larger than an image of"
 # What is put among good images by its name, and how it is rejected.
-CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+CASES = {
     "a/pipe.jpg": (os.mkfifo, "is not a regular file"),
     "a/device.jpg": (lambda path: path.symlink_to("/dev/zero"), "leads outside the data root"),
-    SPARSE: (
-        lambda path: sparse(path, 200 << 30),
-        "larger than an image of 50,000,000 pixels can be: 214,748,364,800 bytes",
-    ),
-    "a/tail.png": (
-        lambda path: sparse(path, 50 << 20, encode_png()),
-        "larger than an image of 1,200 pixels can be: 52,428,800 bytes",
-    ),
+    "a/sparse.jpg": (put_nothing, f"{LARGER} 50,000,000 pixels can be: 214,748,364,800 bytes"),
+    "a/tail.png": (put_png_with_a_tail, f"{LARGER} 1,200 pixels can be: 52,428,800 bytes"),
     "a/x\udcff.png": (put_png, "the name is not UTF-8"),
     "one\ntwo/x.png": (put_png, r"the class name 'one\ntwo' has a line break"),
-    HUGE: (huge, "more pixels than data.max_pixels: 10000×10000"),
-    HUGE_TEXT: (huge_text, "damaged image: "),
+    "a/huge.png": (put_huge, "more pixels than data.max_pixels: 10000×10000"),
+    "a/text.png": (put_png_with_a_text, "damaged image: "),
 }
 
 
@@ -119,21 +119,18 @@ usual = peak(good)
 for root in roots:
     print("more:", peak(root) - usual)
 """
-MOST_BYTES = {SPARSE: 50e6, HUGE: 50e6, "a/sixteen.png": 200e6, HUGE_TEXT: 300e6}
+MOST_BYTES = {put_nothing: 50e6, put_huge: 50e6, put_16_bits: 200e6, put_png_with_a_text: 300e6}
 
 
 @pytest.mark.slow
 def test_odd_files_take_bounded_memory(root, tmp_path):
-    roots = [shutil.copytree(root, tmp_path / "roots" / Path(name).stem) for name in MOST_BYTES]
-    for name, odd in zip(MOST_BYTES, roots, strict=True):
-        if name in CASES:
-            CASES[name][0](odd / name)
-        else:
-            png(odd / name, width=5000, height=4000, depth=16, kind=0)
+    roots = [shutil.copytree(root, tmp_path / "roots" / put.__name__) for put in MOST_BYTES]
+    for put, odd in zip(MOST_BYTES, roots, strict=True):
+        put(odd / "a" / "odd.png")
     said = run_python(MEASURE, *map(str, [tmp_path, root, *roots])).stdout
-    found = [float(line.split()[1]) for line in said.splitlines() if line.startswith("more:")]
-    for (name, most), taken in zip(MOST_BYTES.items(), found, strict=True):
-        assert taken < most, name
+    found = map(float, re.findall("^more: (.*)$", said, re.MULTILINE))
+    for (put, most), taken in zip(MOST_BYTES.items(), found, strict=True):
+        assert taken < most, put
 
 
 def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
@@ -178,3 +175,72 @@ def test_other_contents_of_the_same_size_are_noticed_before_they_are_stored(root
     with pytest.raises(DataNotFound, match=r"a/00\.png \(example a/00\.png\) has other contents"):
         shard(manifest, tmp_path / "shards", settings=ShardSettings(writers=2))
     assert not (tmp_path / "shards").exists()
+
+
+OWN = ("data/raw/mine/data.npz", "data/raw/fashion_mnist/own.npz", "data/raw/none/own.npz")
+
+
+@pytest.mark.slow
+def test_files_below_data_raw_survive_every_change_of_fetch(tmp_path, array_file):
+    project = make_project(tmp_path / "project", array_file)
+    write_files(project, dict.fromkeys(OWN, array_file.read_bytes()))
+
+    def fetch(*options: str) -> str:
+        return run(project, "dvc", "repro", *options, "fetch", code=None)
+
+    def survivors() -> tuple[str, ...]:
+        return tuple(name for name in OWN if (project / name).exists())
+
+    assert "data/raw/none holds files that fetch did not write" in fetch()
+    assert survivors() == OWN
+    shutil.rmtree(project / "data" / "raw" / "none")
+    run(project, "dvc", "repro", "fetch")
+    assert survivors() == OWN[:2]
+    write_params(project, SMALL | {"data": SMALL["data"] | {"fetch": "fashion_mnist"}})
+    assert re.search("UnexpectedFiles|DataNotFound", fetch())
+    write_params(project, SMALL)
+    (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
+    fetch("--force")
+    assert survivors() == OWN[:2]
+    assert (project / "data" / "raw" / "none" / "late.txt").exists()
+
+
+@pytest.mark.slow
+def test_ingest_accepts_no_file_that_tensorflow_cannot_decode(tmp_path):
+    draw, valid = random.Random(20), encode_images()
+    with INSPECT:
+        accepted = [parse_image(mutate(draw.choice(valid), draw), tmp_path) for _ in range(200)]
+    assert any(accepted) and not all(accepted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "mode", "size"),
+    [("png", "L", (40, 30)), ("png", "RGB", (900, 700)), ("jpg", "RGB", (40, 30))],
+)
+def test_files_as_they_are_usually_written_need_no_second_opinion(tmp_path, suffix, mode, size):
+    """The data of a large PNG are in several chunks."""
+    picture(1, mode=mode, size=size).save(tmp_path / f"x.{suffix}")
+    data = (tmp_path / f"x.{suffix}").read_bytes()
+    assert is_sound(data) and not is_sound(data[:-1]) and not is_sound(data + b"\n")
+
+
+@pytest.mark.slow
+def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_path, monkeypatch):
+    picture(1).save(tmp_path / "x.png")
+    data = (tmp_path / "x.png").read_bytes()
+    with closing(decode_probe.Decoder()) as decoder:
+        assert decoder.find_problem(data, height=30, width=40) is None
+        for happens in (signal.SIGKILL, signal.SIGSTOP):
+            os.kill(decoder._process.pid, happens)
+            with monkeypatch.context() as patched:
+                patched.setattr(decode_probe, "ANSWER_S", 1.0)  # a stopped one never answers
+                said = decoder.find_problem(data, height=30, width=40)
+            assert "crashes, or takes longer" in said
+            assert decoder.find_problem(data, height=30, width=40) is None
+        said = decoder.find_problem(data, height=40, width=30)
+        assert said == "TensorFlow decodes 40×30 of 30×40 pixels"
+        said = decoder.find_problem(data[:-12], height=30, width=40)
+        assert "cannot decode it: Invalid PNG" in said
+        process = decoder._process
+    assert process.poll() is not None

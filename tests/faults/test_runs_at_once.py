@@ -1,20 +1,39 @@
-"""Two runs at once both complete; what a killed run leaves keeps the next one not out."""
+"""Two runs at once both complete; whatever of a run is killed, nothing is left running, and the
+next one goes on.
 
+`STORM_KILLS=100 STORM_SEED=7 python -m pytest tests/faults/test_runs_at_once.py -k storm` is a
+longer storm of kills.
+"""
+
+import csv
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.project import SMALL, run_quietly, share_servers, start, write_params
+from tests.support.project import (
+    ROOT,
+    SMALL,
+    make_project,
+    run_quietly,
+    run_stages,
+    share_servers,
+    start,
+    write_params,
+)
 from tests.support.shared_servers import shared_libraries, shared_prefect
-from tests.support.stack import wait_for
+from tests.support.small_data import read_files
+from tests.support.stack import processes_of, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO = {
@@ -75,14 +94,10 @@ def test_a_run_waits_for_dvc_at_work_by_hand(project):
         write = {str(project / "data" / "shards"): {"pid": dvc.pid, "cmd": "dvc repro"}}
         (project / ".dvc" / "tmp" / "rwlock").write_text(json.dumps({"write": write}))
         flow = start(project, *PREPARE, shared=share_servers(PREPARE))
-        said = ""
-        for line in flow.stdout:
-            said += line
-            if "waits: another DVC process is at work" in line:
-                dvc.kill()
-        assert flow.wait() == 0, said
-        assert "waits: another DVC process is at work" in said
+        waits = any("waits: another DVC process is at work" in line for line in flow.stdout)
         dvc.kill()
+        rest = flow.communicate()[0]
+        assert waits and flow.returncode == 0, rest
 
 
 def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_next_run_goes_on(
@@ -90,9 +105,7 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
 ):
     command = (*PREPARE, "--set", "shard.min_shards=3", "--name", "x")
     flow = start(project, *command)
-    for line in flow.stdout:
-        if "Running stage 'shard'" in line:
-            break
+    assert any("Running stage 'shard'" in line for line in flow.stdout)
 
     def find_all() -> list[psutil.Process] | None:
         """Two supervisors, DVC and the stage, and the server below two of its own."""
@@ -112,9 +125,7 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
 
 def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(project):
     flow = start(project, *PREPARE, shared=shared_prefect.environment(PREPARE))
-    for line in flow.stdout:
-        if "python -m tasks.snapshot" in line:
-            break
+    assert any("python -m tasks.snapshot" in line for line in flow.stdout)
     supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in words_of(p))
 
     def find_stages() -> list[psutil.Process]:
@@ -123,11 +134,162 @@ def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(
 
     stages = wait_for(find_stages)
     supervisor.kill()
-    for line in flow.stdout:
-        if "tasks.snapshot" in line:
-            assert not [p for p in stages if is_alive(p)]
-            break
-    else:
-        pytest.fail("it was not tried again")
+    assert any("tasks.snapshot" in line for line in flow.stdout), "it is tried again"
+    assert not [p for p in stages if is_alive(p)]
     said = flow.communicate()[0]
     assert flow.returncode == 0, said
+
+
+LONGEST_S = 240  # that a test waits for an end
+KILLED = 128 + signal.SIGKILL
+# A command that goes on until SIGUSR1, with a child, a grandchild in a session of its own, and, if
+# asked for, one that ignores SIGTERM. The youngest of each line says when it is there: counting
+# processes would also count what `sh` forks, which has the command line of `sh` until it becomes
+# `sleep`.
+FAMILY = """
+import signal, subprocess, sys
+mark, manner = sys.argv[1:]
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+pause = "import signal; print('ready', flush=True); signal.pause()"
+start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True);"
+child = start + "import signal; signal.pause()"
+subprocess.Popen([sys.executable, "-c", child, sys.executable, "-c", pause, mark])
+if manner == "stubborn":
+    subprocess.Popen(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done", mark])
+signal.pause()
+"""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Live processes with `mark` on their command line, by age."""
+    return sorted(processes_of(ROOT, mark), key=lambda process: process.create_time())
+
+
+@pytest.fixture
+def family():
+    """A supervised family: the outer supervisor's Popen, the mark on all its processes."""
+    mark = f"family-{uuid.uuid4().hex}"
+
+    def start(manner: str = "docile") -> tuple[subprocess.Popen, str]:
+        own = [sys.executable, "-c", FAMILY, mark, manner]
+        command = [sys.executable, "-m", "flows.run.supervise", *own]
+        options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, text=True, start_new_session=True, **options)
+        for _ in range(2 if manner == "stubborn" else 1):
+            assert process.stdout.readline() == "ready\n"
+        return process, mark
+
+    yield start
+    for process in marked(mark):
+        process.kill()
+
+
+def kill_group(leader: psutil.Process) -> None:
+    os.killpg(leader.pid, signal.SIGKILL)
+
+
+# What happens to the family, and the exit code of its outer supervisor.
+BLOWS = {
+    "stdin closed": (lambda process, mark: process.stdin.close(), 128 + signal.SIGTERM),
+    "outer killed": (lambda process, mark: process.kill(), -signal.SIGKILL),
+    "group of inner killed": (lambda process, mark: kill_group(marked(mark)[1]), KILLED),
+    "group of command killed": (lambda process, mark: kill_group(marked(mark)[2]), KILLED),
+    "command ended": (lambda process, mark: marked(mark)[2].send_signal(signal.SIGUSR1), 0),
+}
+
+
+@pytest.mark.parametrize(("strike", "code"), BLOWS.values(), ids=BLOWS)
+def test_nothing_outlives_a_blow(family, strike, code):
+    process, mark = family()
+    strike(process, mark)
+    process.stdout.read()  # ends when the last process that could write is gone
+    assert process.wait(LONGEST_S) == code
+    assert psutil.wait_procs(marked(mark), timeout=LONGEST_S)[1] == []
+
+
+def test_what_ignores_sigterm_is_killed(family):
+    process, mark = family("stubborn")
+    process.terminate()
+    process.stdout.read()
+    assert process.wait(LONGEST_S) == 128 + signal.SIGTERM
+    assert not marked(mark)
+
+
+KILLS = int(os.environ.get("STORM_KILLS", "4"))
+SEED = int(os.environ.get("STORM_SEED", "7"))
+MOST_LINES = 30  # of what a run says before it is hit
+FLOW = (
+    *("setsid", sys.executable, "-m", "flows.training", "--no-measure", "--verbose"),
+    *("--pipeline", "optimized", "--set", "train.epochs=4", "--name", "storm"),
+)
+
+
+@pytest.mark.timeout(300 * (KILLS + 4))
+def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(array_file, tmp_path):
+    """The same bytes and losses as stages that ran one after another elsewhere, and nothing left.
+    A kill comes when the run has said so many lines, and hits it, its group, or one of the
+    processes below it, such as DVC or Prefect's temporary server; the seed draws both.
+    """
+    params = {**SMALL, "train": {**SMALL["train"], "epochs": 4}}
+    calm = make_project(tmp_path / "calm" / "project", array_file, params)
+    run_stages(calm, "identities", "fetch", "ingest", "shard", "snapshot")
+    run_stages(calm, "build@optimized", "train@optimized")
+    expected = read_results(calm)
+    folder, draw = tmp_path / "storm", random.Random(SEED)
+    (folder / "tmp").mkdir(parents=True)
+    project = make_project(folder / "project", array_file)
+    worktree = project / ".throughline" / "workspaces" / "storm"
+
+    def begin() -> subprocess.Popen[str]:
+        return start(project, *FLOW, shared={"TMPDIR": str(folder / "tmp")})
+
+    kills = 0
+    while kills < KILLS:
+        flow = begin()
+        for _ in zip(range(draw.randrange(MOST_LINES)), flow.stdout, strict=False):
+            pass
+        hit = strike(flow, draw)
+        said = flow.stdout.read()  # ends when the last process that could write is gone
+        assert flow.wait() == 0 or hit, said
+        kills += hit
+        if flow.returncode == 0:  # a run that has come to its end leaves nothing to disturb
+            shutil.rmtree(worktree)
+            shutil.rmtree(project / ".dvc" / "cache")
+    flow = begin()
+    said = flow.communicate()[0]
+    assert flow.returncode == 0, said
+    assert read_results(worktree) == expected
+    assert processes_of(folder, "") == []
+    assert find_leftovers(project, worktree) == [] == [*(folder / "tmp").iterdir()]
+
+
+def strike(flow: subprocess.Popen[str], draw: random.Random) -> bool:
+    """Kill a run, its group, or one of the processes below it; returns whether it was there."""
+    if flow.poll() is not None:
+        return False
+    below = psutil.Process(flow.pid).children(recursive=True)
+    victim = draw.choice([None, flow, *below])
+    with suppress(psutil.NoSuchProcess):
+        if victim is None:
+            os.killpg(flow.pid, signal.SIGKILL)
+        else:
+            victim.kill()
+        return True
+    return False
+
+
+def read_results(root: Path) -> dict[str, object]:
+    """Shards and snapshot, and the history of the training but for its speed."""
+    with (root / "runs" / "optimized" / "history.csv").open() as file:
+        rows = csv.DictReader(file)
+        history = [{name: it for name, it in row.items() if "per_s" not in name} for row in rows]
+    data = {name: read_files(root / "data" / name) for name in ("shards", "snapshot")}
+    return {**data, "rows": history}
+
+
+def find_leftovers(*places: Path) -> list[Path]:
+    names = ("*.partial", ".*.old", ".*.tmp", "*.lock")
+    folders = ("data", "data/*", "runs/**", ".throughline/*")
+    patterns = [f"{folder}/{name}" for folder in folders for name in names]
+    patterns += [".throughline/scratch/*"]
+    return [path for place in places for pattern in patterns for path in place.glob(pattern)]

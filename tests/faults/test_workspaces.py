@@ -1,24 +1,42 @@
-"""A run with changes works at any path, with hooks, and after git was killed at any instant."""
+"""Runs with changes: they work at any path, with hooks, and after git was killed at any instant;
+which of their worktrees stay, what these share with their project, and whose they are.
+"""
 
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
 
 import pytest
 from dvc.config import Config
 
 from flows.run.dvc_calls import DVC, dvc_environment
-from flows.run.git_calls import find_committer, list_files
-from flows.run.parameters import Changes
+from flows.run.git_calls import find_committer, find_repository_problem
+from flows.run.parameters import Changes, check_name, derive_name
 from flows.run.processes import run_supervised
 from flows.run.resolution import resolve
-from flows.run.workspace import is_saved, open_workspace, save_experiment
+from flows.run.source_check import check_code
+from flows.run.workspace import (
+    KEPT_REPORTS,
+    SWEPT_AFTER_S,
+    UNNAMED,
+    is_saved,
+    keep_worktree,
+    open_workspace,
+    remove_workspace,
+    save_experiment,
+    sweep_workspaces,
+)
+from tests.support.kills import kills_at_each_operation
 from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
-from tests.support.worktrees import CHEAP, cheap_project, git, opened
+from tests.support.skips import need
+from tests.support.small_data import read_files, write_files
+from tests.support.worktrees import CHEAP, age, cheap_project, git, leave, opened
 from throughline.config.params_file import read_yaml
+from throughline.shared.errors import WorkspaceProblem
+from throughline.shared.layout import WORKSPACES
 
 pytestmark = pytest.mark.integration
 
@@ -49,34 +67,42 @@ def dvc(folder: Path, *words: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["größe\t.py", "ignored.py"])
-def test_a_worktree_lacks_a_python_file_until_git_tracks_it(project, name):
-    (project / ".gitignore").write_text("ignored.py\n")
-    (project / name).touch()
-    assert name not in list_files(project, "--", "*.py")
-    git(project, "add", "--force", name)
-    assert name in list_files(project, "--", "*.py")
+def commit_all(project: Path) -> None:
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "data")
+
+
+def read_cache(root: Path) -> dict:
+    return Config(str(root / ".dvc"))["cache"]
 
 
 @pytest.mark.parametrize("name", slow_but_first(NAMES))
 def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
     project = cheap_project(tmp_path / name)
     with opened(project) as workspace:
-        cache = Config(str(workspace.root / ".dvc"))["cache"]["dir"]
-        assert Path(cache).samefile(project / ".dvc" / "cache")
+        assert Path(read_cache(workspace.root)["dir"]).samefile(project / ".dvc" / "cache")
         assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_cache_elsewhere_is_shared_with_its_links_and_its_group(project, tmp_path):
+    elsewhere = tmp_path / "other disk, #1"
+    settings = f'[cache]\ndir = "{elsewhere}"\ntype = "hardlink,copy"\nshared = group\n'
+    (project / ".dvc" / "config.local").write_text(settings)
+    with opened(project) as workspace:
+        cache = read_cache(workspace.root)
+        assert Path(cache["dir"]).samefile(elsewhere)
+        assert (cache["type"], cache["shared"]) == (["hardlink", "copy"], "group")
 
 
 @pytest.mark.slow
 def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
     tmp_path, monkeypatch
 ):
-    name = "hash #1, 100% %(x)s 'größe' \"大\""
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "t")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
-    project = cheap_project(tmp_path / name)
+    project = cheap_project(tmp_path / "hash #1, 100% %(x)s 'größe' \"大\"")
     dvc(project, "install")
     (project / "dvc.yaml").write_text(CHANGED)
     (project / "added.txt").write_text("added")
@@ -96,29 +122,7 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
     dvc(project, "exp", "apply", "x")
     assert (project / "dvc.yaml").read_text() == CHANGED
     assert (project / "added.txt").read_text() == "added"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
-
-
-def test_a_cache_elsewhere_is_shared_with_its_links_and_its_group(project, tmp_path):
-    elsewhere = tmp_path / "other disk, #1"
-    settings = f'[cache]\ndir = "{elsewhere}"\ntype = "hardlink,copy"\nshared = group\n'
-    (project / ".dvc" / "config.local").write_text(settings)
-    with opened(project) as workspace:
-        cache = Config(str(workspace.root / ".dvc"))["cache"]
-        assert Path(cache["dir"]).samefile(elsewhere)
-        assert (cache["type"], cache["shared"]) == (["hardlink", "copy"], "group")
-
-
-def test_hooks_of_the_project_do_not_run(project):
-    for hook in ("post-checkout", "pre-commit", "post-index-change", "reference-transaction"):
-        path = project / ".git" / "hooks" / hook
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("#!/bin/sh\nexit 1\n")
-        path.chmod(0o755)
-    (project / "dvc.yaml").write_text(CHANGED)
-    for _ in range(2):
-        with opened(project) as workspace:
-            assert (workspace.root / "dvc.yaml").read_text() == CHANGED
+    assert [*tmp_path.iterdir()] == [project]
 
 
 def lose_the_folder(root: Path, admin: Path) -> None:
@@ -127,7 +131,7 @@ def lose_the_folder(root: Path, admin: Path) -> None:
 
 
 # What a kill leaves of a worktree, and of what git keeps of it.
-DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+DAMAGES = {
     "no folder": lose_the_folder,
     "no link": lambda root, admin: (root / ".git").unlink(),
     "a locked index": lambda root, admin: (admin / "index.lock").touch(),
@@ -149,14 +153,21 @@ def test_a_worktree_that_a_kill_has_left_half_made_is_made_whole(project, damage
     assert git(project, "status", "--porcelain", "--branch") == before
 
 
-def test_a_locked_index_of_the_project_is_neither_waited_for_nor_changed(project):
+def test_the_projects_hooks_do_not_run_and_its_locked_index_is_neither_waited_for_nor_changed(
+    project,
+):
+    hooks = project / ".git" / "hooks"
+    for name in ("post-checkout", "pre-commit", "post-index-change", "reference-transaction"):
+        write_files(hooks, {name: "#!/bin/sh\nexit 1\n"})
+        (hooks / name).chmod(0o755)
     (project / ".git" / "index.lock").touch()
     (project / "new.txt").write_text("new")
     (project / "dvc.yaml").write_text(CHANGED)
     before = (project / ".git" / "index").read_bytes()
-    with opened(project) as workspace:
-        assert (workspace.root / "dvc.yaml").read_text() == CHANGED
-        assert not (workspace.root / "new.txt").exists(), "git does not know it"
+    for _ in range(2):
+        with opened(project) as workspace:
+            assert (workspace.root / "dvc.yaml").read_text() == CHANGED
+            assert not (workspace.root / "new.txt").exists(), "git does not know it"
     assert (project / ".git" / "index").read_bytes() == before
     made = {path.name for path in (project / ".throughline").iterdir()}
     assert made == {"locks", "workspaces"}
@@ -194,12 +205,10 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
     project, tracked_by
 ):
     """Of data that git does not track the worktree has a link."""
-    (project / "dvc.yaml").write_text(CHEAP_PROFILES)
     own = {**SMALL, "data": {**SMALL["data"], "path": "source/mine"}}
     write_params(project, own)
     data = project / "source" / "mine"
-    data.mkdir(parents=True)
-    (data / "1.txt").write_text("mine")
+    write_files(project, {"dvc.yaml": CHEAP_PROFILES, "source/mine/1.txt": "mine"})
     if tracked_by == "DVC":
         dvc(project, "add", "source/mine")
     if tracked_by == "nobody":
@@ -207,8 +216,7 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
     dvc(project, "repro", "--quiet")
     new = {"new": {"read": "shards"}}
     write_params(project, {**own, "pipelines": {**own["pipelines"], **new}})
-    git(project, "add", "--all")
-    git(project, "commit", "-qm", "data")
+    commit_all(project)
     resolved = resolve(project, Changes(batch_size=16), ["naive"])
     with open_workspace(resolved, name="x") as workspace:
         assert (workspace.root / "source/mine/1.txt").read_text() == "mine"
@@ -225,13 +233,11 @@ def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_writte
 
 @pytest.mark.slow
 def test_an_experiment_says_of_no_stage_that_it_has_seen_what_came_later(project):
-    (project / "dvc.yaml").write_text(CHEAP_PROFILES)
     write_params(project, {**SMALL, "data": {**SMALL["data"], "path": "mine"}})
-    (project / "mine").mkdir()
-    (project / "mine" / "1.txt").write_text("1")
-    (project / ".gitignore").write_text("/.throughline/\n/mine\n/*.txt\n")
-    git(project, "add", "--all")
-    git(project, "commit", "-qm", "data")
+    ignored = "/.throughline/\n/mine\n/*.txt\n"
+    files = {"dvc.yaml": CHEAP_PROFILES, "mine/1.txt": "1", ".gitignore": ignored}
+    write_files(project, files)
+    commit_all(project)
     with opened(project) as workspace:
         dvc(workspace.root, "repro", "--quiet", **workspace.environment)
         ran = (workspace.root / "dvc.lock").read_text()
@@ -240,3 +246,194 @@ def test_an_experiment_says_of_no_stage_that_it_has_seen_what_came_later(project
         assert (workspace.root / "dvc.lock").read_text() == ran
     dvc(project, "exp", "apply", "x")
     assert {*json.loads(dvc(project, "status", "--json"))} == {"profile@naive", "profile@optimized"}
+
+
+@pytest.mark.slow
+def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
+    swept = leave(project, "swept")
+    stay = [leave(project, "young", age_s=SWEPT_AFTER_S - 600)]
+    stay += [leave(project, name) for name in ("busy-lately", "finished", "named-since")]
+    (stay[1] / "runs" / "naive" / "checkpoint").touch()
+    with opened(project, "finished", ephemeral=True) as workspace:
+        keep_worktree(workspace)  # of a run that could not be saved as an experiment
+    with opened(project, "named-since"):
+        pass
+    for root in stay[2:]:
+        age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == ["swept"]
+    assert not swept.exists() and all(root.exists() for root in stay)
+    assert "swept" not in git(project, "worktree", "list")
+    assert not list((project / ".throughline" / "scratch").glob("*/*/swept"))
+    assert sweep_workspaces(project) == []
+
+
+def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(project):
+    root = leave(project, "mine", ephemeral=False)
+    with opened(project, "mine", ephemeral=True) as workspace:
+        assert workspace.root == root and not workspace.ephemeral
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == [] and root.exists()
+    leave(project, "tried-again")
+    with opened(project, "tried-again", ephemeral=True) as workspace:
+        assert workspace.ephemeral
+        remove_workspace(workspace)
+    assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
+
+
+CALLED = {"proud-owl": "proud-owl", "../../größe": "gr-e-1f2e3d4c", "-": "1f2e3d4c"}
+CALLED["x" * 65] = "x" * 55 + "-1f2e3d4c"
+
+
+@pytest.mark.parametrize(("called", "name"), CALLED.items())
+def test_a_run_without_a_name_has_one_that_it_can_have_whatever_prefect_calls_it(called, name):
+    assert derive_name(called, "1f2e3d4c-5b6a-4988-8776-655443322110") == name
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["main", "HEAD", "v1", "commit"])
+def test_a_name_that_git_knows_otherwise_is_refused(project, name):
+    git(project, "tag", "v1")
+    name = git(project, "rev-parse", "HEAD")[:9] if name == "commit" else name
+    with pytest.raises(WorkspaceProblem, match="git knows it as commit"), opened(project, name):
+        pass
+    assert not list((project / WORKSPACES).glob("*"))
+
+
+@pytest.mark.slow
+def test_whenever_a_run_without_a_name_is_killed_its_worktree_is_swept(project):
+    def work() -> None:
+        with opened(project, "x", ephemeral=True) as workspace:
+            (workspace.root / "report").mkdir()
+            remove_workspace(workspace)
+
+    root, left = project / WORKSPACES / "x", 0
+    for _ in kills_at_each_operation(work):
+        if root.exists():
+            left += 1
+            age(root, SWEPT_AFTER_S)
+        sweep_workspaces(project)
+        assert not root.exists() and not list((project / UNNAMED).glob("*"))
+    assert left > 3
+
+
+@pytest.mark.parametrize("kept", slow_but_first([".git", "dvc.yaml", None]))
+def test_a_worktree_that_was_being_removed_is_swept_and_can_be_made_again(project, kept):
+    """Git removes its files one after another, in any order."""
+    root = leave(project, "x")
+    for path in root.iterdir():
+        if path.name != kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    age(root, SWEPT_AFTER_S)
+    assert sweep_workspaces(project) == ["x"] and not root.exists()
+    assert "workspaces/x" not in git(project, "worktree", "list")
+    assert not list((project / UNNAMED).iterdir())
+    with opened(project, "x") as workspace:
+        assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
+
+
+@pytest.mark.slow
+def test_a_name_may_be_used_again_with_other_data(project):
+    first, above, other = "my/photos/new", "my/photos", "my/texts"
+    paths = ("my/photos/1.txt", "my/photos/new/2.txt", "my/texts/3.txt")
+    write_files(project, {path: path for path in paths})
+    for data in (first, above, other, first):
+        changes = Changes(overrides=[f"data.path={data}"])
+        with open_workspace(resolve(project, changes), name="x") as workspace:
+            assert read_files(workspace.root / data) == read_files(project / data)
+    assert len(read_files(project / "my")) == 3
+    (link,) = (path for path in (workspace.root / "my").rglob("*") if path.is_symlink())
+    assert link == workspace.root / first, "it alone, and no empty folders"
+    assert {*(workspace.root / "my").rglob("*")} <= {link, *link.parents}
+
+
+def test_a_worktree_of_the_users_own_whose_disk_is_not_there_stays_known_to_git(project, tmp_path):
+    own = tmp_path / "disk" / "x"
+    git(project, "worktree", "add", "-q", "--detach", str(own))
+    root = leave(project, "swept")
+    own.parent.rename(tmp_path / "not mounted")
+    with opened(project, "x") as workspace:  # of the same name, and new
+        pass
+    assert sweep_workspaces(project) == ["swept"] and not root.exists()
+    (tmp_path / "not mounted").rename(own.parent)
+    assert_of_one_repository(project, own)
+    assert_of_one_repository(project, workspace.root)
+    assert "swept" not in git(project, "worktree", "list")
+
+
+def assert_of_one_repository(project: Path, root: Path) -> None:
+    """A worktree works, and its project knows it."""
+    assert git(root, "rev-parse", "HEAD") == git(project, "rev-parse", "HEAD")
+    assert str(root) in git(project, "worktree", "list")
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["moved", "copied"])
+def test_a_worktree_goes_on_in_a_moved_project_and_in_a_copy_which_leaves_the_original_its_own(
+    project, copied
+):
+    with opened(project) as workspace:
+        write_files(workspace.root, {"data/half": ""})
+    original, new = workspace.root, project.with_name("moved to")
+    shutil.copytree(project, new, symlinks=True) if copied else project.rename(new)
+    (new / "dvc.yaml").write_text(CHANGED)
+    if copied:
+        commit_all(new)
+    with opened(new) as workspace:
+        assert (workspace.root / "data" / "half").exists(), "what it has made"
+        assert (workspace.root / "dvc.yaml").read_text() == CHANGED
+        assert Path(read_cache(workspace.root)["dir"]).is_relative_to(new)
+    git(new, "worktree", "prune")
+    assert_of_one_repository(new, workspace.root)
+    if copied:
+        assert_of_one_repository(project, original)
+        assert (original / "dvc.yaml").read_text() == CHEAP
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [("within", "is not the top folder of a git"), ("empty", "is a git repository without a com")],
+)
+def test_a_project_that_is_no_repository_with_a_commit_is_refused(project, folder, problem):
+    (project / folder).mkdir()
+    write_params(project / folder, SMALL)
+    if folder == "empty":
+        git(project / folder, "init", "--quiet")
+    with pytest.raises(WorkspaceProblem, match=f"{folder} {problem}"):
+        opened(project / folder).__enter__()
+
+
+def test_code_that_git_does_not_track_and_code_in_a_submodule_are_refused(project, tmp_path):
+    add = ("submodule", "--quiet", "add", str(cheap_project(tmp_path / "other")), "sub")
+    git(project, "-c", "protocol.file.allow=always", *add)
+    write_files(project, {"sub/my_models.py": "", "größe.py": "", ".gitignore": "*.py\n"})
+    with pytest.raises(WorkspaceProblem, match=r"needs sub/my_models\.py of .* submodule sub,"):
+        check_code(project, ["größe.py", "sub/my_models.py"])
+    with pytest.raises(WorkspaceProblem, match=r"`git add --force größe\.py`"):
+        check_code(project, ["größe.py"])
+    git(project, "add", "--force", "größe.py")
+    check_code(project, ["größe.py"])
+
+
+def test_a_worktree_in_use_is_not_swept_and_the_latest_reports_of_runs_without_a_name_stay(project):
+    reports = project / ".throughline" / "reports"
+    for number in range(KEPT_REPORTS):
+        (reports / f"earlier-{number}").mkdir(parents=True)
+        os.utime(reports / f"earlier-{number}", (number, number))
+    with opened(project, ephemeral=True) as workspace:
+        write_files(workspace.root, {"report/index.html": "found"})
+        age(workspace.root, 2 * SWEPT_AFTER_S)
+        assert sweep_workspaces(project) == [], "it is in use"
+        kept = remove_workspace(workspace)
+    assert kept is not None and (kept / "index.html").read_text() == "found"
+    left = {path.name for path in reports.iterdir()}
+    assert len(left) == KEPT_REPORTS and "earlier-0" not in left and "earlier-1" in left
+
+
+def test_a_repository_of_another_user_is_named_with_the_command_that_helps(project, monkeypatch):
+    need("root")
+    monkeypatch.setenv("HOME", str(project.parent))
+    os.chown(project, 4321, -1)
+    os.chown(project / ".git", 4321, -1)
+    problem = find_repository_problem(project) or ""
+    assert "belongs to another user" in problem
+    subprocess.run(problem.split("`")[1].split(), check=True)
+    assert find_repository_problem(project) is None

@@ -1,10 +1,18 @@
-"""The image, the stack and the object store of a machine."""
+"""The image, the stack and the object store of a machine, its secrets, killed and damaged at any
+moment; what `make` does before anything is installed.
+"""
 
 import json
+import os
 import re
+import resource
+import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,12 +20,14 @@ import typer
 from docker.utils.build import exclude_paths
 from ruamel.yaml import YAML
 
+from flows.servers.services import reserved_port
 from infra import store
-from infra.local import clusters
+from infra.local import clusters, postgres
 from infra.local.__main__ import stores
-from infra.local.clusters import dask_cluster, input_service
-from infra.local.stack_config import load_stack
+from infra.local.stack_config import SETTINGS_FILE, load_stack
 from tests.support.project import ROOT, environment, make_project, run
+from tests.support.skips import need
+from tests.support.small_data import write_files
 from tests.support.stack import wait_for
 from tests.support.worktrees import git
 from throughline.shared.errors import ServiceFailed
@@ -88,7 +98,6 @@ def test_the_service_that_runs_anybodys_graphs_reaches_neither_the_stores_nor_th
 
 
 def test_volumes_belong_to_the_user_that_writes_them():
-    """A new volume takes the owner of the folder that it is mounted at in the image."""
     owner = "--owner=throughline --group=throughline"
     command = rf"install --directory {owner} --mode=0700 ([/\w ]+?) *(?:\\\\)?$"
     (made,) = re.findall(command, DOCKERFILE, re.MULTILINE)
@@ -114,16 +123,13 @@ def test_the_image_is_built_from_the_lock():
 def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     """By Docker's own client, with secrets and results in every place where they could be."""
     tracked = git(ROOT, "ls-files").split()
-    for name in (*tracked, *PLANTED.split()):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("SECRET")
+    write_files(tmp_path, dict.fromkeys([*tracked, *PLANTED.split()], "SECRET"))
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     sent = exclude_paths(str(tmp_path), [line for line in lines if line and line[0] != "#"])
     context = {path for path in sent if (tmp_path / path).is_file()}
     code = re.compile(r"(throughline|tasks|flows|whowaits/src)/.*\.py")
     needed = {name for name in tracked if code.fullmatch(name)} | {*NEEDED.split()}
-    sent_and_not_copied = {"Dockerfile", ".dockerignore"}  # the builder needs them
-    assert context - sent_and_not_copied == needed
+    assert context - {"Dockerfile", ".dockerignore"} == needed, "these are sent, and not copied"
 
 
 @pytest.mark.parametrize("empty", store.KEY)
@@ -146,16 +152,15 @@ def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option, above):
             pytest.fail("the stores were started")
 
 
-@pytest.mark.parametrize("start", [input_service, dask_cluster])
-def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch, start):
+def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch):
     opened = load_stack(tmp_path / "stack")
     before = psutil.Process().children()
-    with start(opened, 0):
+    with clusters.input_service(opened, 0), clusters.dask_cluster(opened, 0):
         assert psutil.Process().children() == before
     monkeypatch.setattr(clusters, "find_spec", lambda name: None)
-    if start is dask_cluster:
-        with pytest.raises(ServiceFailed, match="Dask is not installed"), start(opened, 1):
-            pytest.fail("a cluster was started")
+    refused = pytest.raises(ServiceFailed, match="Dask is not installed")
+    with refused, clusters.dask_cluster(opened, 1):
+        pytest.fail("a cluster was started")
 
 
 STORE = (sys.executable, "-m", "infra.local", "store", "--")
@@ -189,3 +194,124 @@ def test_a_command_finds_in_the_store_what_the_one_before_has_put_there(array_fi
     assert (folder / "same").read_text() == "True\n"
     assert int((folder / "mask").read_text(), 8) == 0o022
     wait_for(lambda: not psutil.pid_exists(int((folder / "pid").read_text())))
+
+
+@pytest.mark.integration
+def test_settings_are_written_only_when_they_change(tmp_path):
+    file = load_stack(tmp_path / "stack").folder / SETTINGS_FILE
+    before = file.stat()
+    assert stat.S_IMODE(before.st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) & 0o066 == 0
+    load_stack(tmp_path / "stack")
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    load_stack(tmp_path / "stack", s3_port=9000)
+    assert json.loads(file.read_text())["s3_port"] == 9000
+
+
+@pytest.mark.integration
+def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
+    before = (load_stack(tmp_path / "stack").folder / SETTINGS_FILE).read_text()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            load_stack(tmp_path / "stack", s3_port=9000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "stack" / SETTINGS_FILE).read_text() == before
+    assert load_stack(tmp_path / "stack").settings.s3_port == 8333
+    assert [path.name for path in (tmp_path / "stack").iterdir()] == [SETTINGS_FILE]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("content", ["{", '{"unknown": 1}'])
+def test_settings_that_cannot_be_read_are_never_replaced(tmp_path, content):
+    (tmp_path / SETTINGS_FILE).write_text(content)
+    with pytest.raises(ServiceFailed, match="put it back from a backup"):
+        load_stack(tmp_path)
+    assert (tmp_path / SETTINGS_FILE).read_text() == content
+
+
+@pytest.mark.slow
+def test_a_first_start_that_was_killed_is_made_good_by_the_next():
+    need("postgres")
+    with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
+        Path(folder).chmod(0o755)
+        opened = load_stack(Path(folder) / "stack", postgres_port=port)
+        partial = opened.folder / "postgres.partial"
+        write_files(partial, {"base/1": "", "PG_VERSION": "15\n"})
+        with postgres.postgres(opened):
+            asked = ("psql", "-d", "postgres", "-Atc", "SELECT datname FROM pg_database")
+            names = postgres._run_checked(opened, *asked).split()
+        assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}
+
+
+def make(folder: Path, *words: str, path: str = os.environ["PATH"]):
+    """Runs `make` in a folder, without what a make around the tests hands to this one."""
+    options = {"cwd": folder, "env": {"PATH": path}, "capture_output": True, "text": True}
+    return subprocess.run([shutil.which("make"), *words], check=False, **options)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("installed", [["python3.11", "python3.12", "python3"], ["python3"]])
+def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, installed):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in installed:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    show = "show: ; @/bin/echo $(PYTHON)"
+    said = make(tmp_path, "--eval", show, "show", path=str(tmp_path)).stdout
+    assert said.split() == [str(tmp_path / installed[0])]
+
+
+# Notes what it is asked, makes environments with a Python, and installs uv.
+PYTHON = """#!/bin/sh
+echo "$@" >> asked
+test "$2" != venv || cp -f "$0" .venv/bin/python
+test "$2" != pip || cp "$0" .venv/bin/uv
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("options", "extra"), [(["GPU=yes"], "--extra gpu"), (["GPU=0"], "")])
+def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path, options, extra):
+    folder, python = tmp_path / "a folder", tmp_path / "python"
+    without_pip = folder / ".venv" / "bin" / "python"
+    files = dict.fromkeys(["pyproject.toml", "uv.lock", "whowaits/pyproject.toml"], "")
+    makefile = (ROOT / "Makefile").read_text()
+    write_files(folder, files | {"Makefile": makefile, ".venv/bin/python": "#!/bin/sh\nexit 1\n"})
+    python.write_text(PYTHON)
+    for program in (python, without_pip):
+        program.chmod(0o755)
+    done = make(folder, "setup", f"PYTHON={python}", *options)
+    assert done.returncode == 0, done.stderr
+    version, environment, uv, sync = (folder / "asked").read_text().splitlines()
+    assert version == "--version" and environment == "-m venv --clear .venv"
+    assert uv.startswith("-m pip install ")
+    assert re.fullmatch(rf"sync .*--locked --compile-bytecode ?{extra}", sync)
+    assert (folder / ".venv" / f".ready{'1' if extra else ''}").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["STORE=s3", "DATA=photos"], "STORE can only be s3"),
+        (["DATA=photos", "BUDGET=small"], "there is no demo of DATA=photos BUDGET=small"),
+        (["PHOTOS=mine"], "PHOTOS=DIR goes with DATA=photos"),
+    ],
+)
+def test_a_demo_of_what_there_is_not_is_refused(options, said):
+    done = make(ROOT, "--dry-run", "demo", *options)
+    assert done.returncode and said in done.stderr
+    assert make(ROOT, "--dry-run", "ui", *options).returncode == 0, "it takes no notice of them"
+
+
+@pytest.mark.integration
+def test_the_demo_with_a_store_reads_what_it_has_put_there():
+    makefile = (ROOT / "Makefile").read_text()
+    for options in (["STORE=s3"], ["DATA=photos", "PHOTOS=."]):
+        assert make(ROOT, "--dry-run", "demo", *options).returncode == 0, "such demos there are"
+    (put,) = re.findall(r"tasks\.upload (\S+) (s3://\S+);", makefile)
+    (path,) = re.findall(r"--set data\.path=(s3://\S+)", makefile)
+    assert put == ("data/raw/fashion_mnist", path)

@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from flows.servers.services import reserved_port
 from infra.local import postgres, s3
 from infra.local.__main__ import stores
-from infra.local.stack_config import StackConfig, load_stack
+from infra.local.stack_config import load_stack
 from tests.support.browser import browsing, picture
 from tests.support.project import environment, make_project, run
 from tests.support.shared_servers import shared_libraries
@@ -34,15 +34,11 @@ class Local:
 
     def __init__(self, project: Path, folder: Path, reserved: ExitStack) -> None:
         self.project, self.folder = project, folder
-        self.prefect, self.tracking = (reserved.enter_context(reserved_port()) for _ in range(2))
+        ports = (reserved.enter_context(reserved_port()) for _ in range(3))
+        self.prefect, self.tracking, postgres_port = ports
         base = reserved.enter_context(s3.reserved_ports())  # of ten, of which a store takes four
-        self.home: StackConfig = load_stack(
-            folder,
-            postgres_port=reserved.enter_context(reserved_port()),
-            s3_port=base,
-            input_port=base + 5,
-            dask_port=base + 8,
-        )
+        others = {"s3_port": base, "input_port": base + 5, "dask_port": base + 8}
+        self.home = load_stack(folder, postgres_port=postgres_port, **others)
         own = self.home.clients | {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.tracking}"}
         self.environment = environment(project) | shared_libraries.environment() | own
 
