@@ -105,7 +105,7 @@ def undecodable(photos, tmp_path_factory):
     """A folder of shards, its manifest, and ids and keys of two that no decoder can decode."""
     folder, manifest = tmp_path_factory.mktemp("undecodable"), read_manifest(photos / "manifest")
     examples = manifest.examples.copy()
-    victims = examples[examples["split"] == "train"][:2]
+    victims = examples.loc[examples["split"] == "train"].head(2)
     for number, row in victims.iterrows():
         data = Path(row["uri"]).read_bytes()[:200] + b"\xff\xd9"
         path = folder / f"{number}.jpg"

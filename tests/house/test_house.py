@@ -45,8 +45,8 @@ def normalize(distribution: str) -> str:
 @pytest.mark.core
 def test_every_library_that_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    listed = sum(project["dependency-groups"].values(), project["project"]["dependencies"])
-    items = [item for item in listed if isinstance(item, str)]
+    lists = [project["project"]["dependencies"], *project["dependency-groups"].values()]
+    items = [item for listed in lists for item in listed if isinstance(item, str)]
     declared = {normalize(re.split(r"[^\w.-]", item)[0]) for item in items}
     files = [path for package in PROGRAM for path in (ROOT / package).rglob("*.py")]
     imported = set().union(*map(packages_of, files)) - OURS - sys.stdlib_module_names

@@ -249,7 +249,7 @@ def test_a_first_start_that_was_killed_is_made_good_by_the_next():
 def make(folder: Path, *words: str, path: str = os.environ["PATH"]):
     """Runs `make` in a folder, without what a make around the tests hands to this one."""
     options = {"cwd": folder, "env": {"PATH": path}, "capture_output": True, "text": True}
-    return subprocess.run([shutil.which("make"), *words], check=False, **options)
+    return subprocess.run([str(shutil.which("make")), *words], check=False, **options)
 
 
 @pytest.mark.integration
