@@ -1,5 +1,8 @@
-"""A command is checked as a whole before Prefect is imported; a user's mistake has no traceback."""
+"""A command is checked as a whole before Prefect is imported; a user's mistake has no traceback.
+What a form or a command asks for becomes the parameters of a run, resolved once.
+"""
 
+import copy
 import logging
 import os
 import sys
@@ -7,7 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from flows.orchestration.cli import (
     RunOptions,
@@ -16,31 +21,27 @@ from flows.orchestration.cli import (
     flow_command,
 )
 from flows.orchestration.stages import list_again
-from flows.run import source_check
 from flows.run.access_policy import CONFINED
+from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
 from flows.run.early_check import check_started_command
-from flows.run.parameters import OWN_PIPELINES, Changes, select_pipelines
+from flows.run.parameters import OWN_PIPELINES, Changes, find_numbers, select_pipelines
 from flows.run.resolution import resolve, resolve_command
-from flows.run.source_check import check_named_files, check_source, is_large
 from tasks.identities import main as write_identities
 from tasks.ingest import main as ingest
-from tasks.own_code import list_watched_files
 from tests.support.lanes import slow_but_first
-from tests.support.project import SMALL, run_python, write_params
-from throughline.config.named_files import find_named_files
-from throughline.config.params_file import read_yaml
+from tests.support.project import SMALL, git, run_python, write_params
+from tests.support.small_data import write_files
+from tests.support.worktrees import cheap_project
+from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
 from throughline.config.table_check import READ_BYTES, check_table
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.errors import (
-    DataNotFound,
     InvalidParams,
     MissingInput,
-    ObjectStoreFailed,
     UnknownPipeline,
     UnreadableSource,
     WorkspaceProblem,
 )
-from throughline.shared.object_store import open_store
 
 NOWHERE = {**SMALL, "data": {"source": "image_folder", "path": "nowhere", "fetch": "none"}}
 IMPORTS = """
@@ -77,6 +78,7 @@ def test_a_mistake_is_said_before_anything_slow_is_imported(tmp_path, module):
         (["--set", "train.epoch=2"], "train.epoch"),
         (["--name", "mine"], "--name mine"),
         ([], "data.path: nowhere"),
+        (["--set", "data.path=/usr"], ""),  # which is there
         (["--help"], ""),  # what the command itself answers is left to it
         (["--set"], ""),
         (["--show"], ""),
@@ -104,21 +106,11 @@ def test_a_store_that_can_never_be_written_is_said_before_a_flow_and_by_each_sta
         assert ended.value.code == 2 and "./mlruns is a folder" in said, said
 
 
-@pytest.mark.integration
-def test_the_parameters_of_the_early_check_are_the_flows(project, monkeypatch):
-    (project / "nowhere").mkdir()
-    write_params(project, NOWHERE)
-    monkeypatch.setattr(sys, "argv", ["-m", "--pipeline", "naive", "--set", "train.epochs=9"])
-    check_started_command()
-    changes, resolved = resolve_command(["train.epochs=9"], [], None, ["naive"])
-    assert resolve(project, changes, ["naive"]) is resolved
-
-
 def test_the_flow_of_a_command_has_the_parameters_that_were_checked(project):
     """Overlays are merged in their order, overrides come last."""
-    files = [project / "first.yaml", project / "second.yaml"]
-    files[0].write_text("train: {epochs: 5}\nbatch_size: 8\n")
-    files[1].write_text("train: {seed: 3}\nbatch_size: 4\n")
+    first, second = "train: {epochs: 5}\nbatch_size: 8\n", "train: {seed: 3}\nbatch_size: 4\n"
+    write_files(project, {"1.yaml": first, "2.yaml": second})
+    files = [project / "1.yaml", project / "2.yaml"]
     changes, checked = resolve_command(["train.seed=16"], files, "mine", ["naive"])
     train = checked.params.train
     assert (train.epochs, train.seed, checked.params.batch_size) == (5, 16, 4)
@@ -149,27 +141,16 @@ def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error,
         resolve_command(overrides, overlays, name, [])
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (MissingInput("run `dvc repro shard`"), "MissingInput: run `dvc repro shard`"),
-        (KeyError("label"), "the run failed"),
-    ],
-)
-def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch, caplog, error, text):
+def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch):
     for key in ("LOGGING_LEVEL", "SERVER_ANALYTICS_ENABLED", "LOGGING_SERVER_LEVEL"):
         monkeypatch.setenv(f"PREFECT_{key}", "ERROR")
     configure_logging()
-    logger = logging.getLogger("prefect.flow_runs")
-    monkeypatch.setattr(logger, "propagate", True)
-    logger.addHandler(caplog.handler)
-    try:
-        with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
-            logger.error("the run failed", exc_info=error)
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert caplog.records[0].getMessage() == text
-    assert bool(caplog.records[0].exc_info) is isinstance(error, KeyError)
+    kept = []
+    for error in (MissingInput("run `dvc repro shard`"), KeyError("label")):
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": (None, error, None)})
+        assert logging.getLogger("prefect.flow_runs").filter(record)
+        kept.append((record.getMessage(), bool(record.exc_info)))
+    assert kept == [("MissingInput: run `dvc repro shard`", False), ("failed", True)]
 
 
 def test_configurations_that_a_command_names_are_the_run_s_even_if_all_of_params_yaml(monkeypatch):
@@ -185,8 +166,7 @@ def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
     with pytest.raises(SystemExit) as ended, flow_command("training", ["naive"], options):
         pytest.fail("the block was entered")
     assert ended.value.code == 0
-    (project / "shown.yaml").write_text(capsys.readouterr().out)
-    assert read_yaml(project / "shown.yaml")["train"]["epochs"] == 9
+    assert parse_yaml(capsys.readouterr().out, "it")["train"]["epochs"] == 9
 
 
 def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
@@ -200,135 +180,217 @@ def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
 
 
 def test_a_table_is_read_before_the_run_unless_ingest_has_read_it_or_it_is_large(tmp_path):
-    (tmp_path / "params.yaml").touch()
-    table = tmp_path / "rows.csv"
-    table.write_text("size,kind\n1,a\n2,b\n")
+    rows = "".join(f"{number},{number % 7}.5\n" for number in range(120))
+    files = {"texts.csv": "words,label\na,b\n", "power.csv": f"hour,load\n{rows}"}
+    write_files(tmp_path, {"params.yaml": "", "rows.csv": "size,kind\n1,a\n2,b\n"} | files)
     data = DataSettings(source="table", path="rows.csv", label_column="kin", ignore=["colour"])
     with pytest.raises(UnreadableSource, match="2 problems"):
         check_table(tmp_path, data, changed=False)
-    manifest = tmp_path / "data" / "manifest" / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.touch()
-    os.utime(manifest, (table.stat().st_mtime + 9,) * 2)
+    manifest = write_files(tmp_path, {"data/manifest/manifest.json": ""}) / "data/manifest"
+    os.utime(manifest / "manifest.json", ((tmp_path / "rows.csv").stat().st_mtime + 9,) * 2)
     check_table(tmp_path, data, changed=False)
     with pytest.raises(UnreadableSource):
         check_table(tmp_path, data, changed=True)
-    os.truncate(table, READ_BYTES + 1)
+    os.truncate(tmp_path / "rows.csv", READ_BYTES + 1)
     check_table(tmp_path, data, changed=True)
 
-
-def test_the_header_of_a_table_of_texts_and_the_length_of_a_series_are_read(tmp_path):
-    (tmp_path / "params.yaml").touch()
-    (tmp_path / "texts.csv").write_text("words,label\na,b\n")
     data = DataSettings(source="text_table", path="texts.csv")
     with pytest.raises(UnreadableSource, match="no column text"):
         check_table(tmp_path, data, changed=True)
-    rows = "".join(f"{number},{number % 7}.5\n" for number in range(120))
-    (tmp_path / "power.csv").write_text(f"hour,load\n{rows}")
     data = DataSettings(source="time_series", path="power.csv", time_column="hour")
     check_table(tmp_path, data, changed=True, window=WindowSettings(length=8))
     with pytest.raises(InvalidParams, match="the validation split has 12 time steps"):
         check_table(tmp_path, data, changed=True, window=WindowSettings(length=24))
 
 
-@pytest.fixture
-def photos(tmp_path) -> Path:
-    """A folder of a project's photos; the project is as after `dvc init --no-scm`."""
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc" / "config").write_text("[core]\nno_scm = True\nanalytics = false\n")
-    folder = tmp_path / "photos" / "cat"
-    folder.mkdir(parents=True)
-    (folder / "größe.jpg").write_bytes(b"x")
-    return folder
+UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SMALL)}
 
 
-@pytest.mark.slow
-def test_what_dvc_cannot_hash_is_refused_with_its_name_unless_it_is_ignored(photos, tmp_path):
-    check_source(tmp_path, "photos")
-    os.mkfifo(photos / "pipe.jpg")
-    (photos / "link.png").symlink_to("nowhere")
-    (photos / "zero.png").symlink_to("/dev/zero")
-    with pytest.raises(UnreadableSource) as refused:
-        check_source(tmp_path, "photos")
-    reasons = dict.fromkeys(("pipe.jpg", "zero.png"), "is not a regular file")
-    reasons |= {"link.png": "is a link to nothing; `dvc pull`"}
-    assert all(f"{name} {reason}" in str(refused.value) for name, reason in reasons.items())
-    not_utf8 = Path(os.fsdecode(os.fsencode(photos) + b"/x\xff.png"))
-    not_utf8.touch()
-    (tmp_path / ".dvcignore").write_text("".join(f"photos/cat/{name}\n" for name in reasons))
-    with pytest.raises(UnreadableSource, match=r"cannot read some: \S+xff.png has a name that is"):
-        check_source(tmp_path, "photos")
-    not_utf8.unlink()
-    check_source(tmp_path, "photos")
+def test_the_one_default_that_dvc_needs_written_out_is_asked_for(project):
+    data = {key: value for key, value in SMALL["data"].items() if key != "fetch"}
+    write_params(project, {**SMALL, "data": data})
+    with pytest.raises(InvalidParams, match=r"data.fetch is missing.*write `fetch: none`"):
+        resolve(project, Changes())
+    text = resolve(project, Changes(overrides=["train.epochs=3"])).text
+    assert parse_yaml(text, "params.yaml")["data"]["fetch"] == "none"
+
+
+def test_what_was_changed_in_a_form_is_the_only_change_and_comments_stay(project):
+    text = "# why\n" + (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(text)
+    same = resolve(project, Changes(**UNTOUCHED))
+    assert (same.changed, same.text) == (False, text)
+    # Who names the present value asks for a worktree, perhaps to compare others with.
+    assert resolve(project, Changes(overrides=[f"batch_size={SMALL['batch_size']}"])).changed
+    changed = resolve(project, Changes(**UNTOUCHED | {"epochs": 3}))
+    assert (changed.changed, changed.text) == (True, text.replace("epochs: 2", "epochs: 3"))
+    with_overlay = UNTOUCHED | {"overlay": {"train": {"epochs": 5}}}
+    assert resolve(project, Changes(**with_overlay)).params.train.epochs == 5
+    assert resolve(project, Changes(**with_overlay | {"epochs": 7})).params.train.epochs == 7
+
+
+def test_a_changed_run_has_the_configurations_asked_for_but_the_snapshot_of_all(project):
+    part = {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}}
+    write_params(project, SMALL | {"pipelines": {"naive": {"read": "shards"}, "part": part}})
+    resolved = resolve(project, Changes(epochs=3), ["naive"])
+    of_the_run = parse_yaml(resolved.text, "params.yaml")
+    assert [*of_the_run["pipelines"]] == [*resolved.params.pipelines] == ["naive"]
+    assert of_the_run["snapshot"]["fraction"] == 0.3 == resolved.params.snapshot.stored_fraction
+    assert [*parse_yaml(resolved.complete, "complete")["pipelines"]] == ["naive", "part"]
+    changed = Changes(epochs=3)
+    for changes, only in ((changed, ["naive", "part"]), (changed, []), (Changes(), ["naive"])):
+        whole = resolve(project, changes, only)
+        assert [*whole.params.pipelines] == ["naive", "part"]
+        assert "fraction" not in parse_yaml(whole.text, "params.yaml")["snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("document", "numbers"),
+    [
+        (SMALL, (2, 32, 0.01)),
+        ({"train": {"epochs": 9}}, (9, 256, 0.001)),
+        ({"train": {"learning_rate": float("nan"), "epochs": "nine"}}, (2, 256, 0.001)),
+        ({"train": ["epochs"]}, (2, 256, 0.001)),
+    ],
+)
+def test_a_form_shows_the_numbers_of_params_yaml_or_their_defaults(document, numbers):
+    assert tuple(find_numbers(document).values()) == numbers
 
 
 @pytest.mark.integration
-def test_of_data_outside_the_project_no_dvcignore_is_advised(photos, tmp_path):
-    (photos / "link.png").symlink_to("nowhere")
-    (tmp_path / "project").mkdir()
-    (tmp_path / ".dvc").rename(tmp_path / "project" / ".dvc")
-    with pytest.raises(UnreadableSource, match=r"`find \S+ -xtype l -delete`") as refused:
-        check_source(tmp_path / "project", "../photos")
-    assert ".dvcignore" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("files", "tracked", "path"),
+    [
+        (["my/photos/1.png"], [], "my/photos"),
+        (["my/photos/1.png"], ["my/photos"], "my/photos"),
+        (["my/photos/1.png", "my/photos/2.png"], ["my/photos/1.png"], "{project}/my/photos"),
+        (["../photos/1.png"], [], "{project.parent}/photos"),
+        ([], [], "my/photos"),
+        ([], [], "s3://bucket/photos"),
+    ],
+)
+def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, files, tracked, path):
+    project = tmp_path / "project"
+    asked = str(Path(files[0]).parent) if files else path
+    project.mkdir()
+    write_files(project, dict.fromkeys(files, ""))
+    write_params(project, SMALL)
+    git(project, "init", "-q")
+    git(project, "add", "params.yaml", *tracked)
+    resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
+    expected = path.format(project=project)
+    assert resolved.params.data.path == expected
+    for text in (resolved.text, resolved.complete):
+        assert parse_yaml(text, "it")["data"]["path"] == expected
 
 
-def test_a_source_that_is_not_there_is_named_unless_it_will_be_fetched(tmp_path):
-    (tmp_path / "table.csv").write_text("a,b\n")
-    check_source(tmp_path, "table.csv")
-    check_source(tmp_path, "data/raw/fashion_mnist", fetched="fashion_mnist")
-    for fetched in ("none", "fashion_mnist"):
-        with pytest.raises(DataNotFound, match=r"^data\.path: nothing does not exist"):
-            check_source(tmp_path, "nothing", fetched=fetched)
-
-
-@pytest.mark.slow
 @pytest.mark.integration
-def test_a_bucket_in_which_nothing_is_there_is_named(tmp_path, bucket_url, proxy):
-    open_store(bucket_url).write("photos/cat/1.jpg", b"x")
-    proxy.requests.clear()
-    for path in ("", "/photos", "/photos/", "/photos/cat/1.jpg"):
-        check_source(tmp_path, f"{bucket_url}{path}")
-    assert not [path for method, path, _ in proxy.requests if method == "GET" and "?" not in path]
-    with pytest.raises(DataNotFound, match=rf"^data\.path: {bucket_url}/phot does not exist"):
-        check_source(tmp_path, f"{bucket_url}/phot")
-    with pytest.raises(ObjectStoreFailed, match=r"s3://other"):
-        check_source(tmp_path, "s3://other")
+def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path):
+    """A worktree has an empty folder of it."""
+    project, other = cheap_project(tmp_path / "project"), cheap_project(tmp_path / "other")
+    write_files(other, {"cat/1.png": ""})
+    git(other, "add", ".")
+    git(other, "commit", "-qm", "photos")
+    add = ("submodule", "--quiet", "add", str(other), "my/photos")
+    git(project, "-c", "protocol.file.allow=always", *add)
+    (project / "mine").mkdir()
+    inside = {path: str(project / path) for path in ("my/photos/cat", "my")}
+    for asked, expected in (*inside.items(), ("mine", "mine")):
+        resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
+        assert resolved.params.data.path == expected
 
 
-def test_a_tokenizer_that_git_does_not_know_is_refused_before_anything_runs(project):
-    (project / "worktree").mkdir()
-    file = project / "vocab.txt"
-    file.write_text("[UNK]\n")
-    relative = {"preprocess": [{"tokenize": {"kind": "wordpiece", "model": file.name}}]}
-    check_named_files(project, relative)
-    with pytest.raises(InvalidParams, match=r"git add --force vocab\.txt.*absolute path"):
-        check_named_files(project / "worktree", relative)
-    for given in ({"kind": "wordpiece", "model": str(file)}, {"kind": "bytes"}):
-        check_named_files(project / "worktree", {"preprocess": [{"tokenize": given}]})
-    weights = {"model": {"name": "mlp", "weights": "some.h5"}}
-    named = [("preprocess: tokenize.model", "vocab.txt"), ("model.weights", "some.h5")]
-    assert find_named_files({**relative, **weights}) == named
+KEYS = st.text(max_size=5).filter(lambda key: not key.endswith("!"))  # a mark of overlays
 
 
-def test_a_file_that_dvc_yaml_lists_and_git_does_not_know_is_refused_as_such(tmp_path):
-    listed = "      # Own ops and models\n      - my_ops.py\n      - lookup.csv\n    outs: []\n"
-    (tmp_path / "dvc.yaml").write_text(listed)
-    assert list_watched_files(tmp_path) == ["lookup.csv"]
-    with pytest.raises(InvalidParams, match=r"dvc\.yaml: lookup\.csv is not in"):
-        check_named_files(tmp_path, {}, ["lookup.csv"])
-    (tmp_path / "lookup.csv").touch()
-    check_named_files(tmp_path, {}, ["lookup.csv"])
+@pytest.mark.integration
+@given(
+    st.recursive(
+        st.text(max_size=8) | st.integers() | st.booleans() | st.none(),
+        lambda items: st.lists(items, max_size=3) | st.dictionaries(KEYS, items, max_size=3),
+        max_leaves=8,
+    )
+)
+@settings(max_examples=30)
+def test_any_value_of_an_override_reads_as_itself(value):
+    document = YAML().load("a: {b: 1}\nc:\n  - d\n")
+    merge(document, {"a": {"b": value, "e": [value]}})
+    assert parse_yaml(dump_params(document), "it")["a"] == {"b": value, "e": [value]}
 
 
-def test_data_is_large_from_so_many_files_or_bytes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_check, "MANY_FILES", 3)
-    assert not is_large(tmp_path / "nowhere")
-    for name in ("a/1", "a/2"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert not is_large(tmp_path)
-    (tmp_path / "b").symlink_to("gone")
-    assert is_large(tmp_path) and not is_large(tmp_path / "a" / "1")
-    with (tmp_path / "a" / "1").open("wb") as file:
-        file.truncate(source_check.MANY_BYTES)  # takes no room
-    assert is_large(tmp_path / "a" / "1") and is_large(tmp_path / "a")
+OVERLAY = st.dictionaries(
+    st.sampled_from(["a", "b", "a!", "b!"]),
+    st.recursive(
+        st.integers(0, 3),
+        lambda items: st.dictionaries(st.sampled_from(["a", "b"]), items, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=2,
+).filter(lambda overlay: len({key.rstrip("!") for key in overlay}) == len(overlay))
+
+
+@given(OVERLAY, OVERLAY, st.dictionaries(st.sampled_from("ab"), st.just({"a": {"b": 1}})))
+@settings(max_examples=50)
+def test_joined_overlays_change_what_both_change_one_after_the_other(first, second, document):
+    joined, one_by_one = copy.deepcopy(document), copy.deepcopy(document)
+    merge(joined, join_overlays(first, second))
+    for overlay in (first, second):
+        merge(one_by_one, copy.deepcopy(overlay))
+    assert joined == one_by_one
+
+
+def test_a_problem_names_what_it_comes_from(project):
+    overlay = {"train": {"epoch": 3}, "batch_size": 0}
+    overrides = ["train.optimiser=x", "measure={steps: 1}", "trian.epochs=3"]
+    with pytest.raises(InvalidParams) as raised:
+        resolve(project, Changes(overlay=overlay, overrides=overrides))
+    starts = {problem.partition(";")[0] for problem in raised.value.problems}
+    assert starts == {
+        "overlay: train.epoch is not a field",
+        "overlay: batch_size: input should be greater than or equal to 1",
+        "--set train.optimiser is not a field",
+        "--set measure: measure.steps is not a field",
+        "--set trian.epochs: trian is not a field",
+    }
+    with (project / "params.yaml").open("a") as file:
+        file.write("measur: {}\n")
+    with pytest.raises(InvalidParams, match=r"params\.yaml: measur is not a field"):
+        resolve(project, Changes(overlay={"batch_size": 8}))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("my photos #1", "my photos #1"), ("#1", "#1"), ("[1, 2] # two", [1, 2]), ("''", "")],
+)
+def test_an_override_may_be_empty_and_is_not_cut_where_yaml_has_comments(text, value):
+    document = {}
+    apply_overrides(document, [f"data.path={text}"])
+    assert document == {"data": {"path": value}}
+
+
+def test_what_was_said_of_a_former_value_is_not_said_of_the_new_one():
+    text = "a: 1  # one\nb: {c: 2}  # two\n\n# of d\nd: 3  # three\n"
+    named = NamedChanges(overlays={"it": {"a": 4, "d": 3}}, overrides=["b=5"])
+    assert dump_params(named.apply(text)) == "a: 4\nb: 5\n\n# of d\nd: 3  # three\n"
+
+
+def test_a_known_dataset_is_fetched_where_it_is_the_data_alone(project):
+    overlay = {"data": {"fetch": "fashion_mnist", "path": "my/photos"}}
+    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "none"
+    overlay["data"]["path"] = "data/raw/fashion_mnist"
+    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "fashion_mnist"
+
+
+def test_a_change_is_not_one_of_what_shares_its_anchor():
+    text = "a: &it {x: 1}\nb: *it\nc: *it\n"
+    named = NamedChanges(overlays={"overlay": {"a": {"x": 2}}}, overrides=["b.x=3"])
+    changed = parse_yaml(dump_params(named.apply(text)), "it")
+    assert changed == {"a": {"x": 2}, "b": {"x": 3}, "c": {"x": 1}}
+
+
+def test_numbers_of_a_form_that_is_older_than_params_yaml_are_named(project):
+    form = Changes(**UNTOUCHED)
+    assert form.numbers(read_yaml(project / "params.yaml")) == []
+    later = SMALL | {"train": SMALL["train"] | {"epochs": 10}}
+    assert form.numbers(later) == ["train.epochs=2"]
+    assert Changes(overrides=["train.epochs=2"]).numbers(later) == [], "nobody's but the user's"

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,20 @@ import pytest
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import UNNAMED, find_experiment, is_saved, open_workspace
+from tasks.tune import find_key
+from tests.support.answers import ANSWER
 from tests.support.project import copy_project, run, run_quietly, runs_of, share_servers, start
+from tests.support.shared_servers import shared_prefect
 from tests.support.worktrees import leave
+from throughline.config.params import load_params
 from throughline.config.params_file import read_yaml
 from throughline.reporting.table import comparison_table, to_text
 from throughline.results.comparison import Comparison
 from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
+from throughline.shared.layout import Layout
+from throughline.tuning.budgets import read_budgets
+from throughline.tuning.key import FOLDER
 
 pytestmark = pytest.mark.timeout(400)
 CHANGE = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
@@ -61,13 +70,12 @@ def test_what_is_measured_again_while_parameters_change_concludes_nothing(first)
     before = RaceResult.read(folder / "race")
     command = [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"]
     flow = start(folder, *command, shared=share_servers(command))
-    said = ""
+    said, params = "", folder / "params.yaml"
     for line in flow.stdout:
         said += line
         if "racing naive" in line:
-            params = (folder / "params.yaml").read_text()
-            changed = params.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n")
-            (folder / "params.yaml").write_text(changed)
+            text = params.read_text()
+            params.write_text(text.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n"))
     assert flow.wait() == 2, said
     after = RaceResult.read(folder / "race")
     assert after.rounds != before.rounds
@@ -119,16 +127,15 @@ def test_a_run_with_overrides_is_isolated_and_takes_from_the_cache_what_is_there
 def test_the_configurations_of_a_comparison_are_below_one_run_in_mlflow(tuned):
     runs = runs_of(tuned[0])
     parent = next(found for found in runs if found.info.run_name == "tuned")
-    assert parent.data.tags["headline"]
     below = ("mlflow.parentRunId", parent.info.run_id)
     children = [found for found in runs if below in found.data.tags.items()]
     assert all("throughput/speedup_vs_naive" in child.data.metrics for child in children)
-    by_name = {child.info.run_name: child.data.tags for child in children}
-    assert {*by_name} == {"tuned/naive", "tuned/optimized"}
-    assert by_name["tuned/naive"]["dvc.experiment"] == "tuned"
+    tags = {child.info.run_name: child.data.tags for child in children}
+    assert {*tags} == {"tuned/naive", "tuned/optimized"}
+    assert tags["tuned/naive"]["dvc.experiment"] == "tuned" and parent.data.tags["headline"]
     for tag in ("dvc.experiment", "prefect.flow_run_id", "git.commit"):
-        assert parent.data.tags[tag] == by_name["tuned/naive"][tag]
-    assert by_name["tuned/optimized"]["reused_run_id"], "it was trained by an earlier run"
+        assert parent.data.tags[tag] == tags["tuned/naive"][tag]
+    assert tags["tuned/optimized"]["reused_run_id"], "it was trained by an earlier run"
 
 
 @pytest.mark.core
@@ -232,3 +239,54 @@ def test_results_are_read_while_no_other_run_changes_them(first, flow, pipeline)
         _, _, table = said.partition("skipping report")
         assert "Their files: runs/optimized" in table
         assert re.search(r"^\W*optimized\b", table, re.MULTILINE)
+
+
+# A model that takes all the time ends a search after its first phase, of few processes.
+SHORT_SEARCH = """
+batch_size: 4
+model!: {name: emulated, options: {step_ms: 60}}
+pipelines!: {naive: {read: shards}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_search_with_changes_shows_what_it_finds_and_leaves_params_yaml(first):
+    folder, _ = first
+    before = (folder / "params.yaml").read_bytes()
+    (folder / "changes.yaml").write_text(SHORT_SEARCH)
+    command = ["python", "-m", "flows.tuning", "--time", "1min", "--epochs", "3"]
+    output = run(folder, *command, "--overlay", "changes.yaml")
+    assert "Traceback" not in output
+    assert re.search(r"^✓ tune ", output, re.MULTILINE)
+    assert re.search(r"^ ?naive +", output, re.MULTILINE), "a line of the table"
+    assert output.splitlines()[-1].startswith("tuned: ")
+    assert (folder / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
+    folder, before = first[0], list_artifacts()
+    path, search = folder / "params.yaml", ("python", "-m", "flows.tuning", "--apply")
+    answer = replace(ANSWER, mlflow_run_id=None)
+    key = find_key(load_params(path), Layout(folder), read_budgets())
+    answer.write(folder / FOLDER / key)
+    assert run(folder, *search).splitlines()[-1] == answer.sentence
+    assert "train@tuned" in run(folder, "dvc", "status")
+    shown = {("tuning", "table"), ("tuning-report", "markdown"), ("tuning-picture", "image")}
+    assert shown <= {*list_artifacts()[len(before) :]}
+    path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
+    refused = run(folder, *search, code=2)
+    assert answer.sentence in refused
+    assert "pipelines.tuned exists with other settings" in " ".join(refused.split())
+    assert list_artifacts()[len(before) :].count(("tuning", "table")) == 2
+
+
+def list_artifacts():
+    """Keys and kinds of what flows have shown in the Prefect that tests share, in their order."""
+    file = shared_prefect.folder / "home" / "prefect.db"
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(file)) as database:
+        return database.execute("SELECT key, type FROM artifact ORDER BY created").fetchall()

@@ -1,13 +1,18 @@
-"""Servers that end are started again, configured ones are used as they are."""
+"""Servers that end are started again, configured ones are used as they are; the password of
+`make ui`, and how flows of the same user find its servers.
+"""
 
 import asyncio
 import json
 import os
 import signal
+import subprocess
 import threading
 import warnings
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,13 +25,21 @@ from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_HOME,
+    PREFECT_UI_URL,
     temporary_settings,
 )
 
 from flows import ui
 from flows.orchestration.artifacts import link_to_report
 from flows.servers import services
-from flows.servers.credentials import exclusive, published_environment, use_running_servers
+from flows.servers.credentials import (
+    exclusive,
+    exports,
+    find_running,
+    load_credentials,
+    published_environment,
+    use_running_servers,
+)
 from flows.servers.services import (
     HOST,
     MOST_RESTARTS,
@@ -37,13 +50,11 @@ from flows.servers.services import (
 )
 from flows.servers.temporary_server import prefect_server
 from flows.servers.tracking_server import is_foreign, own_pages_only
-from flows.ui import STORE, Endpoints, tracking_process
+from flows.ui import STORE, Endpoints, print_urls, take_from_others, tracking_process
 from tests.support.shared_servers import prefect_template
+from tests.support.skips import need
 from tests.support.stack import wait_for
 from throughline.shared.errors import ServiceFailed
-
-GONE_S = 120  # by then a process that was to end has ended
-API_USER = {PREFECT_API_AUTH_STRING: "me:right"}
 
 
 def shell(name: str, script: str, *, folder: Path, healthy=lambda: True) -> ServerProcess:
@@ -93,25 +104,16 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(
     assert said.count("restarting mlflow") == MOST_RESTARTS == said.count("was not healthy within")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_ends_whatever_is_waited_for_and_later_ones_are_ignored(
-    monkeypatch, number
-):
+def test_the_first_signal_ends_whatever_is_waited_for_and_later_ones_are_ignored(monkeypatch):
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(ui.time, "sleep", lambda _: None)
     try:
-        ui.run_until_interrupted(lambda: signal.raise_signal(number))
-        signal.raise_signal(number)  # of someone impatient
+        for number in before:
+            ui.run_until_interrupted(partial(signal.raise_signal, number))
+            signal.raise_signal(number)  # of someone impatient
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def test_a_store_s_password_is_not_on_the_command_line_that_all_users_see():
-    store = "postgresql://user:secret@host/mlflow"
-    process = tracking_process(Endpoints(prefect_port=1, mlflow_port=2, store=store))
-    assert not any("secret" in word for word in process.command)
-    assert process.environment[STORE] == store
 
 
 class Api(BaseHTTPRequestHandler):
@@ -137,60 +139,53 @@ def server() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
 
 
-def test_a_configured_server_is_used_as_it_is(server):
-    before = psutil.Process().children()
-    url = f"http://{HOST}:{server.server_port}/api"
-    with temporary_settings({PREFECT_API_URL: url, **API_USER}), prefect_server():
-        assert PREFECT_API_URL.value() == url
+@pytest.mark.parametrize(
+    ("path", "password", "refused"),
+    [("/api", "right", False), ("", "right", True), ("/api", "wrong", True)],
+)
+def test_a_configured_server_is_used_as_it_is_unless_it_is_no_api_or_wants_another_password(
+    server, path, password, refused
+):
+    before, url = psutil.Process().children(), f"http://{HOST}:{server.server_port}{path}"
+    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
+    said = r"does not answer as a Prefect server does.*end in /api"
+    outcome = pytest.raises(ServiceFailed, match=said) if refused else nullcontext()
+    with temporary_settings(settings), outcome, prefect_server():
+        assert not refused and PREFECT_API_URL.value() == url
         assert psutil.Process().children() == before
 
 
-@pytest.mark.parametrize(("path", "password"), [("", "right"), ("/api", "wrong")])
-def test_what_answers_and_is_no_api_or_wants_another_password_is_named(server, path, password):
-    url = f"http://{HOST}:{server.server_port}{path}"
-    settings = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: f"me:{password}"}
-    said = r"does not answer as a Prefect server does.*end in /api"
-    with temporary_settings(settings), pytest.raises(ServiceFailed, match=said), prefect_server():
-        pytest.fail("the block was entered")
-
-
 @pytest.mark.parametrize(
-    ("source", "advice"),
+    ("variable", "setting", "of_ui", "advice"),
     [
-        ("the environment", r"of the environment \(.*: `unset PREFECT_API_URL`"),
-        ("a profile", r"settings \(.*: `prefect config unset PREFECT_API_URL`"),
-        ("make ui", r"of `make ui` \("),
-        ("make ui, sourced", r"of `make ui` \("),
+        (True, True, False, r"the environment \(.*: `unset PREFECT_API_URL`"),
+        (False, True, False, r"Prefect's settings \(.*: `prefect config unset PREFECT_API_URL`"),
+        (False, False, True, r"`make ui` \("),
+        (True, True, True, r"`make ui` \("),
     ],
 )
 def test_a_server_that_is_gone_is_named_with_what_to_do(
-    tmp_path, monkeypatch, absent_server, source, advice
+    tmp_path, monkeypatch, absent_server, variable, setting, of_ui, advice
 ):
     """That of `make ui` is not there for a moment, such as while it is started again."""
     url = f"{absent_server}/api"
-    monkeypatch.setenv("PREFECT_API_URL", url)  # goes with the test, whoever sets it
-    if source in ("a profile", "make ui"):
-        monkeypatch.delenv("PREFECT_API_URL")
-    updates, left_out = {PREFECT_API_URL: url}, set()
-    if source == "make ui":
-        updates, left_out = {}, {PREFECT_API_URL}
-    running = {"PREFECT_API_URL": url} if source.startswith("make ui") else {}
+    if variable:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+    updates, left_out = ({PREFECT_API_URL: url}, ()) if setting else ({}, {PREFECT_API_URL})
     with (
         temporary_settings(updates, restore_defaults=left_out),
         exclusive(tmp_path),
-        published_environment(tmp_path, running),
+        published_environment(tmp_path, {"PREFECT_API_URL": url} if of_ui else {}),
         use_running_servers(tmp_path) as found,
-        pytest.raises(ServiceFailed, match=advice) as failed,
+        pytest.raises(ServiceFailed, match=f"{url}, the PREFECT_API_URL of {advice}") as failed,
         prefect_server(found),
     ):
         pytest.fail("the block was entered")
-    assert url in str(failed.value)
-    assert ("unset" in str(failed.value)) is not source.startswith("make ui")
+    assert ("unset" in str(failed.value)) is not of_ui
 
 
 @pytest.mark.slow
-def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatch, capfd):
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, capfd):
     prefect_template.copy(tmp_path / "home", dict(os.environ))
     others = psutil.Process().children(recursive=True)
 
@@ -208,7 +203,7 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
         first.wait()
         client.hello()  # waits for the next one
         below = list_new()
-    assert not psutil.wait_procs(below, timeout=GONE_S)[1]
+    assert not psutil.wait_procs(below, timeout=120)[1]
     assert "restarting temporary-prefect-server" in capfd.readouterr().err
 
 
@@ -216,7 +211,7 @@ def test_a_temporary_server_that_is_killed_is_started_again(tmp_path, monkeypatc
 def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(server, tmp_path):
     url, went_on = f"http://{HOST}:{server.server_port}/api", False
     with (
-        temporary_settings({PREFECT_API_URL: url, **API_USER}),
+        temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: "me:right"}),
         disable_run_logger(),
         warnings.catch_warnings(action="ignore", category=FutureWarning),  # there is no run here
         pytest.raises(ServiceFailed, match="the same command continues"),
@@ -256,19 +251,139 @@ def test_requests_of_foreign_pages_are_told_apart(headers, foreign, who):
 
 
 @pytest.mark.parametrize(
-    ("kind", "refusal"),
-    [("http", ("status", 403)), ("websocket", ("code", 1008)), ("lifespan", None)],
+    ("kind", "happens"),
+    [("http", ("status", 403)), ("websocket", ("code", 1008)), ("lifespan", ("seen", True))],
 )
-def test_the_application_sees_none_of_them(kind, refusal):
-    seen, sent = [], []
+def test_the_application_sees_none_of_them(kind, happens):
+    happened = []
 
     async def app(scope, receive, send):
-        seen.append(scope["type"])
+        happened.append({"seen": True})
 
     async def send(message):
-        sent.append(message)
+        happened.append(message)
 
     scope = {"type": kind, "headers": [OWN_HOST, (b"origin", b"http://evil.example")]}
     asyncio.run(own_pages_only(app)(scope, None, send))
-    assert seen == ([] if refusal else [kind])
-    assert bool(sent) is bool(refusal) and (not refusal or refusal in sent[0].items())
+    assert happens in happened[0].items()
+    assert ({"seen": True} in happened) is (kind == "lifespan")
+
+
+RUNNING = {
+    "PREFECT_API_URL": "http://127.0.0.1:4200/api",
+    "PREFECT_API_AUTH_STRING": "throughline:secret",
+    "PREFECT_UI_URL": "http://127.0.0.1:4200",
+    "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000",
+    "MLFLOW_TRACKING_PASSWORD": 'it\'s a "secret" $HOME',
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_servers_of_the_users(monkeypatch):
+    for key in RUNNING:
+        monkeypatch.setenv(key, "")  # so that what a test sets goes with the test
+        monkeypatch.delenv(key)
+
+
+def test_the_password_stays_is_its_owners_alone_and_both_servers_ask_clients_for_it(tmp_path):
+    credentials, again = load_credentials(tmp_path), load_credentials(tmp_path)
+    assert credentials.keys == again.keys and len(credentials.keys.password) == 32
+    assert load_credentials(tmp_path / "other").keys != credentials.keys
+    folder = tmp_path / ".throughline" / "ui"
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+    clients, password = credentials.clients, credentials.keys.password
+    asked = credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
+    assert asked == clients["PREFECT_API_AUTH_STRING"] == f"throughline:{password}"
+    for name, value in (("USERNAME", "throughline"), ("PASSWORD", password)):
+        asked = credentials.tracking[f"MLFLOW_AUTH_ADMIN_{name}"]
+        assert asked == clients[f"MLFLOW_TRACKING_{name}"] == value
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"passwort": 1}'])
+def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
+    credentials = load_credentials(tmp_path)
+    (credentials.folder / "secrets.json").write_text(content)
+    (credentials.folder / "mlflow-users.db").write_text("users with the password of before")
+    assert load_credentials(tmp_path).keys != credentials.keys
+    assert not (credentials.folder / "mlflow-users.db").exists()
+    assert load_credentials(tmp_path).keys == load_credentials(tmp_path).keys
+
+
+def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
+    assert find_running(tmp_path) == {}
+    refused = pytest.raises(ServiceFailed, match="run already")
+    with exclusive(tmp_path):
+        assert find_running(tmp_path) == {}, "they are starting"
+        with refused, exclusive(tmp_path):
+            pytest.fail("they were started twice")
+        with published_environment(tmp_path, RUNNING | {"PATH": "/x"}) as file:
+            assert find_running(tmp_path) == RUNNING
+            left = file.read_text()
+            assert file.stat().st_mode & 0o777 == 0o600
+        assert find_running(tmp_path) == {}
+    file.write_text(left)
+    assert find_running(tmp_path) == {}, "left by servers that were killed"
+    with exclusive(tmp_path):
+        assert find_running(tmp_path) == {}, "and of no use while others start"
+
+
+def test_servers_of_another_user_are_not_trusted(tmp_path):
+    need("root")
+    with exclusive(tmp_path), published_environment(tmp_path, RUNNING) as file:
+        os.chown(file, 65534, 65534)
+        assert find_running(tmp_path) == {}
+
+
+@pytest.mark.integration
+def test_a_shell_reads_what_is_published_as_it_was_meant():
+    command = f'{exports(RUNNING)}\nprintf %s "$MLFLOW_TRACKING_PASSWORD"'
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert said == RUNNING["MLFLOW_TRACKING_PASSWORD"]
+
+
+def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path, monkeypatch):
+    unset = {PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL}
+    settings = temporary_settings(restore_defaults=unset)
+    with settings, exclusive(tmp_path), published_environment(tmp_path, RUNNING):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+        with use_running_servers(tmp_path):
+            assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
+            assert os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
+            assert "MLFLOW_TRACKING_PASSWORD" not in os.environ, "it is not for elsewhere"
+        monkeypatch.delenv("MLFLOW_TRACKING_URI")
+        elsewhere = temporary_settings({PREFECT_API_URL: "http://elsewhere/api"})
+        with elsewhere, use_running_servers(tmp_path):
+            assert PREFECT_API_URL.value() == "http://elsewhere/api"
+            assert os.environ.pop("MLFLOW_TRACKING_URI") == RUNNING["MLFLOW_TRACKING_URI"]
+        with use_running_servers(tmp_path):
+            assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
+            assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
+            assert {key: os.environ[key] for key in RUNNING} == RUNNING
+
+
+def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(monkeypatch, capsys):
+    store = "postgresql://user:secret@host/mlflow"
+    endpoints = Endpoints(prefect_port=1, mlflow_port=2, store=store)
+    own = {"MLFLOW_TRACKING_URI": endpoints.mlflow, "MLFLOW_REGISTRY_URI": endpoints.mlflow}
+    assert own.items() <= endpoints.environment.items()
+    process = tracking_process(endpoints)
+    assert process.environment[STORE] == store
+    assert not any("secret" in word for word in process.command), "which all users see"
+    for value, said in (("true", True), ("false", False)):
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
+        print_urls(endpoints, 1)
+        told = "usage data is collected; here that is switched off" in capsys.readouterr().out
+        assert told is said
+
+
+def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    for name in ("prefect", "mlartifacts", ".throughline/logs"):
+        (tmp_path / name).mkdir(parents=True, mode=0o755)
+    for name in ("mlflow.db", "mlflow.db-wal", "params.yaml"):
+        (tmp_path / name).touch(mode=0o644)
+    take_from_others(tmp_path)
+    take_from_others(tmp_path / "empty")
+    expected = dict.fromkeys(("prefect", "mlartifacts", ".throughline/logs"), 0o700)
+    expected |= {"mlflow.db": 0o600, "params.yaml": 0o644}
+    assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in expected} == expected

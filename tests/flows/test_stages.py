@@ -1,7 +1,13 @@
-"""How stages are run, by themselves and by a server that has their libraries, and how they end."""
+"""How stages are run, by themselves and by a server that has their libraries, and how they end;
+what a terminal shows of them: a list, a failure once, everything else in a file.
+"""
 
+import asyncio
+import io
 import json
+import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -12,7 +18,13 @@ from pathlib import Path
 
 import pytest
 from prefect.logging import disable_run_logger
+from prefect.logging.loggers import PrefectLogAdapter
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.states import Cancelled, exception_to_failed_state
+from rich.console import Console
 
+from flows.orchestration import terminal
+from flows.orchestration.artifacts import failure_reason
 from flows.orchestration.stages import (
     TIMEOUT_S,
     StageEnvironment,
@@ -22,22 +34,18 @@ from flows.orchestration.stages import (
     measurement_lock,
     with_timeout,
 )
+from flows.orchestration.terminal import STAGE_EVENT, STAGE_OUTPUT, STARTED, show_on_terminal
 from flows.run import fork_server as server_module
 from flows.run.dvc_calls import dvc_environment
 from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
 from flows.run.workspace import Workspace
-from tests.support.project import Started, environment, run_python, start
+from tests.support.project import ROOT, Started, environment, run_python, start
 from tests.support.stack import processes_of, wait_for
 from throughline.shared import fork_client, machine_lock
-from throughline.shared.errors import StageFailed
-from throughline.shared.fork_client import (
-    READY,
-    REFUSED,
-    STAGE_SERVER,
-    find_started_module,
-    hand_over,
-)
+from throughline.shared.errors import DataNotFound, StageFailed
+from throughline.shared.failures import FAILURE_FILE, Failure, report_user_errors
+from throughline.shared.fork_client import REFUSED, STAGE_SERVER, hand_over
 
 
 @pytest.mark.integration
@@ -50,8 +58,7 @@ def test_an_overdue_stage_is_ended_with_its_children_told_by_what_allowed_so_lon
     with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
         _run_once("shard", process, deque())
     assert not _should_retry("shard", failed.value)
-    assert not (tmp_path / "ended").exists(), "it did not come to its end"
-    assert not processes_of(tmp_path, "sleep")
+    assert not (tmp_path / "ended").exists() and not processes_of(tmp_path, "sleep")
 
 
 @pytest.mark.integration
@@ -68,15 +75,16 @@ def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_pat
 
 @pytest.mark.integration
 def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path, monkeypatch):
-    theirs = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    for key, value in {**theirs, "PYTHONIOENCODING": "ascii"}.items():
-        monkeypatch.setenv(key, value)
+    for key in ("PYTHONCOERCECLOCALE", "PYTHONUTF8"):
+        monkeypatch.setenv(key, "0")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     program = "import sys; print('✓ größe'); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff')"
     command, variables = [sys.executable, "-c", program], dvc_environment({})
     with supervised(command, folder=tmp_path, environment=variables) as process:
-        assert process.stdout.read() == "✓ größe\n\N{REPLACEMENT CHARACTER}"
-    done = run_supervised(command, tmp_path, variables)
-    assert done.stdout == "✓ größe\n\N{REPLACEMENT CHARACTER}"
+        read = process.stdout.read()
+    assert read == run_supervised(command, tmp_path, variables).stdout
+    assert read == "✓ größe\n\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.slow
@@ -125,27 +133,25 @@ def listener(tmp_path, monkeypatch):
         yield listener
 
 
-def test_a_stage_is_refused_once_a_file_of_the_program_has_changed():
-    asked = {"module": "tasks.build", "arguments": [], "prefix": sys.prefix}
-    asked |= {"folder": str(Path.cwd()), "environment": dict(os.environ)}
-    content = json.dumps(asked).encode()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours, theirs:
-        socket.send_fds(ours, [len(content).to_bytes(4, "big")], [0, 1, 2])
-        ours.sendall(content)
-        imported = list_imported_files()
-        file = server_module.__file__
-        assert serve(theirs, {**imported, file: imported[file] - 1}) == REFUSED
-
-
-@pytest.mark.parametrize("size", [0, 1 << 30])
-def test_what_is_no_request_of_a_program_is_refused(size):
+def asked_for(content: bytes, size: int, known: dict[str, int]) -> bytes:
+    """What a server that has imported known files answers to a request of a size."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         socket.send_fds(ours, [size.to_bytes(4, "big")], [0, 1, 2])
+        ours.sendall(content)
         ours.shutdown(socket.SHUT_WR)
+        return serve(theirs, known)
+
+
+def test_a_stage_is_refused_once_a_file_of_the_program_has_changed_and_what_is_no_request():
+    asked = {"module": "tasks.build", "arguments": [], "prefix": sys.prefix}
+    asked |= {"folder": str(Path.cwd()), "environment": dict(os.environ)}
+    content, known = json.dumps(asked).encode(), list_imported_files()
+    known[server_module.__file__] -= 1
+    assert asked_for(content, len(content), known) == REFUSED
+    for size in (0, 1 << 30):
         with pytest.raises(SystemExit, match="not a program's request"):
-            serve(theirs, {})
+            asked_for(b"", size, {})
 
 
 def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
@@ -166,17 +172,14 @@ def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
 
 
 def test_a_server_that_imports_is_waited_for_unless_it_ends(listener):
-    asked = threading.Event()
-
     def end_importing():
         select.select([listener], [], [])
-        asked.set()
         listener.close()
 
     thread = threading.Thread(target=end_importing, daemon=True)
     thread.start()
     hand_over("tasks.build", [], server=STAGE_SERVER)
-    assert asked.is_set()
+    assert listener.fileno() == -1, "it was asked before it ended"
     thread.join()
 
 
@@ -202,19 +205,7 @@ def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, st
     shown = ["-m", *command[2:]] if command[0] == "-m" else command
     monkeypatch.setattr(fork_client.sys, "argv", shown)
     monkeypatch.setattr(fork_client.sys, "orig_argv", ["python", *command])
-    assert find_started_module("tasks", ["build"]) == stage
-
-
-SLEEPING_MODEL = """
-import pathlib, time
-pathlib.Path("asleep").touch()
-time.sleep(1000)
-"""
-
-
-def count_processes(folder: Path) -> int:
-    """Those of a server in a folder; two of them are the server itself, the others run stages."""
-    return len(processes_of(folder, "flows.run.fork_server"))
+    assert fork_client.find_started_module("tasks", ["build"]) == stage
 
 
 @pytest.mark.slow
@@ -225,11 +216,16 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
         command = (sys.executable, "-m", f"tasks.{name}", "--pipeline", pipeline)
         return start(folder, *command, shared=served)
 
+    def count_processes() -> int:
+        """Two of them are the server itself, the others run stages."""
+        return len(processes_of(folder, "flows.run.fork_server"))
+
     alone = start_stage("build", "absent")
-    (folder / "asleep.py").write_text(SLEEPING_MODEL)
+    sleeping_model = "import pathlib, time\npathlib.Path('asleep').touch()\ntime.sleep(1000)\n"
+    (folder / "asleep.py").write_text(sleeping_model)
     with stage_server(folder, environment(folder)) as served:
-        wait_for(Path(served[STAGE_SERVER] + READY).exists)
-        idle = count_processes(folder)
+        wait_for(Path(served[STAGE_SERVER] + fork_client.READY).exists)
+        idle = count_processes()
         wrong = start_stage("build", "absent", **served)
         # What TensorFlow says when it is imported comes first, where it is imported.
         assert alone.communicate()[0].endswith(wrong.communicate()[0])
@@ -244,9 +240,198 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
         for number in (signal.SIGTERM, signal.SIGKILL):
             train = start_stage("train", "naive", **served)
             wait_for((folder / "asleep").exists)
-            assert count_processes(folder) > idle
+            assert count_processes() > idle
             train.send_signal(number)
             assert train.wait() == (128 + number if number == signal.SIGTERM else -number)
-            wait_for(lambda: count_processes(folder) == idle)
+            wait_for(lambda: count_processes() == idle)
             (folder / "asleep").unlink()
-    assert not count_processes(folder)
+    assert not count_processes()
+
+
+def of_stage(stage, event, text):
+    """A record of a stage, as its task logs it."""
+    record = {"name": "x", "levelno": 20, "msg": text, "task_run_name": stage, event: text}
+    return logging.makeLogRecord(record)
+
+
+def test_a_fact_fills_three_lines_of_the_terminal_at_most_and_is_cut_between_its_items():
+    out = io.StringIO()
+    view = terminal.StageView(Console(file=out, width=60))
+    readings = " · ".join(f"column_{number} category (12 values)" for number in range(9))
+    for line in ("✓ 9 columns", f"· {readings}"):
+        view.handle(of_stage("ingest", STAGE_OUTPUT, line))
+    view.handle(of_stage("ingest", STAGE_EVENT, terminal.RAN))
+    lines = out.getvalue().splitlines()[1:]
+    assert len(lines) == 3 and all(len(line) <= 60 for line in lines)
+    assert lines[0] == "    column_0 category (12 values) ·", "an item is not parted"
+    assert lines[2].endswith(" …")
+
+
+@pytest.fixture
+def stage():
+    """The logger that a task run named `ingest` has."""
+    logger = logging.getLogger("prefect.task_runs")
+    with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
+        yield PrefectLogAdapter(logger, extra={"task_run_name": "ingest"})
+
+
+def logs(folder):
+    return sorted((folder / terminal.LOGS).glob("*.log"))
+
+
+def test_stages_are_lines_with_their_results_and_everything_is_in_the_log(tmp_path, capsys, stage):
+    with show_on_terminal("training", tmp_path):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        lines = ("[60,000] of 70,000", "! 3 × corrupt [JPEG]", "· resuming")
+        for line in (*lines, "✓ 70,000 examples [of 3]", "· price number · day date"):
+            stage.info(line, extra={STAGE_OUTPUT: True})
+        stage.info("a traceback", extra={terminal.LOG_ONLY: True})
+        stage.info("ingest ran", extra={STAGE_EVENT: terminal.RAN})
+        stage.info("ingest is up to date", extra={STAGE_EVENT: "up to date"})
+        stage.warning("look [here]")
+        logging.getLogger("somebody").warning("mind this")
+        logging.getLogger("somebody").info("and not this")
+        # A line that Prefect logs is of a file of Prefect's, which may be below the project.
+        own = {"pathname": str(ROOT / ".venv/lib/python3.11/site-packages/prefect/engine.py")}
+        own |= {"name": "prefect.task_runs", "levelno": 40, "msg": "Finished in state Failed()"}
+        logging.getLogger("prefect.task_runs").handle(logging.makeLogRecord(own))
+    shown = [re.sub("  +", "  ", line) for line in capsys.readouterr().err.splitlines()]
+    assert re.fullmatch(r"✓ ingest  0\.\d s  70,000 examples \[of 3\]", shown.pop(2))
+    assert shown == [
+        *("! ingest  3 × corrupt [JPEG]", "· ingest  resuming"),  # a problem and a fact, at once
+        *("  price number · day date", "· ingest  up to date"),  # what is known of the result
+        *("look [here]", "mind this"),
+    ]
+    (log,) = logs(tmp_path)
+    text = log.read_text()
+    assert "prefect.task_runs ingest | a traceback" in text and "Finished in state" in text
+    assert "ingest | [60,000] of 70,000" in text, "details"
+
+
+def test_in_a_log_a_long_stage_shows_at_ever_longer_intervals_that_it_is_at_work(monkeypatch):
+    screen, now = io.StringIO(), 0.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    view = terminal.StageView(Console(file=screen, width=80))
+    view.handle(of_stage("train@naive", STAGE_EVENT, STARTED))
+    for now in range(0, 400, 10):
+        view.handle(of_stage("train@naive", STAGE_OUTPUT, f"epoch {now}"))
+    signs = [line.split() for line in screen.getvalue().splitlines()]
+    assert signs == [["train", "naive", f"{at}", "s", "epoch", f"{at}"] for at in (60, 120, 240)]
+
+
+def test_on_a_terminal_the_running_stage_is_one_line():
+    screen = io.StringIO()
+    view = terminal.StageView(Console(file=screen, force_terminal=True, width=100))
+    with view.progress:
+        for event, text in ((STAGE_EVENT, STARTED), (STAGE_OUTPUT, "[60,000] of 70,000")):
+            view.handle(of_stage("ingest", event, text))
+        view.progress.refresh()
+        assert "[60,000] of 70,000" in screen.getvalue()
+    assert screen.getvalue().count("\n") <= 3, "it is drawn over"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_bug_is_one_line_whose_traceback_is_in_a_log_and_a_user_s_mistake_has_no_log(
+    tmp_path, capsys, debug
+):
+    with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
+        raise DataNotFound("data.path: x does not exist")
+    assert capsys.readouterr().err == "DataNotFound: data.path: x does not exist\n"
+    assert logs(tmp_path) == []
+    opened = show_on_terminal("training", tmp_path, debug=debug)
+    with pytest.raises(SystemExit, match=r"^1$"), opened:
+        raise RuntimeError("odd")
+    shown, (log,) = capsys.readouterr().err, logs(tmp_path)
+    assert shown.startswith("RuntimeError: odd\n") and "bug" in shown and str(log) in shown
+    assert ("Traceback" in shown) == debug and "Traceback" in log.read_text()
+
+
+def test_a_stage_fails_in_its_own_words_of_which_the_state_of_a_run_has_the_first_line(
+    tmp_path, capsys, stage
+):
+    failure = Failure(kind="TooManyRejects", message="12 of 100 examples:\n  - 12 × corrupt")
+    error = StageFailed(f"ingest: {failure.first_line}", stage="ingest", failure=failure)
+    with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        raise error
+    (log,) = logs(tmp_path)
+    assert capsys.readouterr().err == f"ingest failed: {failure}\n\nLog: {log}\n"
+    state = asyncio.run(exception_to_failed_state(error))
+    said = "ingest: TooManyRejects: 12 of 100 examples:"
+    assert state.message == f"StageFailed: {said}"
+    assert failure_reason(state) == f"{said}\n  - 12 × corrupt"
+    assert failure_reason(Cancelled(message="by hand")) == "by hand"
+
+
+def test_old_logs_go_and_all_that_stages_print_is_shown_on_demand(tmp_path, capsys, stage):
+    (tmp_path / terminal.LOGS).mkdir(parents=True)
+    for number in range(terminal.KEPT_LOGS + 5):
+        (tmp_path / terminal.LOGS / f"training-20200101-{number:06}-1.log").touch()
+    (tmp_path / terminal.LOGS / "mlflow.log").touch()
+    with show_on_terminal("training", tmp_path, verbose=True):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
+    assert capsys.readouterr().err == "  [60,000] of 70,000\n"
+    kept = [log.name for log in logs(tmp_path)]
+    assert len(kept) == terminal.KEPT_LOGS + 1 and "mlflow.log" in kept
+    assert "training-20200101-000000-1.log" not in kept
+
+
+def test_a_project_that_cannot_be_written_is_a_paragraph(tmp_path, capsys):
+    (tmp_path / ".throughline").symlink_to("/sys/kernel")  # refuses root, too
+    with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
+        pytest.fail("the block was entered")
+    said = capsys.readouterr().err
+    assert str(terminal.LOGS) in said and "Traceback" not in said and "bug" not in said
+
+
+def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_path, capsys, stage):
+    with show_on_terminal("training", tmp_path):
+        (tmp_path / terminal.LOGS).rmdir()
+        for _ in range(3):
+            stage.warning("look")
+    first, told, *others = capsys.readouterr().err.splitlines()
+    assert [first, *others] == ["look"] * 3 and "training-" in told and "ends here: " in told
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(DataNotFound("nothing there"), 2), (ZeroDivisionError("odd"), 1)]
+)
+def test_a_stage_leaves_its_failure_to_the_flow_or_prints_it_where_it_cannot(
+    tmp_path, monkeypatch, capsys, error, code
+):
+    left = tmp_path / "left" / "failure.json"
+    monkeypatch.setenv(FAILURE_FILE, str(left))
+    with pytest.raises(SystemExit if code == 2 else type(error)), report_user_errors():
+        raise error
+    assert capsys.readouterr().err == (f"DataNotFound: {error}\n" if code == 2 else "")
+    left.parent.mkdir()
+    with pytest.raises(SystemExit, match=f"^{code}$"), report_user_errors():
+        raise error
+    told = json.loads(left.read_text())
+    assert (told["kind"], told["message"]) == (type(error).__name__, str(error))
+    assert told["traceback"].startswith("Traceback") is (code == 1)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stage_name", "failure", "retried"),
+    [
+        ("ingest", None, True),
+        ("ingest", Failure(kind="OSError", message="", traceback="…"), True),
+        ("ingest", Failure(kind="DataNotFound", message=""), False),
+        ("train@naive", None, False),
+    ],
+)
+def test_a_stage_is_tried_again_where_that_can_help(stage_name, failure, retried):
+    error = StageFailed("it ended", stage=stage_name, failure=failure)
+    assert _should_retry(stage_name, error) is retried
+
+
+def test_a_record_that_is_wrong_ends_no_log(tmp_path, capsys):
+    log = terminal._open_log(tmp_path, "training")
+    log.handle(logging.makeLogRecord({"msg": "one %s %s", "args": (1,)}))
+    log.handle(logging.makeLogRecord({"msg": "another"}))
+    log.close()
+    assert "another" in logs(tmp_path)[0].read_text()
+    assert "not enough arguments" in capsys.readouterr().err

@@ -27,28 +27,28 @@ pytestmark = pytest.mark.timeout(600)
 def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stack):
     deployment = stack.deployment("training")
     assert deployment["enforce_parameter_schema"], "the server refuses what is not in it"
-    schema = deployment["parameter_openapi_schema"]
-    own = list(SMALL["pipelines"])
-    pipeline = schema["properties"]["pipeline"]
-    assert pipeline["enum"][: len(own)] == own, "then those that presets bring"
-    assert pipeline["default"] == "optimized"
+    schema, own = deployment["parameter_openapi_schema"], list(SMALL["pipelines"])
+    fields = schema["properties"]
+    assert fields["pipeline"]["enum"][: len(own)] == own, "then those that presets bring"
+    assert fields["pipeline"]["default"] == "optimized"
     changes = schema["definitions"]["Changes"]["properties"]
-    assert changes["epochs"].items() >= {
-        "type": "integer", "minimum": 1, "maximum": 100_000, "default": SMALL["train"]["epochs"]
-    }.items()  # fmt: skip
-    assert changes["batch_size"]["default"] == SMALL["batch_size"]
-    assert changes["learning_rate"]["default"] == SMALL["train"]["learning_rate"]
-    assert (changes["preset"]["enum"][0], changes["preset"]["default"]) == ("none", "none")
+    assert (
+        changes["epochs"].items() >= {"type": "integer", "minimum": 1, "maximum": 100_000}.items()
+    )
+    defaults = SMALL["train"] | {"batch_size": SMALL["batch_size"], "preset": "none"}
+    for name in ("epochs", "batch_size", "learning_rate", "preset"):
+        assert changes[name]["default"] == defaults[name]
+    assert changes["preset"]["enum"][0] == "none"
     assert all(field["description"] for field in changes.values())
     assert not re.search(changes["overrides"]["items"]["pattern"], "rm -rf")
-    assert not re.search(schema["properties"]["name"]["pattern"], "../../elsewhere")
-    compared = stack.deployment("comparison")["parameter_openapi_schema"]["properties"]
+    assert not re.search(fields["name"]["pattern"], "../../elsewhere")
+    comparison = stack.deployment("comparison")
+    compared = comparison["parameter_openapi_schema"]["properties"]
     assert compared["pipelines"]["default"] == own
     assert compared["pipelines"]["items"]["enum"][: len(own)] == own
-    for field in (*schema["properties"].values(), *compared.values(), *changes.values()):
+    for field in (*fields.values(), *compared.values(), *changes.values()):
         assert "anyOf" not in field, "nobody has to choose a type first"
-    (nightly,) = stack.deployment("comparison")["schedules"]
-    assert not nightly["active"], "it is there, to be switched on"
+    assert [one["active"] for one in comparison["schedules"]] == [False], "to be switched on"
 
 
 @pytest.mark.core
@@ -72,14 +72,12 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
         found = stack.deployment("comparison")["schedules"]
         return {(each["schedule"]["cron"], each["active"], each["slug"]) for each in found}
 
-    before = schedules()
-    made = {"cron": "30 4 * * 6", "timezone": "Europe/Berlin"}
-    deployment = stack.deployment("comparison")
+    before, deployment = schedules(), stack.deployment("comparison")
     place = f"deployments/{deployment['id']}/schedules"
     (own,) = [each["id"] for each in deployment["schedules"] if each["slug"] == "nightly"]
     assert stack.post(f"{place}/{own}", method="PATCH", active=True).ok
-    reply = stack.post_json(place, [{"schedule": made}])
-    assert reply.ok, reply.text
+    made = {"cron": "30 4 * * 6", "timezone": "Europe/Berlin"}
+    assert stack.post_json(place, [{"schedule": made}]).ok
     user = ":".join(stack.user)
     access = {"PREFECT_API_URL": f"{stack.server}/api", "PREFECT_API_AUTH_STRING": user}
     monkeypatch.chdir(stack.project)

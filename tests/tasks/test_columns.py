@@ -1,6 +1,5 @@
-"""Columns next to images and texts, and numbers to predict: from the file to a model of both."""
+"""Columns next to images and texts, numbers to predict, and series: from the file to a model."""
 
-import copy
 import json
 import sys
 from dataclasses import replace
@@ -10,17 +9,27 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from benchmarks.data import presets
+from tasks.ingest import count_splits
 from tests.support.docs_blocks import read_blocks
 from tests.support.kinds import COLORS, SEEN, make_items, write_items
+from tests.support.lanes import slow_but_first
 from tests.support.predictions import predict_rows, save_untrained
 from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL
-from tests.support.small_data import prepared, read_reasons
+from tests.support.small_data import prepared, read_reasons, write_files
 from tests.support.texts import params_of as text_params
+from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inference import inference_ops, make_inference_spec
-from throughline.assembly.inputs import make_input_spec, open_inputs
+from throughline.assembly.inputs import (
+    make_input_spec,
+    open_input_pipeline,
+    open_inputs,
+    open_stored_pipeline,
+)
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
+from throughline.data import examination
 from throughline.data.ingest import ingest
 from throughline.data.manifest import digest_rows, read_manifest
 from throughline.data.shards.index import read_shard_index
@@ -31,6 +40,7 @@ from throughline.models.inference import save_trained_model
 from throughline.plan.augmentations import Mixup
 from throughline.plan.plan import make_plan
 from throughline.plan.schema import COLUMNS, TableColumns
+from throughline.results.evaluation import Evaluation
 from throughline.settings import DataSettings, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, InvalidParams, UnknownModel, UnreadableSource
 from throughline.shared.layout import Layout
@@ -38,18 +48,17 @@ from throughline.training.compiling import SquaredErrorInUnits, compile_model
 
 pytestmark = pytest.mark.integration
 
-SOFTMAX = """
+BUILDERS = """
 import keras
 
 
-def build(input_shape, outputs):
-    dense = keras.layers.Dense(outputs, activation="softmax")
+def softmax(input_shape, outputs, activation="softmax"):
+    dense = keras.layers.Dense(outputs, activation=activation)
     return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), dense])
 
 
 def compiled(input_shape, outputs):
-    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten()])
-    model.add(keras.layers.Dense(outputs))
+    model = softmax(input_shape, outputs, activation=None)
     model.compile("sgd", "mse")
     return model
 
@@ -61,23 +70,16 @@ def unnamed(input_shape, outputs, columns):
 """
 
 
-def write_csv(path, table):
-    table.to_csv(path, index=False)
-
-
-def write_parquet(path, table):
+def write_table(path, table):
+    """Write items into a file of the form that its name says, typed where that has types."""
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+        return
     typed = table.assign(size=pd.to_numeric(table["size"]), price=pd.to_numeric(table["price"]))
-    typed.assign(text=[text or None for text in table["text"]]).to_parquet(path)
-
-
-def write_lines(path, table):
-    with path.open("w") as file:
-        for row in table.to_dict("records"):
-            values = {**row, "size": float(row["size"]) if row["size"] else None}
-            file.write(json.dumps({**values, "price": float(row["price"])}) + "\n")
-
-
-FORMS = {"items.csv": write_csv, "items.parquet": write_parquet, "items.jsonl": write_lines}
+    if path.suffix == ".jsonl":
+        typed.to_json(path, orient="records", lines=True)
+    else:
+        typed.assign(text=[text or None for text in table["text"]]).to_parquet(path)
 
 
 def data_of(path, **more) -> dict:
@@ -86,20 +88,20 @@ def data_of(path, **more) -> dict:
     return {"source": source, "path": str(path), "max_reject_fraction": 0.2} | SEEN | more
 
 
-def scan(path, out, **more):
-    return ingest(DataSettings.model_validate(data_of(path, **more)), out)
+def scan(path, **more):
+    ingest(DataSettings.model_validate(data_of(path, **more)), path.parent / "manifest")
+    return read_manifest(path.parent / "manifest")
 
 
-@pytest.mark.parametrize("name", ["photos of items.csv", *FORMS])
+@pytest.mark.parametrize("name", ["", "items.csv", "items.parquet", "items.jsonl"])
 def test_columns_follow_their_image_or_text_whatever_the_file(tmp_path, name):
     root = tmp_path / "source"
     table = write_items(root, 60)
     table.loc[10, "color"] = ""
-    damaged = 4 if name in FORMS else 5
-    path = root / name if name in FORMS else root
-    listed = table if name in FORMS else table[::-1]  # images are sorted by their names, not listed
-    FORMS.get(name, write_csv)(root / name.removeprefix("photos of "), listed)
-    manifest = scan(path, tmp_path / "manifest", label_kind="number", label_column="price")
+    damaged = 4 if name else 5
+    listed = table if name else table[::-1]  # images are sorted by their names, not listed
+    write_table(root / (name or "items.csv"), listed)
+    manifest = scan(root / name, label_kind="number", label_column="price")
     reasons = [*read_reasons(manifest).values()]
     assert len(reasons) == 2 and [one.startswith("color is missing") for one in reasons] == [0, 1]
     rows = table.drop(index=[damaged, 10])
@@ -107,7 +109,7 @@ def test_columns_follow_their_image_or_text_whatever_the_file(tmp_path, name):
     median = np.float32(np.nanmedian(sizes[(manifest.examples["split"] == "train").to_numpy()]))
     assert manifest.schema.columns.medians == {"size": median}
     assert manifest.stats["notes"] == {f"empty cells of size filled with {median:.7g}": 3}
-    columns = np.asarray(read_manifest(tmp_path / "manifest").columns)
+    columns = np.asarray(manifest.columns)
     np.testing.assert_array_equal(columns[:, 0], np.where(np.isnan(sizes), median, sizes))
     assert [COLORS[int(code)] for code in columns[:, 1]] == rows["color"].tolist()
     assert manifest.examples["label"].tolist() == pd.to_numeric(rows["price"]).tolist()
@@ -132,12 +134,13 @@ def test_another_cell_is_another_dataset_and_another_shard(tmp_path):
 
 
 def test_a_row_is_known_by_what_is_in_its_cells():
-    columns = TableColumns(names=("age", "color"), categories=(("blue", "red"),))
-    more = TableColumns(names=("age", "color"), categories=(("blue", "green", "red"),))
-    rows = np.array([[1, 0], [1, 1]], np.float32)
-    first, second = digest_rows(rows, columns)
+    def digests(rows, *colors):
+        columns = TableColumns(names=("age", "color"), categories=(colors,))
+        return digest_rows(np.array(rows, np.float32), columns)
+
+    first, second = digests([[1, 0], [1, 1]], "blue", "red")
     assert first != second
-    assert digest_rows(np.array([[1, 0], [1, 2]], np.float32), more) == [first, second]
+    assert digests([[1, 0], [1, 2]], "blue", "green", "red") == [first, second]
 
 
 def test_columns_count_in_the_digest_of_an_example():
@@ -152,27 +155,26 @@ def listed(tmp_path_factory):
     """Parameters and prepared data of images with two columns."""
     folder = tmp_path_factory.mktemp("listed")
     write_items(folder / "source", 60)
-    document = copy.deepcopy(SMALL)
-    document["data"] |= data_of(folder / "source")
-    params = check(document)
+    params = check(SMALL | {"data": SMALL["data"] | data_of(folder / "source")})
     return params, open_inputs(params, prepare(params, Layout(folder)))
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Modules of one's own: a builder of both inputs, as docs/models.md shows it, and others."""
-    page = read_blocks(ROOT / "docs" / "models.md")
-    both = next(block.text for block in page if "my_both.py" in block.text)
-    (tmp_path / "my_both.py").write_text(both)
-    (tmp_path / "my_images.py").write_text(SOFTMAX)
+    texts = [block.text for block in read_blocks(ROOT / "docs" / "models.md")]
+    both = next(text for text in texts if "my_both.py" in text)
+    write_files(tmp_path, {"my_both.py": both, "my_images.py": BUILDERS})
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("my_both", "my_images"):
         sys.modules.pop(name, None)
 
 
-SEEN_ROWS = np.array([[1, 0], [1, 1], [7, 1]], np.float32)
-BATCH = {"image": np.zeros((3, 10, 12, 3), np.uint8), COLUMNS: SEEN_ROWS}
+BATCH = {
+    "image": np.zeros((3, 10, 12, 3), np.uint8),
+    COLUMNS: np.array([[1, 0], [1, 1], [7, 1]], np.float32),
+}
 
 
 def model_of(listed, name="mlp", **changes):
@@ -220,21 +222,15 @@ def test_an_emulated_model_looks_at_no_columns(listed):
     np.testing.assert_array_equal(said[0], said[2])
 
 
-@pytest.mark.parametrize(
-    ("builder", "said"),
-    [
+@pytest.mark.usefixtures("own")
+def test_builders_and_mixed_images_that_cannot_take_columns_are_refused(listed):
+    for builder, said in (
         ("compiled", "compiles itself or has a train step of its own"),
         ("unnamed", "its network has inputs named"),
-        ("build", "give the builder an argument `columns`"),
-    ],
-)
-@pytest.mark.usefixtures("own")
-def test_a_builder_that_cannot_take_columns_is_refused(listed, builder, said):
-    with pytest.raises(UnknownModel, match=said):
-        model_of(listed, f"my_images:{builder}")
-
-
-def test_mixed_images_have_no_columns(listed):
+        ("softmax", "give the builder an argument `columns`"),
+    ):
+        with pytest.raises(UnknownModel, match=said):
+            model_of(listed, f"my_images:{builder}")
     params, data = listed
     spec = make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
     with pytest.raises(ImpossiblePlan, match="mixup mixes images of different examples, but not"):
@@ -245,7 +241,7 @@ def test_what_has_no_columns_is_not_predicted(listed, tmp_path):
     params, data = listed
     params = replace(params, pipelines={"p": params.pipelines["naive"]})
     layout = Layout(data.columns_folder.parents[1])
-    model = save_untrained(params, replace(layout))
+    model = save_untrained(params, layout)
     (tmp_path / "less.csv").write_text("path,size\na.png,1\n")
     _, counts = predict_rows(model, layout.root / "source" / "photos", tmp_path / "less.csv")
     assert [one.reason for one in counts.first] == [
@@ -265,7 +261,7 @@ def test_errors_count_in_the_unit_of_each_target():
 
 
 def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
-    write_csv(tmp_path / "items.csv", make_items(60))
+    write_table(tmp_path / "items.csv", make_items(60))
     targets = {"label_kind": "number", "label_column": ["price", "weight"]}
     params = text_params({}, data=data_of(tmp_path / "items.csv", **targets))
     data = open_inputs(params, prepare(params, Layout(tmp_path)))
@@ -275,64 +271,53 @@ def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
     np.testing.assert_allclose(target.scale, labels.std(axis=0))
 
 
-PACKED = {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}}
 TEXTS = {"source": "text_table", "path": "x"}
+PACKED = {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}}
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("data", "sections", "said"),
     [
-        (PACKED, "texts with columns cannot be packed"),
-        (PACKED | {"data": TEXTS | {"label_kind": "number"}}, "to predict cannot be packed"),
-        ({"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the texts alone"),
-        ({"data": {**TEXTS, "source": "text_folder", "numeric": ["a"]}}, "sees no columns"),
-        ({"data": {**TEXTS, "ignore": ["a"]}}, "that are not named"),
-        (
-            {"data": {**TEXTS, "source": "table", "label_column": ["a", "b"]}},
-            "data.label_column: several columns must be numbers",
-        ),
+        (TEXTS | SEEN, PACKED, "texts with columns cannot be packed"),
+        (TEXTS | {"label_kind": "number"}, PACKED, "to predict cannot be packed"),
+        (TEXTS | SEEN, {"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the te"),
+        (TEXTS | {"source": "text_folder", "numeric": ["a"]}, {}, "sees no columns"),
+        (TEXTS | {"ignore": ["a"]}, {}, "that are not named"),
+        (TEXTS | {"source": "table", "label_column": ["a", "b"]}, {}, "columns must be numbers"),
     ],
 )
-def test_what_columns_and_targets_do_not_go_with_is_refused(tmp_path, sections, said):
+def test_what_columns_and_targets_do_not_go_with_is_refused(data, sections, said):
     with pytest.raises(InvalidParams, match=said):
-        text_params({}, **{"data": data_of(tmp_path / "items.csv")} | sections)
-
-
-def test_lines_of_text_files_have_no_columns(tmp_path):
-    (tmp_path / "ham.txt").write_text("a text\n")
-    with pytest.raises(UnreadableSource, match="have no column size; use JSON lines"):
-        scan(tmp_path, tmp_path / "manifest", source="text_lines")
+        text_params({}, data=data, **sections)
 
 
 LINE = {"text": "a", "label": "x", "color": "red"}
 
 
-def json_items(path, first: dict, **more):
+def json_items(folder, first: dict, **more):
     """Write 30 lines of JSON, of which this is the first."""
     lines = [{**LINE, "text": f"a{n}", "label": "xy"[n % 2], "size": n} | more for n in range(30)]
-    path.write_text("\n" + "".join(json.dumps(line) + "\n" for line in [first, *lines[1:]]))
-    return path
+    text = "\n" + "".join(json.dumps(line) + "\n" for line in [first, *lines[1:]])
+    return write_files(folder, {"items.jsonl": text}) / "items.jsonl"
 
 
 @pytest.mark.parametrize("decimal", ["auto", ","])
 def test_numbers_of_json_are_what_they_are_whatever_texts_look_like(tmp_path, decimal):
-    first = LINE | {"size": 1.001, "weight": "2,5"}
-    path = json_items(tmp_path / "items.jsonl", first, weight="0,5")
-    marked = {"numeric": ["size", "weight"], "missing": "reject", "decimal": decimal}
-    manifest = scan(path, tmp_path / "manifest", **marked)
+    path = json_items(tmp_path, LINE | {"size": 1.001, "weight": "2,5"}, weight="0,5")
+    manifest = scan(path, numeric=["size", "weight"], missing="reject", decimal=decimal)
     expected = [[1.001, 2.5, 0], *([number, 0.5, 0] for number in range(1, 30))]
     np.testing.assert_allclose(np.asarray(manifest.columns), expected, rtol=1e-6)
 
 
 def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(tmp_path):
-    listed = json_items(tmp_path / "listed.jsonl", LINE | {"size": [1]})
-    rejected = scan(listed, tmp_path / "manifest").rejected
+    rejected = scan(json_items(tmp_path / "listed", LINE | {"size": [1]})).rejected
     assert rejected["reason"].tolist() == ["size is list, not a single value"]
-    path = json_items(tmp_path / "items.jsonl", LINE)
-    assert len(scan(path, tmp_path / "manifest").examples) == 30
-    other = {"categorical": ["colour"], "missing": {"colour": "category"}}
+    path = json_items(tmp_path / "keys", LINE)
+    assert len(scan(path).examples) == 30
     with pytest.raises(UnreadableSource, match="all lines: no column colour; did you mean color"):
-        scan(path, tmp_path / "manifest", **other)
+        scan(path, categorical=["colour"], missing={"colour": "category"})
+    with pytest.raises(UnreadableSource, match="have no column size; use JSON lines"):
+        scan(write_files(tmp_path / "mails", {"ham.txt": "a text\n"}), source="text_lines")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +325,6 @@ def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(
     [
         ([0, 1, 2] * 10, "auto", "class", ["0", "1", "2"]),
         (range(1000, 1030), "class", "class", [str(year) for year in range(1000, 1030)]),
-        (range(1000, 1030), "number", "number", []),
         ([0.0, 1.0, None] * 10, "auto", "class", ["0", "1"]),
         ([151.0 + row for row in range(30)], "auto", "number", []),
         ([0.5, 1.0, 1.5] * 10, "auto", "number", []),
@@ -354,3 +338,112 @@ def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
     settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
     scanned = scan_table(settings)
     assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)
+
+
+def series_params(path, window, **data):
+    """Parameters of a time series at a path, with these changes of its windows and data."""
+    usual = {"length": 8, "horizon": 2, "stride": 3, "targets": ["column_1"]}
+    data = SMALL["data"] | {"source": "time_series", "path": str(path)} | data
+    sections = {"augment": [], "postprocess": ["standardize"], "window": usual | window}
+    return check(SMALL | sections | {"data": data, "pipelines": presets("time_series")})
+
+
+def opened(folder, params):
+    """Run the data stages in `folder` and open what they wrote."""
+    layout = prepare(params, Layout(folder), min_shards=3)
+    return layout, open_inputs(params, layout)
+
+
+def read_windows(params, name, stored, split):
+    """Features, labels and keys of all windows of a split."""
+    pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
+    batches, parts = list(pipe.dataset().as_numpy_iterator()), ("features", "label", "key")
+    windows = [np.concatenate([one[part] for one in batches]) for part in parts]
+    assert pipe.examples == len(windows[0])
+    return windows
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """A series whose every value says when it was and which column it is."""
+    folder = tmp_path_factory.mktemp("series")
+    values = np.arange(1000, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
+    np.save(folder / "series.npy", values)
+    params = series_params(folder / "series.npy", {})
+    return params, *opened(folder, params)
+
+
+@pytest.mark.parametrize("name", slow_but_first(["naive", "windowed"]))
+def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
+    params, _, stored = series
+    for split, begin, end in (("train", 0, 600), ("validation", 600, 800), ("test", 800, 1000)):
+        features, label, key = read_windows(params, name, stored, split)
+        assert features.shape == (len(key), 8, 3) and label.shape == (len(key), 2, 1)
+        np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
+        np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
+        np.testing.assert_array_equal(label[:, :, 0], key[:, None] + 8.25 + np.arange(2))
+
+
+def test_no_window_crosses_a_gap_of_a_series(tmp_path):
+    left_out = (100, 101, 650)
+    lines = [  # a gap in time before row 300
+        f"{row + 10 * (row >= 300)},{'' if row in left_out else row},{row}" for row in range(1000)
+    ]
+    (tmp_path / "series.csv").write_text("\n".join(["time,a,b", *lines]))
+    cut = {"time_column": "time", "missing": "cut", "numeric": ["a", "b"]}
+    params = series_params(tmp_path / "series.csv", {"targets": ["b"]}, **cut)
+    layout, stored = opened(tmp_path, params)
+    said = "the series is cut at 3 rows with an empty cell and 1 gap in time"
+    assert read_manifest(layout.manifest).stats["problems"] == [f"{said}: no window crosses them"]
+    kept = [row for row in range(1000) if row not in left_out]
+    for split in ("train", "validation", "test"):
+        steps, kept = np.split(kept, [stored.shards.examples(split)])
+        starts = [
+            steps[start]
+            for start in range(0, len(steps) - 9, 3)
+            if {300, *left_out}.isdisjoint(range(steps[start] + 1, steps[start + 9] + 1))
+        ]
+        for name in ("naive", "windowed"):
+            features, *_ = read_windows(params, name, stored, split)
+            np.testing.assert_array_equal(features[:, :, 1], np.add.outer(starts, range(8)))
+
+
+def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
+    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(3, 1))
+    params = series_params(tmp_path / "series.npy", {})
+    layout, stored = opened(tmp_path, params)
+    said = "600 train, 200 validation, 200 test time steps"
+    assert count_splits(read_manifest(layout.manifest)) == said
+    assert len(stored.shards.for_split("train")) > 1
+    np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
+    np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
+    standardize = stored.bind_to_data(params.postprocess)[0]
+    np.testing.assert_allclose(standardize.mean, [np.arange(600).mean()] * 3, rtol=1e-6)
+    np.testing.assert_allclose(standardize.deviation, [np.arange(600).std()] * 3, rtol=1e-6)
+
+
+def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
+    _, layout, stored = series
+    params = series_params(layout.root / "series.npy", {"targets": ["column_0", "column_2"]})
+    models, name = build_models_for(params, stored), next(iter(params.pipelines))
+    evaluation = write_evaluation(models, params, name, stored, layout, tmp_path / "evaluation")
+    batches = open_stored_pipeline(params, name, stored, split="test").dataset()
+    errors = [np.abs(models.full_model(each["features"]) - each["label"]) for each in batches]
+    first, second = np.concatenate(errors).mean(axis=(0, 1), dtype=np.float64)
+    errors = {"column_0": first, "column_2": second}
+    assert evaluation.mae_by_target == pytest.approx(errors)
+    metrics = {f"test/mae/{name}": error for name, error in errors.items()}
+    assert evaluation.metrics == pytest.approx(metrics)
+    assert Evaluation.read(tmp_path) == evaluation
+
+
+def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
+    _, layout, stored = series
+    for window, said in (
+        ({"length": 500}, "the validation split has 200 time steps, fewer"),
+        ({"targets": ["load"]}, "load is not a column"),
+    ):
+        params = series_params(layout.root / "series.npy", window)
+        with pytest.raises(InvalidParams, match=said):
+            open_input_pipeline(params, "naive", stored, split="train", purpose="train")

@@ -1,6 +1,5 @@
 """The whole DAG as a user runs it: `dvc repro` in a fresh project, then in changed copies of it."""
 
-import copy
 import json
 import re
 import signal
@@ -13,6 +12,7 @@ from tests.support.kills import signaled_at
 from tests.support.own_code import each
 from tests.support.project import SMALL, run, run_quietly, run_stages, runs_of, write_params
 from tests.support.small_data import flip_bit
+from throughline.results.build import BuildResult
 from throughline.shared.file_lock import hold_outputs
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,10 +38,8 @@ def test_a_fresh_project_runs_every_stage_once_and_its_results_are_complete_and_
     assert "data:image/svg+xml;base64," in page
     named = r'http-equiv|xmlns(:\w+)?="[^"]*"|"http://www.w3.org[^"]*"|<metadata>.*?</metadata>'
     assert "http" not in re.sub(named, "", page, flags=re.S), "it needs no network"
-    naive, optimized = (
-        json.loads((folder / "runs" / name / "input.json").read_text())["examples_digests"]
-        for name in ("naive", "optimized")
-    )
+    proven = (BuildResult.read(folder / "runs" / name) for name in ("naive", "optimized"))
+    naive, optimized = (one.examples_digests for one in proven)
     assert naive == optimized and set(naive) == {"train", "validation", "test"}
 
 
@@ -78,9 +76,8 @@ def test_a_second_run_does_nothing_and_a_change_of_one_configuration_concerns_it
     folder, _ = first
     assert stale(folder) == set()
     assert executed(run(folder, "dvc", "repro")) == []
-    params = copy.deepcopy(SMALL)
-    params["pipelines"]["naive"]["prefetch"] = 1
-    write_params(folder, params)
+    naive = {"read": "shards", "prefetch": 1}
+    write_params(folder, SMALL | {"pipelines": SMALL["pipelines"] | {"naive": naive}})
     assert stale(folder) == {"identities"}, "which says what is out of date besides"
     assert executed(run(folder, "dvc", "repro", "build@naive")) == ["identities", "build@naive"]
     write_params(folder, SMALL)
@@ -109,63 +106,48 @@ def build(input_shape, outputs):
 def test_the_profile_computes_as_the_training_does(first):
     folder, _ = first
     (folder / "my_models.py").write_text(NOTING)
-    params = copy.deepcopy(SMALL) | {"model": {"name": "my_models:build"}}
-    params["train"] |= {"mixed_precision": True, "deterministic": True}
-    write_params(folder, params)
+    train = SMALL["train"] | {"mixed_precision": True, "deterministic": True}
+    write_params(folder, SMALL | {"model": {"name": "my_models:build"}, "train": train})
     for stage in ("train", "profiling"):
         run(folder, "python", "-m", f"tasks.{stage}", "--pipeline", "naive")
-    built = {tuple(line.split()) for line in (folder / "built.txt").read_text().splitlines()}
-    computed = {
-        stage: {line[1:] for line in built if line[0] == stage} for stage in ("train", "profiling")
-    }
-    assert computed["train"] == computed["profiling"]
-    ((policy, deterministic, _),) = computed["train"]
-    assert (policy, deterministic) == ("mixed_bfloat16", "True")
-
-
-def refused(folder, stage, capsys) -> str:
-    """What a stage says that ends with exit code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        run_stages(folder, stage)
-    assert ended.value.code == 2
-    return capsys.readouterr().err
+    built = set((folder / "built.txt").read_text().splitlines())
+    computed = {line.partition(" ")[2] for line in built}
+    assert len(built) == 2 and len(computed) == 1, "a line of each stage, with the same in them"
+    assert computed.pop().startswith("mixed_bfloat16 True ")
 
 
 @pytest.mark.slow
-def test_verifying_reads_every_byte(first, capsys):
-    folder, _ = first
-    run_stages(folder, "verify")
-    assert "OK: all digests match" in capsys.readouterr().out
+def test_verifying_reads_every_byte(first):
+    folder, verify = first[0], ("python", "-m", "tasks.verify")
+    assert "OK: all digests match" in run(folder, *verify)
     column = folder / "data" / "snapshot" / "train" / "image.bin"
     shard = next((folder / "data" / "shards").glob("train-*.tfrecord"))
     for path, at in ((column, 0), (shard, -1)):
         path.chmod(0o644)
         flip_bit(path, at)
-    said = refused(folder, "verify", capsys)
+    said = run(folder, *verify, code=2)
     assert shard.name in said and "image.bin: chunk of rows 0 to" in said, "all in one list"
     flip_bit(column, 0)
     flip_bit(shard, -1)
-    run_stages(folder, "verify")
+    run(folder, *verify)
+
+
+TRAIN = ("tasks.train", "--pipeline", "optimized")
 
 
 @pytest.mark.slow
-def test_a_second_training_of_a_configuration_is_refused_while_one_writes(first, capsys):
-    folder, _ = first
-    out = folder / "runs" / "optimized"
+def test_a_second_training_of_a_configuration_is_refused_while_one_writes(first):
+    folder, out = first[0], first[0] / "runs" / "optimized"
     before = (out / "model.keras").read_bytes()
     with hold_outputs(out, "training optimized"):
-        said = refused(folder, "train@optimized", capsys)
+        said = run(folder, "python", "-m", *TRAIN, code=2)
     assert "another process is training optimized and writes into runs/optimized" in said
     assert (out / "model.keras").read_bytes() == before
     with hold_outputs(out, "training optimized"):
         pass  # free again
 
 
-TRAIN = ("tasks.train", "--pipeline", "optimized")
-
-
-def read_losses(history: Path) -> list[list[str]]:
+def read_rows(history: Path) -> list[list[str]]:
     return [line.split(",")[:5] for line in history.read_text().splitlines()]
 
 
@@ -173,12 +155,10 @@ def read_losses(history: Path) -> list[list[str]]:
 def test_a_training_that_was_ended_and_killed_ends_alike_and_mlflow_has_each_epoch_once(first):
     """By SIGTERM, as a flow that is canceled ends it; then by kill -9, of which nobody hears."""
     folder, _ = first
-    params = copy.deepcopy(SMALL)
-    params["train"] |= {"epochs": 6, "checkpoint_every": "1 epoch"}
-    write_params(folder, params)
+    write_params(folder, SMALL | {"train": SMALL["train"] | {"epochs": 6}})
     history = folder / "runs" / "optimized" / "history.csv"
     run_stages(folder, "train@optimized")
-    undisturbed = read_losses(history)
+    undisturbed = read_rows(history)
     history.unlink()
 
     seen = set()
@@ -191,7 +171,7 @@ def test_a_training_that_was_ended_and_killed_ends_alike_and_mlflow_has_each_epo
         seen.add(runs_of(folder)[0].info.run_id)
         assert runs_of(folder)[0].info.status == status
     assert "resuming interrupted training" in run(folder, "python", "-m", *TRAIN)
-    assert read_losses(history) == undisturbed
+    assert read_rows(history) == undisturbed
     ended = runs_of(folder)[0]
     assert seen == {ended.info.run_id} and ended.info.status == "FINISHED"
     for name in ("train/loss", "val/loss"):

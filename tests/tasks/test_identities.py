@@ -1,6 +1,5 @@
 """Identities of stages, and parts of stages that stand alone."""
 
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -29,12 +28,7 @@ from throughline.plan.ops import REGISTRY
 from throughline.results.build import Difference
 from throughline.results.train import StepTimes, TrainResult, TrainThroughput
 from throughline.settings import TrainSettings
-from throughline.shared.errors import (
-    InvalidCode,
-    ObjectStoreFailed,
-    WorkspaceProblem,
-    WrongVersion,
-)
+from throughline.shared.errors import InvalidCode, ObjectStoreFailed, WorkspaceProblem, WrongVersion
 from throughline.shared.libraries import LIBRARIES
 
 pytestmark = pytest.mark.integration
@@ -63,15 +57,19 @@ def identities_of(folder: Path) -> dict[str, str]:
     return read_identities(folder / "out")
 
 
-def test_files_that_own_code_reads_count_where_they_are_listed(own):
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_a_file_that_own_code_or_a_tokenizer_reads_counts_where_it_is_listed(own, tokenizer):
+    (own / "table.csv").touch()
+    if tokenizer:
+        write_text_project(own, kind="wordpiece", model="table.csv")
     watch_own_code(own)
-    definition = own / "dvc.yaml"
-    one = "      - my_ops.py\n"
-    definition.write_text(definition.read_text().replace(one, f"{one}      - table.csv\n"))
+    if not tokenizer:
+        text, one = (own / "dvc.yaml").read_text(), "      - my_ops.py\n"
+        (own / "dvc.yaml").write_text(text.replace(one, f"{one}      - table.csv\n"))
     written, needs = [], []
     for content in ("1", "2"):
         (own / "table.csv").write_text(content)
-        assert watch_own_code(own) == [] and "table.csv" in definition.read_text()
+        assert watch_own_code(own) == [] and "table.csv" in (own / "dvc.yaml").read_text()
         written.append(identities_of(own))
         needs.append([find_needs(own, stage)["files"] for stage in ("snapshot", "train")])
     assert differ(*written) == EVERY_RUN
@@ -107,8 +105,7 @@ def test_what_decides_what_build_proves_decides_all_that_is_made_of_it():
 
 def test_every_argument_of_an_op_counts_where_the_op_runs(own):
     ops = [{name: dict.fromkeys(kind.model_fields, 1)} for name, kind in REGISTRY.items()]
-    document = SMALL | dict.fromkeys(OP_SECTIONS, ops)
-    write_params(own, document)
+    write_params(own, SMALL | dict.fromkeys(OP_SECTIONS, ops))
     for name, identity in find_identities(own, stages=RUN_OPS):
         counted = [identity["settings"].get(section) for section in OP_SECTIONS]
         assert counted == [ops] * len(OP_SECTIONS), name
@@ -116,21 +113,19 @@ def test_every_argument_of_an_op_counts_where_the_op_runs(own):
 
 @pytest.mark.parametrize("name", ["params.yaml", "my_ops.py"])
 def test_what_is_edited_while_identities_are_written_is_noticed(own, name, monkeypatch, capsys):
-
     def edit(stage: str) -> str:
-        with (own / name).open("a") as file:
-            file.write("# later\n")
+        (own / name).write_text((own / name).read_text() + "# later\n")
         return stage
 
     monkeypatch.setattr(stage, "digest_code", edit)
-    monkeypatch.syspath_prepend(str(own))
+    monkeypatch.syspath_prepend(own)
     with pytest.raises(SystemExit, match="2"):
         run_stages(own, "identities")
     assert f"{name} changed while it was read" in capsys.readouterr().err
 
 
 def test_results_of_no_configuration_are_named(own, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(own))
+    monkeypatch.syspath_prepend(own)
     for name in (*SMALL["pipelines"], "gone"):
         (own / "runs" / name).mkdir(parents=True)
     run_stages(own, "identities")
@@ -176,35 +171,17 @@ def test_another_version_of_what_tokenizes_concerns_the_stages_that_tokenize(tmp
     assert {name for name, text in identities.items() if library in text} == EVERY_RUN
 
 
-def test_the_file_of_a_tokenizer_counts_for_the_stages_that_run_it(tmp_path):
-    (tmp_path / "words.txt").write_text("[UNK]\nwolf\n")
-    write_text_project(tmp_path, kind="wordpiece", model="words.txt")
-    listed = "words.txt decides results and is now listed in dvc.yaml"
-    assert watch_own_code(tmp_path) == [listed]
-    written = []
-    for words in ("[UNK]\nwolf\n", "[UNK]\nlamb\n"):
-        (tmp_path / "words.txt").write_text(words)
-        written.append(identities_of(tmp_path))
-    assert differ(*written) == EVERY_RUN
-
-
-def test_the_largest_fraction_that_is_read_concerns_the_snapshot(tmp_path):
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-
+def test_the_largest_fraction_that_is_read_concerns_the_snapshot(own):
     def identities(*fractions):
-        pipelines = {
-            f"part{number}": SMALL["pipelines"]["optimized"] | {"snapshot": {"fraction": fraction}}
-            for number, fraction in enumerate(fractions)
-        }
-        write_params(tmp_path, SMALL | {"pipelines": pipelines | {"naive": {"read": "shards"}}})
-        return identities_of(tmp_path)
+        parts = [{"read": "snapshot", "snapshot": {"fraction": part}} for part in fractions]
+        write_params(own, SMALL | {"pipelines": dict(zip("ab", parts, strict=True))})
+        return identities_of(own)
 
     before = identities(0.3, 0.5)
-    own = [
-        {"race", "report", *(f"{stage}@part{number}" for stage in MEASURED)} for number in range(2)
-    ]
-    assert differ(before, identities(0.2, 0.5)) == own[0]
-    assert differ(before, identities(0.3, 0.6)) == own[1] | {"snapshot"}
+    concerned = {"race", "report", *(f"{stage}@a" for stage in MEASURED)}
+    assert differ(before, identities(0.2, 0.5)) == concerned
+    concerned = {"snapshot", "race", "report", *(f"{stage}@b" for stage in MEASURED)}
+    assert differ(before, identities(0.3, 0.6)) == concerned
 
 
 def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(own):
@@ -248,28 +225,25 @@ def test_the_classes_of_an_epoch_are_those_of_its_rows():
     assert found == {"a": 0.25, "b": 0.75, "c": 0.0}
 
 
+FEW = "19 steps: mostly starts and ends of epochs"
+OF_TEST, OF_BOTH = {"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "perplexity": 9.0}
+
+
 @pytest.mark.parametrize(
-    ("test", "said"),
+    ("warm", "steps", "test", "said"),
     [
-        ({"accuracy": 0.5, "loss": 2.0}, "test accuracy 0.5000"),
-        ({"accuracy": 0.5, "perplexity": 9.0}, "test accuracy 0.5000, test perplexity 9.0000"),
-        ({}, "validation accuracy 0.7500"),
+        (0, 20, OF_TEST, "no epoch timed, test accuracy 0.5000"),
+        (9, 20, OF_BOTH, "9 examples/s, test accuracy 0.5000, test perplexity 9.0000"),
+        (4, 20, OF_TEST, "4 examples/s (its one epoch, with the start), test accuracy 0.5000"),
+        (9, 19, {}, f"9 examples/s ({FEW}), validation accuracy 0.7500"),
     ],
 )
-def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(test, said):
+def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(warm, steps, test, said):
     last = {"accuracy": 0.9, "val_accuracy": 0.75}
-    result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test)
-    assert summarize(replace(result, throughput=None)) == f"no epoch timed, {said}"
-    few = " (19 steps: mostly starts and ends of epochs)"
-    for warm, steps, doubt in (
-        (9, 20, ""),
-        (9, 19, few),
-        (4, 20, " (its one epoch, with the start)"),
-    ):
-        rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4)
-        step = StepTimes(ms_p50=1.0, ms_p95=1.0, ms_p99=1.0, count=steps)
-        summary = summarize(replace(result, throughput=rates, step=step))
-        assert summary == f"{warm} examples/s{doubt}, {said}"
+    step = StepTimes(ms_p50=1.0, ms_p95=1.0, ms_p99=1.0, count=steps)
+    result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test, step=step)
+    rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4) if warm else None
+    assert summarize(replace(result, throughput=rates)) == said
 
 
 @pytest.mark.parametrize(
@@ -296,11 +270,13 @@ def test_a_store_that_is_away_is_said_once_also_of_what_was_fetched(splits):
     assert [str(one) for one in find_damaged_columns(stored)] == ["it is away"]
 
 
+LINE = r"test_identities\.py, line \d+: sys\.exit\(code\) exits"
+
+
 @pytest.mark.parametrize(
-    ("code", "error"), [(0, InvalidCode), (None, InvalidCode), (3, SystemExit)]
+    ("code", "error", "said"),
+    [(0, InvalidCode, LINE), (None, InvalidCode, LINE), (3, SystemExit, "^3$")],
 )
-def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code, error):
-    with pytest.raises(error) as ended, cli.refuse_early_exit():
+def test_own_code_that_ends_a_stage_without_an_error_is_named_with_its_line(code, error, said):
+    with pytest.raises(error, match=said), cli.refuse_early_exit():
         sys.exit(code)
-    said = str(ended.value)
-    assert said == "3" or re.search(r"test_identities\.py, line \d+: sys\.exit\(code\) exits", said)

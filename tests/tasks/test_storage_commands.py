@@ -1,7 +1,10 @@
-"""Commands for stores put what ingest reads, name damage, remove what nothing reaches."""
+"""A project whose data is in a bucket has the results of files, and DVC sees what changes there;
+commands for stores put what ingest reads, name damage, remove what nothing reaches.
+"""
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +16,9 @@ import pytest
 
 from tasks.storage import LEFT_ALONE, collect_garbage, find_reachable, find_unreachable, verify
 from tasks.upload import upload
-from tests.support.project import run
+from tests.support.project import SMALL, make_project, run, run_stages, write_params
 from tests.support.skips import need
-from tests.support.small_data import write_files
+from tests.support.small_data import picture, read_files, save_photos, write_files
 from tests.support.small_pipelines import PREPROCESS
 from throughline.data.columns.stored import Destination
 from throughline.data.manifest import read_manifest
@@ -23,6 +26,8 @@ from throughline.data.shards.files import ShardFiles
 from throughline.data.shards.writing import shard
 from throughline.data.storage import Storage
 from throughline.pipelines.write.snapshot import write_snapshot
+from throughline.results.build import BuildResult
+from throughline.results.train import read_history
 from throughline.settings import ShardSettings, StorageSettings
 from throughline.shared.errors import (
     DataNotFound,
@@ -42,14 +47,7 @@ DIGEST = "ab" * 16
 LATER = datetime.now(UTC) + 2 * LEFT_ALONE
 STAGE = """\
 stages:
-  shard:
-    cmd: mkdir -p data/shards && cp shards.json data/shards/index.json
-    deps: [shards.json]
-    outs: [data/shards]
-  snapshot:
-    cmd: mkdir -p data/snapshot && cp key.json data/snapshot/index.json
-    deps: [key.json]
-    outs: [data/snapshot]
+  both: {cmd: mkdir -p data && cp -r new/. data, deps: [new], outs: [data/shards, data/snapshot]}
 """
 
 
@@ -61,8 +59,8 @@ def history(tmp_path_factory) -> Path:
     run(folder, "dvc", "init", "-q")
     (folder / "dvc.yaml").write_text(STAGE)
     for key in (FIRST, SECOND, TRIED):
-        (folder / "key.json").write_text(json.dumps({"key": key}))
-        (folder / "shards.json").write_text(json.dumps({"shards": [{"digest": key}]}))
+        new = {"shards": {"shards": [{"digest": key}]}, "snapshot": {"key": key}}
+        write_files(folder, {f"new/{name}/index.json": json.dumps(new[name]) for name in new})
         run(folder, "dvc", "repro", "-q")
         if key == TRIED:
             run(folder, "dvc", "exp", "save", "--name", "trial")
@@ -89,38 +87,35 @@ def test_what_a_commit_or_an_experiment_has_is_kept_and_nothing_else(history, bu
     for name in others:
         store.write(name, b"3")
     reached = {FIRST, SECOND, TRIED}
-    assert find_reachable(history) == {*reached, *(f"shards/{key}" for key in reached)}
+    reachable = {*reached, *(f"shards/{key}" for key in reached)}
+    assert find_reachable(history) == reachable
+    before = {one.name: f"{one.modified_at.astimezone(UTC):%Y-%m-%d}" for one in store.list()}
+    size = "objects, 0.0 MiB, the last of"
+    expected = [
+        f"{bucket_url}/{NOBODY}: 2 {size} {before[f'{NOBODY}/index/{DIGEST}.json']}",
+        f"{bucket_url}/shards: 1 {size} {before[f'shards/{NOBODY}']}",
+    ]
     listed = list(collect_garbage(store, history, now=LATER, removes=False))
-    written = {
-        name: f"{store.find(name).modified_at.astimezone(UTC):%Y-%m-%d}"
-        for name in (f"{NOBODY}/index/{DIGEST}.json", f"shards/{NOBODY}")
-    }
-    for line, (name, day), count in zip(listed, written.items(), (2, 1), strict=True):
-        said = f"{count} objects, 0.0 MiB, the last of {day}, can be removed"
-        assert line == f"{bucket_url}/{name.partition('/')[0]}: {said}"
-    assert len(list(store.list())) == 12 + len(others)
+    assert listed == [f"{line}, can be removed" for line in expected]
     assert not list(collect_garbage(store, history, now=datetime.now(UTC), removes=True))
+    assert {one.name for one in store.list()} == before.keys()
     removed = list(collect_garbage(store, history, now=LATER, removes=True))
-    assert [line.rpartition(", ")[2] for line in removed] == ["removed", "removed"]
-    names = {one.name for one in store.list()}
-    assert {name.partition("/")[0] for name in names - {*others}} == {*reached, "shards"}
-    assert {*others, *(f"shards/{key}" for key in reached)} < names
-    assert f"shards/{NOBODY}" not in names
+    assert removed == [f"{line}, removed" for line in expected]
+    assert before.keys() - {one.name for one in store.list()} == {
+        name for name in before if NOBODY in name and name not in others
+    }
 
 
 @pytest.mark.slow
 def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url):
     store = open_store(bucket_url)
     store.write(f"{NOBODY}/index/{DIGEST}.json", b"2")
-    text = json.dumps({"key": FIRST})
-    (cached,) = (
-        path for path in history.glob(".dvc/cache/files/md5/*/*") if path.read_text() == text
-    )
-    away = cached.rename(history / "away")
-    said = "cannot be read, so nothing is removed; first get the hist"
-    with pytest.raises(WorkspaceProblem, match=said):
+    cached = {path.read_text(): path for path in history.glob(".dvc/cache/files/md5/*/*")}
+    lost = cached[json.dumps({"key": FIRST})]
+    away = lost.rename(history / "away")
+    with pytest.raises(WorkspaceProblem, match="cannot be read, so nothing is removed; first get"):
         list(collect_garbage(store, history, now=LATER, removes=True))
-    away.rename(cached)
+    away.rename(lost)
     assert len(list(store.list())) == 1
 
 
@@ -143,7 +138,6 @@ def test_what_another_worktree_and_unfinished_outputs_have_is_kept(history, tmp_
 
 
 def test_a_snapshot_that_somebody_writes_is_left_alone():
-    now = datetime.now(UTC)
     ages = {
         f"{NOBODY}/index/{DIGEST}.json": 2.0,
         f"{NOBODY}/index/{FIRST}.json": 0.5,
@@ -151,15 +145,14 @@ def test_a_snapshot_that_somebody_writes_is_left_alone():
         f"{SECOND}/index/{DIGEST}.json": 2.0,
         f"{TRIED}/index/{DIGEST}.txt": 2.0,
         f"shards/{FIRST}": 2.0,
-        f"shards/{SECOND}": 0.5,
+        f"shards/{SECOND}": 0.5,  # keeps no other
     }
     objects = [
-        StoredObject(name=name, bytes=1, modified_at=now - age * LEFT_ALONE, tag="")
+        StoredObject(name=name, bytes=1, modified_at=LATER - age * LEFT_ALONE, tag="")
         for name, age in ages.items()
     ]
-    found = find_unreachable(objects, {SECOND}, now=now)
-    assert {*found} == {FIRST, "shards"}
-    assert found["shards"] == [objects[-2]], "one that somebody writes keeps no other"
+    found = find_unreachable(objects, {SECOND}, now=LATER)
+    assert found == {FIRST: [objects[2]], "shards": [objects[-2]]}
 
 
 def test_verify_reads_every_object_and_names_one_that_is_damaged(arrays, tmp_path, bucket_url):
@@ -173,10 +166,10 @@ def test_verify_reads_every_object_and_names_one_that_is_damaged(arrays, tmp_pat
     files = ShardFiles(folder=layout.shards, storage=storage)
     destination = Destination(folder=layout.snapshot, store=store)
     write_snapshot(index, files, destination, preprocess=preprocess)
-    objects = [one for one in store.list() if "/index/" not in one.name]
-    assert verify(params, layout).startswith(f"{len(objects)} objects, ")
+    names = [one.name for one in store.list() if "/index/" not in one.name]
+    assert verify(params, layout).startswith(f"{len(names)} objects, ")
     for where, rows in (("shards/", r"\(shard "), ("/test/key/", ".* rows")):
-        name = next(one.name for one in objects if where in one.name)
+        name = next(name for name in names if where in name)
         data = store.read(name)
         store.write(name, data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(ObjectStoreFailed, match=f"{name} does not match its digest.*{rows}"):
@@ -229,16 +222,13 @@ def test_what_this_user_may_not_read_is_refused_before_anything_is_put(bucket_ur
     need("root")
     assert not read_all(bucket_url), "with all that this imports"
     with tempfile.TemporaryDirectory() as name:
-        folder, hidden = Path(name), Path(name, "dogs.jpg")
+        folder = write_files(Path(name), {"cats.jpg": b"x", "dogs.jpg": b"x"})
         folder.chmod(0o755)
-        for path in (folder / "cats.jpg", hidden):
-            path.write_bytes(b"x")
-        hidden.chmod(0)
+        (folder / "dogs.jpg").chmod(0)
         os.seteuid(65534)  # nobody
         try:
-            said = r"dogs\.jpg cannot be read: Permission d"
-            for source in (folder, hidden):
-                with pytest.raises(UnexpectedFiles, match=said):
+            for source in (folder, folder / "dogs.jpg"):
+                with pytest.raises(UnexpectedFiles, match=r"dogs\.jpg cannot be read: Permission"):
                     upload(source, f"{bucket_url}/x")
         finally:
             os.seteuid(0)
@@ -252,3 +242,101 @@ def test_what_is_not_there_and_what_is_no_bucket_is_refused(folder, tmp_path, bu
             upload(tmp_path / name, bucket_url)
     with pytest.raises(InvalidParams, match="found ftp://"):
         upload(folder, "ftp://host/x")
+
+
+PREPARED = ("ingest", "shard", "snapshot")
+
+
+def params_of(path: str, **sections) -> dict:
+    """Parameters of images at a path."""
+    return SMALL | {"data": SMALL["data"] | {"source": "image_folder", "path": path}} | sections
+
+
+def repro(folder: Path, stage: str = "snapshot") -> list[str]:
+    """Bring a stage up to date; returns the stages that have run."""
+    return re.findall(r"Running stage '([\w@]+)'", run(folder, "dvc", "repro", stage))
+
+
+def stale(folder: Path) -> list[str]:
+    return [*json.loads(run(folder, "dvc", "status", "--json", *PREPARED) or "{}")]
+
+
+def read_results(folder: Path):
+    """What does not depend on how long things took: digests of examples, losses, and indexes."""
+    results, data = Layout(folder).results("optimized"), folder / "data"
+    losses = [row["train_loss"] for row in read_history(results)]
+    indexes = [(data / name / "index.json").read_bytes() for name in ("shards", "snapshot")]
+    return BuildResult.read(results).examples_digests, losses, indexes
+
+
+@pytest.mark.core
+@pytest.mark.timeout(900)
+def test_a_project_in_a_bucket_has_the_results_of_files_and_follows_what_changes_there(
+    array_file, bucket_url, object_store, tmp_path, monkeypatch
+):
+    """A Dask worker prepares it into the bucket."""
+    stored = {"storage": {"url": f"{bucket_url}/stored"}, "engine": {"workers": 1}}
+    params = params_of(f"{bucket_url}/photos", **stored)
+    project = make_project(tmp_path / "project", array_file, params)
+    photos = save_photos(project / "source" / "photos", 40, "cat", "dog")
+    upload(photos, f"{bucket_url}/photos")
+    trained = ["build@optimized", "train@optimized"]
+    assert repro(project, "train@optimized") == ["identities", *PREPARED, *trained]
+    in_bucket = read_results(project)
+    assert stale(project) == []
+    assert not [*(project / "data").rglob("*.bin"), *(project / "data").rglob("*.tfrecord")]
+    assert [*(project / ".throughline" / "cache").rglob("image.bin")]
+    assert "all digests match" in run(project, "python", "-m", "tasks.storage", "verify")
+    run(project, "python", "-m", "tasks.verify")
+    (tmp_path / "files").mkdir()
+    write_params(tmp_path / "files", params_of(str(photos)))
+    run_stages(tmp_path / "files", *PREPARED, *trained)
+    assert read_results(tmp_path / "files") == in_bucket
+
+    write_params(project, params_of(f"{bucket_url}/photos"))
+    assert stale(project) == [], "where it is reruns nothing"
+    check_taken_back(project)
+    write_params(project, params)
+    check_changes(project, f"{bucket_url}/photos")
+    manifest = read_files(project / "data" / "manifest")
+    with monkeypatch.context() as patched:
+        patched.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
+        said = run(project, "dvc", "repro", "snapshot", code=255)
+    assert "failed to reproduce 'ingest': Forbidden" in said and "a-wrong-secret" not in said
+    assert read_files(project / "data" / "manifest") == manifest
+
+    secret = object_store["AWS_SECRET_ACCESS_KEY"].encode()
+    assert not [name for name, content in read_files(project).items() if secret in content]
+
+
+def check_taken_back(folder: Path) -> None:
+    """Without the bucket, the error names the command that writes the files here."""
+    lock, indexes = (folder / "dvc.lock").read_bytes(), read_results(folder)[-1]
+    verify = ("python", "-m", "tasks.verify")
+    said = run(folder, *verify, code=2)
+    found = re.search(r"set storage.url .* or write them here with `(dvc [^`]+)`", said)
+    assert found, said
+    run(folder, *found[1].split())
+    run(folder, *verify)
+    assert read_results(folder)[-1] == indexes
+    (folder / "dvc.lock").write_bytes(lock)
+    run(folder, "dvc", "checkout", "--force", "shard", "snapshot")
+
+
+def check_changes(folder: Path, url: str) -> None:
+    """Of an object that is written again DVC sees nothing; of others it runs what follows."""
+    store, first = open_store(url), open_store(url).read("cat/00.jpg")
+    index = (folder / "data" / "snapshot" / "index.json").read_bytes()
+    store.write("cat/00.jpg", first)
+    assert stale(folder) == [], "it is the same again"
+    store.delete(["cat/00.jpg"])
+    assert stale(folder) == ["ingest"]
+    store.write("cat/00.jpg", first)
+    store.write("cat/.hidden", b"of which ingest sees nothing")
+    assert stale(folder) == ["ingest"]
+    assert repro(folder) == ["ingest"]
+    picture(99).save(folder / "source" / "other.jpg")
+    upload(folder / "source" / "other.jpg", f"{url}/cat/00.jpg")
+    assert stale(folder) == ["ingest"]
+    assert repro(folder) == [*PREPARED]
+    assert (folder / "data" / "snapshot" / "index.json").read_bytes() != index

@@ -16,7 +16,7 @@ from tasks.tune import apply, find_key, read_answer, tune
 from tests.support.answers import ANSWER
 from tests.support.kills import signaled_at
 from tests.support.prepared import link_data
-from tests.support.project import ROOT, SMALL, write_params
+from tests.support.project import ROOT, SMALL, TOGETHER, write_params
 from tests.support.stack import wait_for
 from throughline.config.params import check, load_params
 from throughline.results.snapshot import SnapshotCost
@@ -43,11 +43,12 @@ def command(monkeypatch, capsys):
         monkeypatch.chdir(project)
         monkeypatch.setattr(sys, "argv", ["python -m tasks.tune", *options])
         capsys.readouterr()
+        code = 0
         try:
             stage.main()
         except SystemExit as ended:
-            return ended.code, *capsys.readouterr()
-        return 0, *capsys.readouterr()
+            code = ended.code
+        return code, *capsys.readouterr()
 
     return run
 
@@ -79,16 +80,15 @@ def test_the_same_question_is_answered_from_the_earlier_search(
         replace(answer, **lacking).write(tmp_path / "other")
         found = read_answer(tmp_path / "other", 1.0, 300.0, limits)
         assert found is None, "it is raced again"
-    before = (project / "params.yaml").read_bytes()
+    path = project / "params.yaml"
+    before = path.read_text()
     _, said, _ = command(project, "--apply", "--out", "copy")
     assert said.splitlines()[-1] == answer.sentence
     assert TuningResult.read(project / "copy") == answer
-    after = (project / "params.yaml").read_bytes()
-    assert after.startswith(before[: before.index(b"model:")])
-    assert load_params(project / "params.yaml").pipelines["tuned"].prefetch == 7
+    assert path.read_text().startswith(before[: before.index("model:")])
+    assert load_params(path).pipelines["tuned"].prefetch == 7
     assert command(project, "--apply")[0] == 0, "what is there is as it was found"
-    edited = (project / "params.yaml").read_text().replace("prefetch: 7", "prefetch: 8")
-    (project / "params.yaml").write_text(edited)
+    path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
     code, said, problem = command(project, "--apply")
     assert code == 2 and "exists with other settings" in problem
     assert said.splitlines()[-1] == answer.sentence
@@ -123,8 +123,8 @@ def test_a_second_search_waits_and_one_that_is_killed_or_interrupted_goes_on(pro
 
 def list_rounds(project):
     """The rounds that the journal of a project's one search has."""
-    journals = project.glob(f"{FOLDER}/*/journal.json")
-    return [one for path in journals for one in json.loads(path.read_bytes())["rounds"]]
+    (journal,) = project.glob(f"{FOLDER}/*/journal.json")
+    return json.loads(journal.read_bytes())["rounds"]
 
 
 def assert_stopped(process, number):
@@ -136,12 +136,11 @@ def assert_stopped(process, number):
 @pytest.fixture
 def start(project):
     """Starts a search that sends itself a signal at the twelfth write of its journal."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start_one(number: signal.Signals) -> subprocess.Popen[str]:
         command = signaled_at(12, "journal.json", number, "tasks.tune", "--time", "1min")
-        search = subprocess.Popen(command, cwd=project, env=variables, **streams)
+        search = subprocess.Popen(command, cwd=project, env=variables, bufsize=1, **TOGETHER)
         started.enter_context(search)
         started.callback(search.kill)  # a stopped one would hold the machine forever
         return search
@@ -151,12 +150,11 @@ def start(project):
 
 
 def test_nothing_is_applied_to_a_file_that_has_changed_meanwhile(tmp_path, capsys):
-    path = tmp_path / "params.yaml"
-    path.write_text("pipelines:\n  naive: {read: shards}\n")
+    path, text = tmp_path / "params.yaml", "pipelines:\n  naive: {read: shards}\n"
+    path.write_text(text)
     with pytest.raises(Untunable, match="was changed during the search"):
         apply(ANSWER, path, "pipelines: {}\n")
-    apply(replace(ANSWER, outcome="kept"), path, path.read_text())
-    assert "stays as it is: there is nothing better" in capsys.readouterr().out
-    apply(replace(ANSWER, outcome="undecided"), path, path.read_text())
-    assert "it is undecided" in capsys.readouterr().out
-    assert path.read_text() == "pipelines:\n  naive: {read: shards}\n"
+    for outcome, said in (("kept", "there is nothing better"), ("undecided", "it is undecided")):
+        apply(replace(ANSWER, outcome=outcome), path, text)
+        assert f"stays as it is: {said}" in capsys.readouterr().out
+    assert path.read_text() == text
