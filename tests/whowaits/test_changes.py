@@ -3,16 +3,31 @@
 import itertools
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 
+from tests.support.small_data import save_photos
 from whowaits.changes import trials
-from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS
+from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, SEVERAL, THREADS, find_first
+from whowaits.changes.cache_files import delete_unfinished
 from whowaits.changes.digests import FEWEST_PROVEN, digest_some
-from whowaits.changes.proposals import CACHED_STEPS, propose_changes
+from whowaits.changes.edits import CannotBeWritten, edit_source
+from whowaits.changes.patch import _write
+from whowaits.changes.places import is_changed
+from whowaits.changes.proposals import CACHED_STEPS, InputChange, propose_changes
+from whowaits.changes.ratios import Ratios
+from whowaits.hooks.fits import FitWatch
+from whowaits.hooks.loops import LoopWatch
+from whowaits.hooks.tensorflow import _Hooks
+from whowaits.session import Options, Session
+from whowaits.timing.waits import Waits
 
 pytestmark = pytest.mark.integration
 
@@ -69,9 +84,6 @@ def sorted_examples(dataset):
 @pytest.mark.parametrize(
     ("dataset", "expected"),
     [
-        (lambda: numbers().map(double).batch(BATCH),
-         [LAST, f"batch: {PARALLEL}{AHEAD}", f"map(double): {PARALLEL}{AHEAD}",
-          f"batch: .cache() after it{AHEAD}"]),
         (lambda: numbers().map(double, 2).map(jitter, 2).batch(BATCH, num_parallel_calls=2),
          [LAST, f"map(double): .cache() after it{AHEAD}"]),
         (lambda: numbers().map(double).cache().map(jitter, 2).batch(BATCH).prefetch(1),
@@ -79,7 +91,7 @@ def sorted_examples(dataset):
         (lambda: numbers().interleave(lambda n: tf.data.Dataset.from_tensors(n)).prefetch(1),
          [f"interleave: interleave(…, {CYCLE}, {PARALLEL})", "interleave: .cache() after it"]),
     ],
-    ids=["plain", "random", "cached", "interleaved"],
+    ids=["random", "cached", "interleaved"],
 )  # fmt: skip
 def test_what_a_dataset_leaves_open(dataset, expected):
     assert [each.text for each in propose_changes(dataset(), batch=BATCH)] == expected
@@ -88,7 +100,8 @@ def test_what_a_dataset_leaves_open(dataset, expected):
 def test_what_is_changed_delivers_the_same_examples():
     dataset = numbers().flat_map(tf.data.Dataset.from_tensors).map(double).batch(BATCH)
     proposed = propose_changes(dataset, batch=BATCH)
-    assert len(proposed) == 4
+    added = [f"batch: {PARALLEL}", f"map(double): {PARALLEL}", "batch: .cache() after it"]
+    assert [each.text for each in proposed] == [LAST, *(f"{each}{AHEAD}" for each in added)]
     for change in proposed:
         assert sorted_examples(change.dataset.take(COUNT // BATCH)) == [*range(0, 2 * COUNT, 2)]
 
@@ -118,19 +131,15 @@ def test_a_cache_never_freezes_what_an_epoch_draws_or_composes_again(dataset, ad
     assert [each.adds for each in caches(dataset())] == adds
 
 
-def test_what_python_makes_again_in_each_epoch_is_never_the_same():
-    drawn = np.random.default_rng(0)
+def test_what_python_makes_again_or_a_variable_changes_is_never_the_same_in_each_epoch():
+    drawn, level = np.random.default_rng(0), tf.Variable(2, dtype=tf.int64)
     for function, share in ((lambda n: n + drawn.integers(1000), range(50)), (lambda n: n, (100,))):
         proposed = propose_changes(numbers().map(python(function)).batch(BATCH), batch=BATCH)
         cache, parallel = proposed[-1], next(each for each in proposed if each.kind == "map")
         assert (cache.meaning, parallel.meaning) == (DRAWN_ONCE, THREADS)
         (said,) = re.findall(r"(\d+) % of an epoch's elements had been in the one", cache.says)
         assert int(said) in share
-
-
-def test_what_reads_a_variable_is_not_called_the_same_in_each_epoch():
-    level = tf.Variable(2, dtype=tf.int64)  # that a callback raises
-    (cache,) = caches(numbers().map(lambda n: n * level).batch(BATCH))
+    (cache,) = caches(numbers().map(lambda n: n * level).batch(BATCH))  # a callback raises it
     assert cache.meaning == DRAWN_ONCE and cache.says.startswith("it reads a variable")
 
 
@@ -154,23 +163,19 @@ def test_what_takes_long_is_compared_as_far_as_time_allows():
     assert digest_some(read_slowly(), most_s=0.0, clock=lambda: now[0]).count == FEWEST_PROVEN
 
 
-def test_an_interleave_in_parallel_keeps_its_order():
-    files = tf.data.Dataset.range(6)
-    dataset = files.interleave(lambda n: tf.data.Dataset.range(4 * n, 4 * n + 4), cycle_length=5)
+def test_calls_in_parallel_keep_their_order_and_ask_for_it_where_the_options_leave_it_open():
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = tf.data.Dataset.range(6).interleave(
+        lambda n: tf.data.Dataset.range(4 * n, 4 * n + 4), cycle_length=5
+    )
     change = propose_changes(dataset.prefetch(1), batch=BATCH)[0]
     assert change.meaning == SAME and "cycle_length" not in change.adds
     assert elements(change.dataset) == elements(dataset) != sorted(elements(dataset))
-
-
-def test_a_call_in_parallel_asks_for_the_order_that_the_options_leave_open():
-    options = tf.data.Options()
-    options.deterministic = False
-    dataset = numbers().interleave(tf.data.Dataset.range).map(double).with_options(options)
-    parallel = [each for each in propose_changes(dataset, batch=BATCH) if PARALLEL in each.adds]
-    assert {each.kind for each in parallel} == {"interleave", "map"}
-    for each in parallel:
-        assert each.meaning == SAME
-        assert each.adds.endswith(f"{PARALLEL}, deterministic=True")
+    is_open = dataset.map(double).with_options(options)
+    parallel = [each for each in propose_changes(is_open, batch=BATCH) if PARALLEL in each.adds]
+    assert [(each.kind, each.meaning) for each in parallel] == [("map", SAME), ("interleave", SAME)]
+    assert all(each.adds.endswith(f"{PARALLEL}, deterministic=True") for each in parallel)
 
 
 def read(file):
@@ -220,3 +225,127 @@ def test_what_a_device_has_to_do_is_waited_for_before_and_after_it_is_timed(monk
     epochs = trials.Epochs(train, itertools.repeat(0))
     epochs.time(0.01, lambda: None)
     assert waited_for == [0, 4], "the step before those that are timed, and their last"
+
+
+@pytest.fixture
+def _places(monkeypatch) -> None:
+    """Datasets know where they are made, until the test ends."""
+    monkeypatch.setattr(dataset_ops.DatasetV2, "__init__", dataset_ops.DatasetV2.__init__)
+    session = Session(Options(keep=True), print)
+    _Hooks(FitWatch(session, Waits()), LoopWatch(session)).patch_datasets(dataset_ops)
+
+
+@pytest.mark.usefixtures("_places")
+def test_what_keras_makes_within_a_call_is_no_call_of_the_script_and_changed_after_it(tmp_path):
+    """A cache before its batches is written in the call and after it; no other change is."""
+    save_photos(tmp_path, 8, "a", "b")
+    images = keras.utils.image_dataset_from_directory(tmp_path, batch_size=2, verbose=False)
+    dataset = images.map(lambda x, y: (tf.image.random_flip_up_down(x), y), 2).prefetch(2)
+    (change,) = propose_changes(dataset, batch=2)
+    written = "image_dataset_from_directory(batch_size=None): .cache().shuffle(16).batch(2)"
+    assert change.text == f"{written}.prefetch(tf.data.AUTOTUNE) after it"
+    (tried,) = try_changes(dataset, [change])
+    assert find_first([tried]) is tried and tried.meaning == ORDER
+    with pytest.raises(CannotBeWritten, match="more than an edit of one call"):
+        _write(tried, b"", "test_changes.py")
+    assert not is_changed(dataset, change.kind, change.number, ".cache()")
+    called, ahead = "image_dataset_from_directory", ".prefetch(tf.data.AUTOTUNE)"
+    (edit,) = trials.find_edits(images, InputChange("", None, ahead=ahead))
+    assert (edit.called, edit.adds) == (called, ahead)
+    source = f"import tensorflow as tf\nfit(keras.utils.{called}(a))".encode()
+    edited = edit_source(source, "a.py", [replace(edit, where="a.py:2")])
+    assert edited.decode().endswith(f"{called}(a){ahead})")
+    with pytest.raises(CannotBeWritten):
+        edit_source(source, "a.py", [replace(edit, where="a.py:2", called="prefetch")])
+
+
+def build(numbers):
+    """What a script's function does for the training and for its validation."""
+    return numbers.map(lambda n: n + 1).batch(3)
+
+
+def in_script(function):
+    """Return what it returns in a thread, where only this file's lines are the script's."""
+    return ThreadPoolExecutor(1).submit(function).result()
+
+
+def try_changes(dataset, changes=None):
+    """What is said of changes, of all that are proposed unless some are given."""
+    changes = changes or propose_changes(dataset, batch=3)
+    tried = trials.Trials(print, dataset, trials.Pace(step_ms=1), deadline=0, beat=print)
+    ratios = Ratios(1.0)
+    for at in [*range(len(changes))] * 3:
+        ratios.add(at, changed=3.0, unchanged=1.0)
+    return list(tried._describe_all(changes, ratios).values())
+
+
+@pytest.mark.usefixtures("_places")
+def test_what_would_change_a_validation_too_is_said_and_is_no_patch():
+    numbers = tf.data.Dataset.range(9).shuffle(9), tf.data.Dataset.range(3)
+    train, *validation = in_script(lambda: [build(each) for each in numbers])
+    tried = [each for each in try_changes(train) if each.text.startswith(("map", "batch"))]
+    assert len(tried) == 3 and all("make another dataset" in each.says for each in tried)
+    source = b"import tensorflow as tf\ndef build(numbers):\n    return numbers.map(f).batch(3)"
+    for each in tried:
+        edits = tuple(replace(edit, where="a.py:3") for edit in each.edits)
+        change = replace(each, edits=edits, meaning=SAME)
+        for meaning in (ORDER, THREADS, *([SAME] if each.keeps else [])):
+            with pytest.raises(CannotBeWritten, match="make another dataset, too"):
+                _write(replace(change, meaning=meaning), source, "a.py")
+        if not each.keeps:
+            assert _write(change, source, "a.py") != source, "it keeps its examples and order"
+    del validation
+    assert not any(each.shared for each in try_changes(train))
+
+
+class Data:
+    def __init__(self, count):
+        self.numbers = build_again(tf.data.Dataset.range(count)).batch(3)
+
+
+def build_again(numbers):
+    return numbers.map(lambda n: n + 1)
+
+
+def validate(model):
+    """What the script would do after the training."""
+    return model.build((None, 3)), Data(3)
+
+
+@pytest.mark.usefixtures("_places")
+def test_what_would_change_a_dataset_that_is_made_later_is_no_patch():
+    changes = try_changes(Data(9).numbers)
+    assert {each.kind for each in changes if each.alters_another} == {"batch"}, "the cache"
+    assert {each.kind for each in changes if each.shared} == {"map", "batch"}
+
+
+@pytest.mark.usefixtures("_places")
+def test_a_call_that_makes_several_transformations_is_neither_advised_nor_a_patch():
+    numbers = mapped = tf.data.Dataset.range(9)
+    for step in (lambda n: n + 1, lambda n: n + tf.random.uniform((), 0, 9, tf.int64)):
+        mapped = mapped.map(step)
+    changes = [each for each in try_changes(mapped.batch(3)) if each.kind == "map"]
+    assert changes and find_first(changes) is None
+    for each in changes:
+        assert each.shared == SEVERAL
+        with pytest.raises(CannotBeWritten, match=SEVERAL):
+            _write(replace(each, meaning=SAME), b"", "a.py")
+    twice = in_script(lambda: numbers.map(lambda n: n + 1).map(lambda n: n + 2).batch(3))
+    assert not any(each.shared for each in try_changes(twice)), "two calls in a line"
+
+
+def test_a_cache_that_is_not_complete_leaves_no_file(tmp_path):
+    numbers, whole, part = tf.data.Dataset.range(9), tmp_path / "whole", tmp_path / "part"
+    complete, begun = numbers.cache(str(whole)), numbers.cache(str(part))
+    assert len(list(complete)) == 9
+    next(iterator := iter(begun))
+    own = tmp_path / "part_labels.npy"
+    own.touch()
+    kept = {own, *tmp_path.glob("whole*")}
+    (lock,) = tmp_path.glob("part*.lockfile")
+    made = lock.stat().st_mtime
+    delete_unfinished(since=made + 60)
+    assert lock.exists(), "of another run"
+    delete_unfinished(since=made - 60)
+    assert set(tmp_path.iterdir()) == kept
+    assert iterator is not None and len(list(numbers.cache(str(part)))) == 9

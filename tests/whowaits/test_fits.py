@@ -95,43 +95,37 @@ class Small(keras.Sequential):
         super().__init__([keras.Input((2,)), keras.layers.Dense(1)])
         self.compile("sgd", "mse")
 
-    def fit(self, x=None, y=None, epochs=1, callbacks=None):
-        return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
+    def fit(self, x=None, y=None, epochs=1, **given):
+        return super().fit(x, y, epochs=epochs, verbose=0, **given)
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """Watches every `fit` of `Small` for a session."""
+def watch_fits(monkeypatch, **options):
+    """Watch every `fit` of `Small` for a session."""
     monkeypatch.setattr(Small, "fit", Small.fit)
-
-    def start(**options):
-        watch = FitWatch(Session(Options(**options), print), Waits())
-        watch.patch(SimpleNamespace(**{**vars(keras), "Model": Small}))
-        return watch.session, watch
-
-    return start
+    watch = FitWatch(Session(Options(**options), print), Waits())
+    watch.patch(SimpleNamespace(**{**vars(keras), "Model": Small}))
+    return watch
 
 
-def test_a_fit_of_few_steps_is_left_as_it_is_and_said(watched):
+def test_a_fit_of_few_steps_is_left_as_it_is_and_said(monkeypatch):
     """As of an agent that learns from what it has just seen."""
-    session, _ = watched()
+    session = watch_fits(monkeypatch).session
     assert Small().fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2).epoch == [0, 1]
     assert not session.trainings and session.marks == 1, "a step of a loop, if there is one"
     assert "fewer than 8 steps in all" in session.make_report().reason
 
 
-def test_of_a_fit_that_is_interrupted_only_its_timing_is_kept(watched):
+def test_of_a_fit_that_is_interrupted_only_its_timing_is_kept(monkeypatch):
     def interrupt(batch, logs):  # Ctrl-C in a notebook
         if batch == 5:
             raise KeyboardInterrupt
 
-    session, watch = watched(keep=True)
-    model = Small()
+    watch, model = watch_fits(monkeypatch, keep=True), Small()
     data = tf.data.Dataset.from_tensor_slices((np.zeros((20, 2)), np.zeros((20, 1)))).batch(2)
     with pytest.raises(KeyboardInterrupt):
         model.fit(data, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)])
     assert not watch.active and not isinstance(model.train_function, TimedFunction)
-    (training,) = session.trainings
+    (training,) = watch.session.trainings
     assert training.timing.seen
     assert training.conditions is training.freeze_conditions(), "those of its end"
     gone = weakref.ref(model), weakref.ref(data)
@@ -160,12 +154,6 @@ def test_what_stops_within_an_epoch_ends_the_measurement():
     assert session.trainings[0].notes == ["a callback stopped the training within an epoch"]
 
 
-def test_a_function_that_saves_a_model_is_one_of_those_left_out():
-    of_keras = (keras.models.save_model, keras.saving.save_model, keras.saving.save_weights)
-    for save in (*of_keras, np.savetxt):
-        assert save.__name__ in LIBRARIES[save.__module__]
-
-
 @pytest.mark.parametrize("options", [{}, {"keep": True, "channel": (0, 1)}])
 def test_what_a_later_training_would_go_on_from_is_not_written(options):
     kinds = ("OrbaxCheckpoint", "ModelCheckpoint", "BackupAndRestore", "CSVLogger", "Own")
@@ -173,17 +161,18 @@ def test_what_a_later_training_would_go_on_from_is_not_written(options):
     session, left = begin(keras.Sequential(), options, callbacks=given)
     assert own in left and not set(writing) & set(left)
     assert "left out" in session.trainings[0].notes[0]
+    of_keras = (keras.models.save_model, keras.saving.save_model, keras.saving.save_weights)
+    for save in (*of_keras, np.savetxt):
+        assert save.__name__ in LIBRARIES[save.__module__]
 
 
-@pytest.mark.parametrize(
-    ("kind", "because"),
-    [("MirroredStrategy", "on 2 replicas"), ("MultiWorkerMirroredStrategy", "on several hosts")],
-)
-def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is(kind, because):
-    strategy = type(kind, (), {"num_replicas_in_sync": 2})()
-    model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
-    (training,) = begin(model)[0].trainings
-    assert because in training.passive_because and not training.timing.active
+def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is():
+    known = {"MirroredStrategy": "on 2 replicas", "MultiWorkerMirroredStrategy": "several hosts"}
+    for kind, because in known.items():
+        strategy = type(kind, (), {"num_replicas_in_sync": 2})()
+        model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
+        (training,) = begin(model)[0].trainings
+        assert because in training.passive_because and not training.timing.active
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -209,7 +198,7 @@ def test_an_epoch_from_which_batches_were_taken_makes_no_later_one_shorter(monke
 def test_an_epoch_that_the_script_asked_for_is_no_repetition():
     session = Session(Options(), print)
     training = session.open("fit", epochs=1)
-    training.timing.trained(Step(0.01, 0.01, epoch=0))
+    training.timing.trained(Step(0.01, 0.01))
     assert not session.repeats
     training.finished += 1  # what the script does about another one is not its own failure
     assert session.repeats
@@ -258,20 +247,18 @@ def test_each_backend_trains_on_the_batches_of_a_changed_dataset(monkeypatch, ki
     step, batches = kind(train, Waits()).make_step(([],)), iter(tf.data.Dataset.range(5).batch(2))
     done = [step(batches) for _ in range(3)]
     if kind is JaxFeed:
-        assert [len(state) for _, state in done] == [1, 2, 3]
-        done = [batch for batch, _ in done]
+        done, states = zip(*done, strict=True)
+        assert [*map(len, states)] == [1, 2, 3]
     assert [np.asarray(batch).tolist() for batch in done] == [[0, 1], [2, 3], [4]]
     with pytest.raises(StopIteration):
         step(batches)
 
 
-@pytest.mark.parametrize(
-    ("counts", "ended", "kept"), [([8, 8, 3], True, 2), ([3], True, 0), ([8, 3], False, 2)]
-)
-def test_a_smaller_last_batch_is_no_batch_of_the_model(counts, ended, kept):
-    taken = BatchesTaken([SimpleNamespace(shape=(count, 2)) for count in counts], ended=ended)
-    taken.drop_remainder(8)
-    assert len(taken.batches) == kept
+def test_a_smaller_last_batch_is_no_batch_of_the_model():
+    for counts, ended, kept in (([8, 8, 3], True, 2), ([3], True, 0), ([8, 3], False, 2)):
+        taken = BatchesTaken([np.zeros((count, 2)) for count in counts], ended=ended)
+        taken.drop_remainder(8)
+        assert len(taken.batches) == kept
 
 
 def test_a_cell_is_run_and_said_what_it_lacks(capsys, monkeypatch):

@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections import namedtuple
-from dataclasses import astuple, dataclass
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -40,11 +40,10 @@ def test_a_module_is_acted_on_once_it_is_complete_and_not_before(tmp_path, monke
     watch.on_import("watched", lambda module: module.nothing)
     watch.on_import("watched", lambda module: seen.append(module.value))
     assert not seen and "watched" not in sys.modules
-    import watched  # pyright: ignore[reportMissingImports]
-
+    loader = importlib.import_module("watched").__loader__
     assert seen == [1]
     assert [type(error) for error in errors] == [AttributeError], "which fails no import"
-    assert vars(watched)["__loader__"].get_source("watched") == "value = 1\n"
+    assert loader.get_source("watched") == "value = 1\n"
 
 
 def make_hooks(module, **options):
@@ -55,12 +54,11 @@ def make_hooks(module, **options):
 @pytest.fixture
 def loops(monkeypatch):
     """The loops of this process over datasets of tf.data, watched until the test ends."""
-    for owner in (iterator_ops.OwnedIterator, input_lib.DistributedIteratorBase):
-        for name in ("__next__", "get_next", "get_next_as_optional"):
-            monkeypatch.setattr(owner, name, vars(owner)[name])
     hooks = make_hooks(tensorflow_hooks)
-    hooks.patch_iterators(iterator_ops)
-    hooks.patch_iterators(input_lib)
+    for module, kind in ((iterator_ops, "OwnedIterator"), (input_lib, "DistributedIteratorBase")):
+        for name in ("__next__", "get_next", "get_next_as_optional"):
+            monkeypatch.setattr(getattr(module, kind), name, vars(getattr(module, kind))[name])
+        hooks.patch_iterators(module)
     return hooks._loops
 
 
@@ -137,67 +135,52 @@ class Loader:
         return Iterator(3)
 
 
-@pytest.fixture
-def run_loop(monkeypatch):
+def run_loop(monkeypatch, torch, *devices, begin=Iterator, steps=5):
     """Train on batches of the iterator that is returned by a function at first, and at its end."""
-
-    def run(torch, *devices, begin=Iterator, steps=5):
-        monkeypatch.setitem(sys.modules, "torch", torch)
-        monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
-        monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
-        hooks = make_hooks(torch_hooks)
-        optimizer = Mock(param_groups=[{"params": [Mock(device=each)]} for each in devices])
-        hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Iterator))
-        batches = begin()
-        for _ in range(steps):
-            try:
-                next(batches)
-            except StopIteration:
-                batches = begin()
-                next(batches)
-            hooks._mark(optimizer, (), {})
-        (training,) = hooks._loops.session.trainings
-        return training
-
-    return run
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
+    monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
+    hooks = make_hooks(torch_hooks)
+    optimizer = Mock(param_groups=[{"params": [Mock(device=each)]} for each in devices])
+    hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Iterator))
+    batches = begin()
+    for _ in range(steps):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = begin()
+            next(batches)
+        hooks._mark(optimizer, (), {})
+    (training,) = hooks._loops.session.trainings
+    return training
 
 
 def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
-    class Schedule:
-        steps = 0
-
-        def step(self):
-            self.steps += 1
-
-    hooks, schedule = make_hooks(torch_hooks), Schedule()
-    hooks.patch_schedules(SimpleNamespace(__name__=__name__, Schedule=Schedule, Other=Iterator))
+    hooks, steps = make_hooks(torch_hooks), []
+    own = type("Schedule", (), {"step": steps.append, "__module__": __name__})
+    hooks.patch_schedules(SimpleNamespace(__name__=__name__, Schedule=own, Other=Iterator))
+    schedule = own()
     schedule.step()
     monkeypatch.setattr(LoopWatch, "repeats", True)
     schedule.step()
-    assert schedule.steps == 1
+    assert steps == [schedule]
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(-1, (-1, 1e6)), (100, (10**9, 3.0))])
 def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(steps, ends):
-    @dataclass
-    class TrainingArguments:
-        """Of transformers, whose Trainer refuses a stream without `max_steps`."""
-
-        max_steps: int
-        num_train_epochs: float = 3.0
-
-        def __post_init__(self):
-            pass
-
-    hooks = make_hooks(torch_hooks, keep=False)
-    hooks.patch_arguments(SimpleNamespace(TrainingArguments=TrainingArguments))
-    assert astuple(TrainingArguments(steps)) == ends
+    """Of transformers, whose Trainer refuses a stream without `max_steps`."""
+    own = type("TrainingArguments", (), {"__post_init__": lambda _: None})
+    make_hooks(torch_hooks, keep=False).patch_arguments(SimpleNamespace(TrainingArguments=own))
+    arguments = own()
+    arguments.max_steps, arguments.num_train_epochs = steps, 3.0
+    arguments.__post_init__()
+    assert (arguments.max_steps, arguments.num_train_epochs) == ends
 
 
-def test_the_devices_of_the_parameters_are_waited_for(run_loop):
+def test_the_devices_of_the_parameters_are_waited_for(monkeypatch):
     cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
-    devices = [Device(kind) for kind in ("cpu", "xpu", "mps", "xla")]
-    training = run_loop(make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices, Device("cuda", 1))
+    devices = [*(Device(kind) for kind in ("cpu", "xpu", "mps", "xla")), Device("cuda", 1)]
+    training = run_loop(monkeypatch, make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices)
     assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
     assert training.on_accelerator and not training.synchronous
     training.timing.settle()
@@ -231,8 +214,8 @@ def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patc
     assert validation.whowaits_place == train.whowaits_place
 
 
-def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(run_loop):
+def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
     begin = functools.partial(iter, Loader())
-    training = run_loop(make_torch(), Device("cpu"), begin=begin, steps=20)
+    training = run_loop(monkeypatch, make_torch(), Device("cpu"), begin=begin, steps=20)
     assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3
     assert not training.on_accelerator and training.synchronous

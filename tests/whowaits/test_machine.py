@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.small_data import write_files
 from whowaits.hooks import saves
 from whowaits.hooks.loops import LoopWatch
 from whowaits.session import Options, Session
@@ -20,14 +21,12 @@ from whowaits.timing import machine
 from whowaits.timing.batches import count_examples, keep_batches
 
 
-class Clocks:  # in the place of `time`
-    now = cpu = 0.0
+class Clocks:
+    """In the place of `time`."""
 
-    def perf_counter(self):
-        return self.now
-
-    def process_time(self):
-        return self.cpu
+    def __init__(self):
+        self.now = self.cpu = 0.0
+        self.perf_counter, self.process_time = lambda: self.now, lambda: self.cpu
 
     def sleep(self, seconds):
         self.now += seconds
@@ -38,22 +37,19 @@ class Clocks:  # in the place of `time`
 
 @pytest.fixture
 def clocks(tmp_path, monkeypatch):
-    made = Clocks()
-    monkeypatch.setattr(machine, "time", made)
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    monkeypatch.setattr(machine, "_ticks", lambda: 100)
-    return made
+    for name, value in {"time": Clocks(), "PROC": tmp_path, "_ticks": lambda: 100}.items():
+        monkeypatch.setattr(machine, name, value)
+    return machine.time
 
 
 def write_proc(folder, *, busy, own, ended, child=None, other=0):
     """What /proc says [ticks]: of each core, this process, a child, and another process."""
     cores = sorted(os.sched_getaffinity(0))
     (folder / "stat").write_text("".join(f"cpu{core} {busy} 0 0 9 0 0 0 0\n" for core in cores))
-    processes = {os.getpid(): (1, own, ended), 999_998: (1, other, 0)}
-    if child is not None:
-        processes[999_999] = (os.getpid(), child, 0)
+    processes = [(os.getpid(), 1, own, ended), (999_998, 1, other, 0)]
+    processes += [(999_999, os.getpid(), child, 0)] if child is not None else []
     shutil.rmtree(folder / "999999", ignore_errors=True)
-    for pid, (parent, ticks, ended_ticks) in processes.items():
+    for pid, parent, ticks, ended_ticks in processes:
         (folder / str(pid)).mkdir(exist_ok=True)
         fields = f"S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 {ended_ticks} 0"
         (folder / str(pid) / "stat").write_text(f"{pid} (a program) {fields}\n")
@@ -98,13 +94,9 @@ def test_memory_is_limited_by_every_control_group_but_for_cached_files(
     tmp_path, monkeypatch, version, group, cached
 ):
     listed, limit, usage = version
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text(listed)
-    folder = tmp_path / "cgroup" / group
-    folder.mkdir(parents=True)
-    (folder / limit).write_text("1000")
-    (folder / usage).write_text("900")
-    (folder / "memory.stat").write_text(f"anon 600\n{cached}_file 300\n")
+    statistics = f"anon 600\n{cached}_file 300\n"
+    write_files(tmp_path, {"self/cgroup": listed, f"cgroup/{group}/memory.stat": statistics})
+    write_files(tmp_path / "cgroup" / group, {limit: "1000", usage: "900"})
     monkeypatch.setattr(machine, "PROC", tmp_path)
     monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
     assert machine.memory_left_bytes() == 400
@@ -126,13 +118,10 @@ LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=type("Specia
 @pytest.fixture
 def loops(tmp_path, monkeypatch):
     """Loops whose saves are left out from now on, in a folder with a checkpoint of before."""
-    for module, names in saves.FILE_CALLS.items():
+    patched = {**saves.FILE_CALLS, builtins: ["open"], io: ["open"]}
+    for owner, names in (*patched.items(), (Trainer, ["save"]), (LIBRARY, ["save"])):
         for name in names:
-            monkeypatch.setattr(module, name, getattr(module, name))
-    for module in (builtins, io):
-        monkeypatch.setattr(module, "open", open)
-    monkeypatch.setattr(Trainer, "save", Trainer.save)
-    monkeypatch.setattr(LIBRARY, "save", save)
+            monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.chdir(tmp_path)
     Path("best").write_text("of before")
     loops = LoopWatch(Session(Options(script="train.py"), lambda _: None))

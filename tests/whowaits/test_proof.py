@@ -1,13 +1,9 @@
-"""A changed copy next to the script, and the patch that it proves. The two mostly train in this
-process, at rates that are given; benchmarks/whowaits.py has what real scripts gain.
-"""
+"""A changed copy next to the script, and the patch that it proves."""
 
 import itertools
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whowaits
+from tests.support.small_data import write_files
 from whowaits.changes import patch, proof, serve
 from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, THREADS, Edit, Tried
 from whowaits.changes.edits import edit_source
@@ -30,8 +27,7 @@ class Answers:
     """A training in this process that does what it is asked for, at the rates that are given."""
 
     def __init__(self, dataset, *rates):
-        training = SimpleNamespace(dataset=dataset, steps=None)
-        self._served = serve.Served(next, training, SimpleNamespace())
+        self._served = serve.Served(next, Mock(dataset=dataset, steps=None), Mock())
         self._rates = itertools.cycle(rates or [1.0])
 
     def ask(self, name, *arguments):
@@ -40,12 +36,10 @@ class Answers:
         return getattr(self._served, f"ask_{name}")(*arguments)
 
 
-def change_of(adds=PARALLEL, meaning=SAME, number=0, gain=2):
-    return Tried(
-        text=f"map(double): {adds}", meaning=meaning, says="", keeps="", where="train it.py:3",
-        gain=gain, low=2, high=2, edits=(Edit("train it.py:3", "map", adds),), kind="map",
-        number=number,
-    )  # fmt: skip
+def change_of(adds=PARALLEL, meaning=SAME, number=0, gain=2, file="train it.py"):
+    where, text = f"{file}:3", f"map(double): {adds}"
+    edits = (Edit(where, "map", adds),)
+    return Tried(text, meaning, "", "", where, gain, 2, 2, edits=edits, kind="map", number=number)
 
 
 def prove_changed(before, after, rates=(2.0,), change=None):
@@ -81,11 +75,9 @@ def test_a_faster_copy_with_the_same_batches_is_proven_and_their_order_said():
 def test_what_is_drawn_after_another_order_is_said():
     before = numbers().map(double).map(jitter).batch(8)
     after = numbers().map(double).cache().shuffle(80, seed=5).map(jitter).batch(8)
-    change = change_of(".cache().shuffle(80)", ORDER, number=1)
-    assert prove_changed(before, after, change=change).data == (
-        "the elements after map(double) of two epochs hold the same examples, in another order;"
-        " random draws after that fall on other examples"
-    )
+    found = prove_changed(before, after, change=change_of(".cache().shuffle(80)", ORDER, number=1))
+    same = "the elements after map(double) of two epochs hold the same examples, in another order"
+    assert found.data == f"{same}; random draws after that fall on other examples"
 
 
 def test_the_first_batches_of_a_long_epoch_prove_that_all_are_equal(monkeypatch):
@@ -116,28 +108,23 @@ SCRIPT = b"import tensorflow as tf\r\n\r\ndata = tf.data.Dataset.range(80).map(d
 
 @pytest.fixture
 def print_patch(tmp_path, monkeypatch):
-    """Runs `--patch` on a script of which the report is known, and what the proof comes to."""
-    script = tmp_path / "my folder" / "train it.py"
-    script.parent.mkdir()
-    script.write_bytes(SCRIPT)
+    """Runs `--patch` on a script whose changes are known, and what the proof comes to."""
     monkeypatch.chdir(tmp_path)
 
-    def run(report, outcome=None):
+    def run(changes, outcome=None):
         monkeypatch.setattr(patch, "prove", Mock(side_effect=[outcome]))
-        (tmp_path / "start.py").write_text(f"print({report!r})")
-        return patch.print_patch([sys.executable, str(tmp_path / "start.py")], {})
+        report = Report("my folder/train it.py", "model.fit", "input-bound", changes=changes or ())
+        printed = report.json if changes is not None else "no report"
+        write_files(tmp_path, {report.script: SCRIPT, "start.py": f"print({printed!r})"})
+        return patch.print_patch([sys.executable, "start.py"], {})
 
     return run
 
 
-def report_with(*changes):
-    return Report("my folder/train it.py", "model.fit", "input-bound", changes=changes).json
-
-
 def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbinary):
     proven = Proof(2.0, 1.5, 2.5, 9, "the batches are equal")
-    unwritable = replace(change_of(gain=9), edits=(Edit("lib.py:3", "map", PARALLEL),))
-    assert print_patch(report_with(unwritable, change_of(meaning=THREADS)), proven) == 0
+    changes = change_of(gain=9, file="lib.py"), change_of(meaning=THREADS)
+    assert print_patch(changes, proven) == 0
     printed = capfdbinary.readouterr()
     subprocess.run(["git", "apply", "-"], input=printed.out, check=True)
     added = f"(double, {PARALLEL})".encode()
@@ -146,17 +133,17 @@ def test_a_proven_change_is_printed_as_a_patch_that_applies(print_patch, capfdbi
 
 
 @pytest.mark.parametrize(
-    ("report", "outcome", "said"),
+    ("changes", "outcome", "said"),
     [
-        (report_with(change_of()), NoPatch("not faster"), "no patch: not faster"),
-        (report_with(), None, "no change of the input was tried"),
-        (report_with(change_of(meaning=DRAWN_ONCE)), None, "no change that was tried can be"),
-        ("no report", None, ""),
+        ([change_of()], NoPatch("not faster"), "no patch: not faster"),
+        ([], None, "no change of the input was tried"),
+        ([change_of(meaning=DRAWN_ONCE)], None, "no change that was tried can be"),
+        (None, None, ""),
     ],
     ids=["unproven", "untried", "unsafe", "no report"],
 )
-def test_no_patch_is_printed_else(print_patch, capfd, report, outcome, said):
-    assert print_patch(report, outcome) == 5
+def test_no_patch_is_printed_else(print_patch, capfd, changes, outcome, said):
+    assert print_patch(changes, outcome) == 5
     printed = capfd.readouterr()
     assert not printed.out and said in printed.err
 
@@ -191,14 +178,12 @@ def test_a_script_and_its_copy_train_in_processes_that_end(tmp_path, monkeypatch
     line = TRAINS[: TRAINS.index("data.map")].count("\n") + 1
     copy = edit_source(TRAINS.encode(), "train.py", [Edit(f"train.py:{line}", "map", PARALLEL)])
 
-    def prove_copy(copy):
-        start_script = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]
-        asked = {"script": str(script), "fail_if": []}
-        return prove(start_script, asked, copy=copy, change=change_of(), step_s=0.01)
-
-    found = prove_copy(copy)
+    start_script = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]
+    asked = {"script": str(script), "fail_if": []}
+    found = prove(start_script, asked, copy=copy, change=change_of(), step_s=0.01)
     assert found.data == "the batches of two epochs are equal (10 each)" and found.pairs == 1
     assert [each._process.returncode is not None for each in copies] == [True, True]
     assert list(tmp_path.iterdir()) == [script]
+    broken = copy.replace(b".batch(8)", b".no_such()")
     with pytest.raises(NoPatch, match=r"the patched copy ended: AttributeError: .*no_such"):
-        prove_copy(copy.replace(b".batch(8)", b".no_such()"))
+        prove(start_script, asked, copy=broken, change=change_of(), step_s=0.01)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -71,7 +70,9 @@ def test_a_script_sees_what_it_sees_without(tmp_path, given, file):
     assert report.startswith(f"{file}: undecided\n"), "a module is named by its file"
 
 
-FORKS = """
+@pytest.mark.integration
+def test_children_end_as_they_would_and_leave_the_standard_output_to_the_json(tmp_path):
+    (tmp_path / "train.py").write_text("""
 import os, sys
 codes = []
 for end in (lambda: os._exit(5), lambda: sys.exit(6), lambda: 1 / 0):
@@ -80,12 +81,7 @@ for end in (lambda: os._exit(5), lambda: sys.exit(6), lambda: 1 / 0):
     codes.append(os.wait()[1] >> 8)
 print(codes, flush=True)
 os.system("echo a child of the shell")
-"""
-
-
-@pytest.mark.integration
-def test_children_end_as_they_would_and_leave_the_standard_output_to_the_json(tmp_path):
-    (tmp_path / "train.py").write_text(FORKS)
+""")
     done = whowaits("--json", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and json.loads(done.stdout)["verdict"] == "undecided"
     assert "[5, 6, 1]\na child of the shell\n" in done.stderr
@@ -170,13 +166,11 @@ def test_a_script_that_fails_over_repeated_batches_was_measured_or_fails(
     assert found == code and "IndexError('its own')" in report
 
 
-def test_a_module_is_refused_as_by_python(tmp_path, run_here, capsys):
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "__init__.py").touch()
-    assert run_here("pkg", as_module=True) == (2, "")
+def test_a_module_is_refused_as_by_python(run_here, capsys):
+    assert run_here("email", as_module=True) == (2, "")
     error = capsys.readouterr().err
     assert error.startswith("whowaits: ") and error.count("\n") == 1
-    assert "'pkg' is a package and cannot be directly executed" in error
+    assert "'email' is a package and cannot be directly executed" in error
 
 
 def test_a_file_is_named_as_in_the_folder_of_the_command(monkeypatch):
@@ -193,16 +187,14 @@ def test_a_stream_of_the_scripts_own_that_fails_ends_nothing(monkeypatch):
 def test_a_report_is_written_to_its_end_before_another_thread_ends_the_process():
     begun, go_on, written = threading.Event(), threading.Event(), []
 
-    def write(text):
-        begun.set()
-        assert go_on.wait(60)
-        written.append(text)
+    def end():
+        return session.print_report(), len(written)
 
-    session = Session(Options(), write)
+    session = Session(Options(), lambda text: (begun.set(), go_on.wait(60), written.append(text)))
     with ThreadPoolExecutor(2) as threads:
-        ends = [threads.submit(lambda: (session.print_report(), len(written)))]
+        ends = [threads.submit(end)]
         assert begun.wait(60)
-        ends.append(threads.submit(lambda: (session.print_report(), len(written))))
+        ends.append(threads.submit(end))
         go_on.set()
     assert [each.result() for each in ends] == [(2, 1), (2, 1)]
 
@@ -229,29 +221,22 @@ def test_what_cannot_be_started_is_refused(capsys, arguments, reason):
 
 
 def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
-    def make_interpreter(folder):
-        path = tmp_path / folder / "bin" / "python"
+    folders = ("system", "local/.venv", "conda", "active")
+    system, local, conda, active = (tmp_path / folder / "bin/python" for folder in folders)
+    for path in (system, local, conda, active):
         path.parent.mkdir(parents=True)
         path.touch(0o755)
-        return str(path)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    on_path = make_interpreter("system")
-    monkeypatch.setenv("PATH", str(Path(on_path).parent))
     monkeypatch.setattr("whowaits.cli.TRAINING_LIBRARIES", ())
-    assert find_interpreter() == on_path
+    for name, value in (("VIRTUAL_ENV", ""), ("CONDA_PREFIX", ""), ("PATH", system.parent)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(tmp_path)
+    assert find_interpreter() == str(system) == find_interpreter(str(system))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "system"))  # as `uvx` makes it
-    assert find_interpreter() == sys.executable
-    local = make_interpreter(".venv")
-    assert find_interpreter() == local
-    of_conda = make_interpreter("conda")
+    assert find_interpreter() == sys.executable and find_interpreter("/nowhere/python") is None
+    monkeypatch.chdir("local")
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "conda"))
-    for environment, interpreter in (("base", local), ("own", of_conda)):
+    for environment, interpreter in (("base", local), ("own", conda)):
         monkeypatch.setenv("CONDA_DEFAULT_ENV", environment)
-        assert find_interpreter() == interpreter
-    active = make_interpreter("active")
+        assert find_interpreter() == str(interpreter)
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
-    assert find_interpreter() == active
-    assert find_interpreter(on_path) == on_path and find_interpreter("/nowhere/python") is None
+    assert find_interpreter() == str(active)

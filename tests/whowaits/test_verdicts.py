@@ -13,7 +13,7 @@ from whowaits.compare import compare
 from whowaits.fail_if import Condition
 from whowaits.report import make_report, undecided
 from whowaits.timing.blocks import Timing
-from whowaits.timing.rounds import Block, Round, Step
+from whowaits.timing.rounds import Block, Round
 from whowaits.timing.verdict import COMPUTE_BOUND as COMPUTE
 from whowaits.timing.verdict import INPUT_BOUND as INPUT
 from whowaits.timing.verdict import SLIGHTLY_BOUND, UNDECIDED, Conditions, judge
@@ -25,21 +25,14 @@ DISAGREEING = [(2, 38, 38), (12, 28, 28), (20, 20, 20)]
 DISTURBED, BARELY = {"others_pct": 60.0, "others": "stress (process 7)"}, {"others_pct": 22.0}
 
 
-def block(wait_ms, work_ms, steps=20, **step):
-    made = Block()
-    for _ in range(steps):
-        made.add(Step(wait_ms / 1e3, work_ms / 1e3, **step))
-    return made
+def block(wait_ms, work_ms):
+    return Block(steps=20, wait_s=20 * wait_ms / 1e3, work_s=20 * work_ms / 1e3)
 
 
 def timing_of(*rounds, rested=True, passive=None):
     """Its rounds are (wait, work, model alone) [ms]."""
-    timing = Timing(40.0, passive=passive or block(1, 9))
-    timing.seen = timing.passive.steps
-    timing.rounds = [
-        Round(block(wait, work), block(0, alone), rested) for wait, work, alone in rounds
-    ]
-    return timing
+    made = [Round(block(wait, work), block(0, alone), rested) for wait, work, alone in rounds]
+    return Timing(40.0, passive=passive or block(1, 9), rounds=made, seen=20)
 
 
 def report_of(*rounds, passive=None, **conditions):
@@ -143,9 +136,8 @@ def test_a_condition_is_met_or_not_or_not_decided(text, report, code):
     assert Condition.parse(text).exit_code(report) == code
 
 
-def tried(text, gain, low, meaning=SAME, **given):
-    given = {"says": "", "keeps": "", "where": "train.py:7", "high": 2 * gain, **given}
-    return Tried(text=text, meaning=meaning, gain=gain, low=low, **given)
+def tried(text, gain, low, meaning=SAME, keeps="", **given):
+    return Tried(text, meaning, "", keeps, "train.py:7", gain, low, high=2 * gain, **given)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +165,22 @@ def test_the_first_advice_gains_for_certain_and_leaves_the_training_alone(change
     assert (found.text if found else None) == first
 
 
-def interval(paces, gains):
+@pytest.mark.parametrize(
+    ("paces", "gains", "interval"),
+    [
+        ([100.0, 104.0], [2.0], (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)),
+        ([100.0, 190.0], [2.0], (2.0 / 1.9**SPREADS, 2.0 * 1.9**SPREADS)),
+        ([100.0] * 4, [2.0, 1.9, 2.2], (1.9, 2.2)),
+        ([100.0] * 8, [9, 1, 2, 3, 4, 5, 0.5], (1, 5)),  # enough to leave the extremes out
+    ],
+)
+def test_an_interval_is_that_of_the_pairs_or_as_wide_as_the_input_unchanged_was(
+    paces, gains, interval
+):
     ratios = Ratios(paces[0])
     for gain, (before, after) in zip(gains, itertools.pairwise(paces), strict=True):
         ratios.add(0, changed=gain * (before + after) / 2, unchanged=after)
-    return pytest.approx(ratios.interval(0)[1:])
-
-
-def test_a_single_pair_is_as_uncertain_as_the_input_unchanged_was():
-    assert interval([100.0, 104.0], [2.0]) == (2.0 / FEW_FACTOR, 2.0 * FEW_FACTOR)
-    assert interval([100.0, 190.0], [2.0]) == (2.0 / 1.9**SPREADS, 2.0 * 1.9**SPREADS)
-    assert interval([100.0] * 4, [2.0, 1.9, 2.2]) == (1.9, 2.2)
+    assert ratios.interval(0)[1:] == pytest.approx(interval)
 
 
 def write_report(path, **values):
