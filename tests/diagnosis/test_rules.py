@@ -1,6 +1,4 @@
-"""Each rule holds from its limit on, with its numbers as evidence, and not before; its change is
-one that params.yaml takes, and the race tries it where it may.
-"""
+"""Each rule holds from its limit on, with its numbers; its change is one that params.yaml takes."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,9 +50,7 @@ def iterator(step: str, self_ms: float, **more: Any) -> IteratorTime:
 
 
 def facts_of(config: dict, *, spec: InputSpec = PHOTOS, work_ms: float = 5.0, **more: Any) -> Facts:
-    """What is known about a configuration, each of whose steps works `work_ms` in a train step;
-    `more` are other facts than the usual ones.
-    """
+    """About a configuration, each of whose steps works `work_ms` in a train step."""
     checked = PipelineConfig.model_validate(config)
     plan = make_plan(checked, spec)
     iterators = tuple(iterator(step.trace_name, work_ms) for step in plan.steps)
@@ -69,6 +65,10 @@ def facts_of(config: dict, *, spec: InputSpec = PHOTOS, work_ms: float = 5.0, **
 ELSEWHERE = {"address": "grpc://input.example.org:5050"}
 STORED = {"read": "snapshot", "shuffle": {"kind": "global"}}
 IDLE = replace(TRACED, gpu_busy_ms=5.0)
+OFTEN_IDLE = {"gpu_utilization_pct": 50.0, "breakdown": IDLE}
+SHUFFLED = {"shuffle": {"size": 9999}}
+SMALL = {"shard_count": 65, "shard_mib": 0.5}
+BYTES = {"spec": TEXT, "padding_pct_in_buckets": 20.0}
 
 
 def works(milliseconds: float) -> dict:
@@ -110,35 +110,25 @@ LIMITS = [
     ("buffer_memory", {"shuffle": {"size": 2000}}, {"shard_mib": 400.0},
      {"shard_mib": 400.0, "config": {"prefetch": 1}}, "takes up to 4,000 MiB of memory"),
     # Names of files are small, and a cache in memory shares its examples with the buffer.
-    ("buffer_memory", {"shuffle": {"size": 9999}},
-     {"shard_mib": 900.0, "config": {"read": "files"}}, {"shard_mib": 900.0}, "of memory"),
-    ("buffer_memory", {"shuffle": {"size": 9999}},
-     {"shard_mib": 900.0, "config": {"cache": {"where": "memory"}}}, {"shard_mib": 900.0},
-     "of memory"),
+    ("buffer_memory", {**SHUFFLED, "read": "files"}, {"shard_mib": 900.0},
+     {"shard_mib": 900.0, "config": {"read": "shards"}}, "of memory"),
+    ("buffer_memory", SHUFFLED, {"shard_mib": 900.0, "config": {"cache": {"where": "memory"}}},
+     {"shard_mib": 900.0}, "of memory"),
     # All 3,200 records of 8 shards, and no more.
-    ("buffer_memory", {"shuffle": {"size": 9999}}, {"shard_mib": 250.0}, {"shard_mib": 251.0},
-     "takes up to 2,008 MiB of memory"),
+    ("buffer_memory", SHUFFLED, {"shard_mib": 250.0}, {"shard_mib": 251.0}, "up to 2,008 MiB of"),
     ("few_shards", WELL, {"shard_count": 4}, {"shard_count": 3}, "3 shards for 4 readers"),
-    ("small_shards", {}, {"shard_count": 64, "shard_mib": 0.5},
-     {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
-    ("small_shards", {}, {"shard_count": 65, "shard_mib": 0.5, "config": {"cache": {}}},
-     {"shard_count": 65, "shard_mib": 0.5}, "65 shards of 0.50 MiB"),
-    ("padding", {}, {"spec": TEXT, "padding_pct": 23.9, "padding_pct_in_buckets": 20.0},
-     {"spec": TEXT, "padding_pct": 24.0, "padding_pct_in_buckets": 20.0},
+    ("small_shards", {}, {**SMALL, "shard_count": 64}, SMALL, "65 shards of 0.50 MiB"),
+    ("small_shards", {}, {**SMALL, "config": {"cache": {}}}, SMALL, "65 shards of 0.50 MiB"),
+    ("padding", {}, {**BYTES, "padding_pct": 23.9}, {**BYTES, "padding_pct": 24.0},
      "24 % of the model's input is padding; in buckets of doubling length it would be 20 %"),
     ("gpu_idle", {}, {"gpu_utilization_pct": 80.0, "breakdown": IDLE},
      {"gpu_utilization_pct": 79.0, "breakdown": IDLE}, "the GPU is busy 50 % of a step"),
-    ("gpu_idle", {},
-     {"gpu_utilization_pct": 50.0, "breakdown": replace(IDLE, gpu_busy_ms=8.0)},
-     {"gpu_utilization_pct": 50.0, "breakdown": replace(IDLE, gpu_busy_ms=7.9)},
-     "the GPU is busy 79 % of a step"),
-    ("gpu_idle", {},
-     {"gpu_utilization_pct": 50.0, "breakdown": replace(IDLE, wait_ms_mean=0.5)},
-     {"gpu_utilization_pct": 50.0, "breakdown": IDLE}, "the GPU is busy 50 % of a step"),
-    ("gpu_idle", {},
-     {"gpu_utilization_pct": 50.0, "breakdown": IDLE, "steps_per_execution": 8},
-     {"gpu_utilization_pct": 50.0, "breakdown": IDLE, "steps_per_execution": 7},
+    ("gpu_idle", {}, {**OFTEN_IDLE, "breakdown": replace(IDLE, gpu_busy_ms=8.0)},
+     {**OFTEN_IDLE, "breakdown": replace(IDLE, gpu_busy_ms=7.9)}, "is busy 79 % of a step"),
+    ("gpu_idle", {}, {**OFTEN_IDLE, "breakdown": replace(IDLE, wait_ms_mean=0.5)}, OFTEN_IDLE,
      "the GPU is busy 50 % of a step"),
+    ("gpu_idle", {}, {**OFTEN_IDLE, "steps_per_execution": 8},
+     {**OFTEN_IDLE, "steps_per_execution": 7}, "the GPU is busy 50 % of a step"),
 ]  # fmt: skip
 
 
@@ -202,12 +192,9 @@ def test_at_most_three_changes_are_tried_and_none_that_changes_results_or_takes_
     assert [each.rule for each in tried] == ["repeated_work", "costly_calls", "sequential_map"]
     assert len(tried) == MOST_TRIED
     assert find({}, "no_cache").untried == "not among the first 3 to try"
-    half_sized = find({"decode": {"ratio": 2}}, "repeated_work")
-    assert (
-        half_sized.untried
-        == find({}, "decode_bound").untried
-        == ("it changes the examples, their order or their batches")
-    )
+    others = "it changes the examples, their order or their batches"
+    assert find({"decode": {"ratio": 2}}, "repeated_work").untried == others
+    assert find({}, "decode_bound").untried == others
     vectorized = {**WELL, "vectorize": True, "postprocess_on": "device"}
     assert find(vectorized, "no_cache").config is not None, "where there are fewer"
     assert all(bool(each.untried) == (each.config is None) for each in found)
@@ -215,6 +202,5 @@ def test_at_most_three_changes_are_tried_and_none_that_changes_results_or_takes_
 
 def test_what_is_no_step_of_the_input_is_not_blamed_on_one():
     idle = replace(IDLE, iterators=(iterator("decode", 3.0),))
-    assert find(WELL, "gpu_idle", gpu_utilization_pct=40.0, breakdown=idle).step == (
-        "train.steps_per_execution"
-    )
+    found = find(WELL, "gpu_idle", gpu_utilization_pct=40.0, breakdown=idle)
+    assert found.step == "train.steps_per_execution"

@@ -11,6 +11,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from tests.support.small_data import read_files, write_files
 from throughline.shared import files
 from throughline.shared.files import (
     atomic_file,
@@ -22,68 +23,46 @@ from throughline.shared.files import (
 )
 
 
-@pytest.fixture
-def flushed(monkeypatch):
-    """What reaches the disk while the test runs: sizes of files then, and folders, by inodes."""
-    sizes = {}
+def test_a_file_or_folder_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    flushed, late = {}, []  # sizes by inodes
 
     def fsync(descriptor, *, real=os.fsync):
         real(descriptor)
         status = os.fstat(descriptor)
-        sizes[status.st_ino] = status.st_size
+        flushed[status.st_ino] = status.st_size
+
+    def check(move):
+        def checked(old, new):
+            for one in (Path(old), *Path(old).rglob("*")):
+                status = one.stat()
+                if not one.is_dir() and flushed.get(status.st_ino) != status.st_size:
+                    late.append(one)
+            return move(old, new)
+
+        return checked
 
     monkeypatch.setattr(os, "fsync", fsync)
-    return sizes
-
-
-def on_disk(path, flushed):
-    """Whether all of a file or folder has been flushed."""
-    return all(
-        one.is_dir() or flushed.get(one.stat().st_ino) == one.stat().st_size
-        for one in (path, *path.rglob("*"))
-    )
-
-
-def test_a_file_or_folder_is_on_disk_before_it_takes_its_place(tmp_path, flushed, monkeypatch):
-    late = []
-
-    def replace(old, new, *, real=os.replace):
-        late.extend([] if on_disk(Path(old), flushed) else [new])
-        real(old, new)
-
-    def exchange(one, other, *, real=files._exchange):
-        late.extend([] if on_disk(Path(one), flushed) else [other])
-        return real(one, other)
-
-    monkeypatch.setattr(os, "replace", replace)
-    monkeypatch.setattr(files, "_exchange", exchange)
+    monkeypatch.setattr(os, "replace", check(os.replace))
+    monkeypatch.setattr(files, "_exchange", check(files._exchange))
     for version in ("first", "second"):
         with atomic_file(tmp_path / "file") as temporary:
             temporary.write_text(version)
         with resumable_folder(tmp_path / "folder", key=version) as folder:
-            (folder / "below").mkdir()
-            (folder / "below" / "file").write_text(version)
-    written = tmp_path / "file", tmp_path / "folder" / "below" / "file"
-    assert [path.read_text() for path in written] == ["second", "second"]
+            write_files(folder, {"below/file": version})
+    assert read_files(tmp_path) == {"file": b"second", "folder/below/file": b"second"}
     assert late == []
 
 
 def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tmp_path):
+    folder = earlier = tmp_path
     for key, kept in (("one", []), ("one", ["member"]), ("other", [])):
-        work = resumable_folder(tmp_path / "folder", key=key)
+        work, earlier = resumable_folder(tmp_path / "folder", key=key), folder
         with pytest.raises(InterruptedError), work as folder:
             assert [path.name for path in folder.iterdir()] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError
-
-
-def test_what_still_works_for_earlier_work_cannot_write_into_the_folder_of_other_work(tmp_path):
-    """Such as a worker elsewhere, of a stage that was killed."""
-    with pytest.raises(InterruptedError), resumable_folder(tmp_path / "x", key="one") as earlier:
-        raise InterruptedError
-    with resumable_folder(tmp_path / "x", key="other"), pytest.raises(FileNotFoundError):
-        (earlier / "member").write_text("of earlier work")
-    assert not [*(tmp_path / "x").iterdir()]
+    with pytest.raises(FileNotFoundError):  # as a worker elsewhere does, whose stage was killed
+        (earlier / "late").write_text("of earlier work")
 
 
 def test_what_is_cut_while_it_is_thrown_away_is_never_gone_on_with(tmp_path, monkeypatch):
@@ -129,12 +108,10 @@ def test_an_old_folder_that_is_cut_in_its_removal_never_passes_for_new_work(tmp_
 
 def test_what_a_process_that_was_killed_elsewhere_has_begun_is_not_in_the_finished_folder(tmp_path):
     with resumable_folder(tmp_path / "x", key="one") as folder:
-        (folder / "below").mkdir()
         for inner in (folder, folder / "below"):
-            (inner / f".shard.{os.getpid()}-{'0' * 16}.tmp").write_text("half")
-            (inner / ".mine.tmp").write_text("whole")
-    left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "x").rglob("*.tmp"))
-    assert left == ["x/.mine.tmp", "x/below/.mine.tmp"]
+            half = f".shard.{os.getpid()}-{'0' * 16}.tmp"
+            write_files(inner, {half: "half", ".mine.tmp": "whole"})
+    assert {*read_files(tmp_path)} == {"x/.mine.tmp", "x/below/.mine.tmp"}
 
 
 def test_a_folder_that_is_not_resumed_has_nothing_of_an_interrupted_attempt(tmp_path):
@@ -144,32 +121,26 @@ def test_a_folder_that_is_not_resumed_has_nothing_of_an_interrupted_attempt(tmp_
     assert not [*tmp_path.iterdir()]
     with atomic_folder(tmp_path / "folder") as folder:
         (folder / "new picture").touch()
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new picture"]
+    assert [*read_files(tmp_path)] == ["folder/new picture"]
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_results_replace_earlier_ones_together_or_not_at_all(tmp_path):
     def write(text: str) -> None:
         with atomic_files(tmp_path) as new:
-            (new / "model").write_text(text)
-            (new / "evaluation").mkdir()
-            (new / "evaluation" / text).touch()
+            write_files(new, {"model": text, f"evaluation/{text}": ""})
             if text == "cut off":
                 raise InterruptedError
             (new / "result").write_text(text)
 
-    def read() -> list[str]:
-        return [path.name if path.is_dir() or not path.stat().st_size else path.read_text()
-                for path in sorted(tmp_path.rglob("*"))]  # fmt: skip
-
     write("first")
     with pytest.raises(InterruptedError):
         write("cut off")
-    assert read() == ["evaluation", "first", "first", "first"]
-    (tmp_path / ".partial").mkdir()  # left by a kill
-    (tmp_path / ".partial" / "model").write_text("half")
-    write("second")
-    assert read() == ["evaluation", "second", "second", "second"]
+    assert read_files(tmp_path) == {"evaluation/first": b"", "model": b"first", "result": b"first"}
+    write_files(tmp_path, {".partial/model": "half"})  # left by a kill
+    write("later")
+    assert read_files(tmp_path) == {"evaluation/later": b"", "model": b"later", "result": b"later"}
+    assert not (tmp_path / ".partial").exists()
 
 
 def test_threads_that_write_the_same_file_do_not_meet_in_their_temporary_ones(tmp_path):

@@ -1,6 +1,5 @@
 """Limits of memory and processes, and how errors are shown."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +10,15 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tests.support.project import ROOT, run_python
+from tests.support.project import run_python
 from tests.support.skips import make_memory_cgroup, need
+from tests.support.small_data import write_files
 from throughline.shared.failures import describe_failure
 from throughline.shared.limits import available_memory, usable_cores
 
 pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
-TAKEN = {"anon": 30, "active_file": 20, "inactive_file": 10}  # MiB
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -28,37 +27,31 @@ def lay_out(request, tmp_path) -> Callable[..., Path]:
     in /proc and in the mounted hierarchy; each group has taken 60 MiB, half of them pages of files.
     """
     first = request.param == "v1"
-    stat = {f"total_{name}": size for name, size in TAKEN.items()} if first else TAKEN
-    names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
-    unlimited = 2**63 - 4096 if first else "max"
-
-    def write_quota(folder: Path, cores: float | None) -> None:
-        quota = f"{cores * 1e5:.0f}" if cores else "-1" if first else "max"
-        if first:
-            (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-            (folder / "cpu.cfs_period_us").write_text("100000\n")
-        else:
-            (folder / "cpu.max").write_text(f"{quota} 100000\n")
+    v1, v2 = ("total_", "limit_in_bytes", "usage_in_bytes"), ("", "max", "current")
+    total, limit, usage = v1 if first else v2
 
     def lay_out(limits, *, group: str, root: str = "/", cores=MappingProxyType({})) -> Path:
         mount = tmp_path / "sys fs"
-        for name, limit in limits.items():
-            (mount / name).mkdir(parents=True)
-            bytes_limit = unlimited if limit is None else limit * MIB
-            (mount / name / f"memory.{names[0]}").write_text(f"{bytes_limit}\n")
-            (mount / name / f"memory.{names[1]}").write_text(f"{60 * MIB}\n")
-            lines = [f"{field} {size * MIB}\n" for field, size in stat.items()]
-            (mount / name / "memory.stat").write_text("".join(lines))
-            write_quota(mount / name, cores.get(name))
+        for name, most in limits.items():
+            most_bytes = most * MIB if most is not None else 2**63 - 4096 if first else "max"
+            quota = int(cores[name] * 1e5) if name in cores else -1 if first else "max"
+            quotas = {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"}
+            taken = {"anon": 30, "active_file": 20, "inactive_file": 10}
+            of_memory = {
+                f"memory.{limit}": f"{most_bytes}\n",
+                f"memory.{usage}": f"{60 * MIB}\n",
+                "memory.stat": "".join(f"{total}{of} {size * MIB}\n" for of, size in taken.items()),
+            }
+            of_cores = quotas if first else {"cpu.max": f"{quota} 100000\n"}
+            write_files(mount / name, of_memory | of_cores)
         listed = f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n" if first else f"0::{group}\n"
-        (tmp_path / "cgroup").write_text(f"8:pids:/elsewhere\n{listed}")
         kind = "cgroup none rw,memory,cpu,cpuacct" if first else "cgroup2 none rw"
         shown = str(mount).replace(" ", "\\040")
         disks = b"23 1 8:1 / / rw - ext4 /dev/sda1 rw\n24 1 8:2 / /\xff rw - ext4 /dev/sda2 rw\n"
         pids = b"39 31 0:36 / /pids rw,relatime shared:8 - cgroup none rw,pids\n"
         own = os.fsencode(f"35 31 0:32 {root} {shown} rw,relatime shared:9 - {kind}\n")
-        (tmp_path / "mountinfo").write_bytes(disks + pids + own)
-        return tmp_path
+        cgroups = f"8:pids:/elsewhere\n{listed}"
+        return write_files(tmp_path, {"cgroup": cgroups, "mountinfo": disks + pids + own})
 
     return lay_out
 
@@ -93,36 +86,31 @@ def test_the_least_quota_of_cpu_time_limits_the_cores_and_is_rounded_up(lay_out,
 
 
 @pytest.fixture
-def run_limited() -> Iterator[Callable[..., dict]]:
-    """Runs Python within a real cgroup whose limit file is `limit`, and returns what it prints."""
+def memory_limit() -> Iterator[Path]:
+    """The file of the limit of a real cgroup."""
     need("cgroup")
     limit = make_memory_cgroup()
     assert limit is not None
-    join = f"import os; open({str(limit.with_name('cgroup.procs'))!r}, 'w').write(str(os.getpid()))"
-
-    def run(code: str, folder: Path = ROOT) -> dict:
-        done = run_python(f"{join}\nlimit = {str(limit)!r}\n{code}", folder=folder)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    yield run
+    yield limit
     limit.parent.rmdir()
 
 
-def test_a_real_limit_counts_and_what_is_allocated_below_it(run_limited, tmp_path):
+def test_a_real_limit_counts_and_what_is_allocated_below_it(memory_limit, tmp_path):
     (tmp_path / "read").write_bytes(bytes(100 * MIB))
-    found = run_limited(f"""
-import json
+    done = run_python(f"""
+import os
+open({str(memory_limit.with_name("cgroup.procs"))!r}, "w").write(str(os.getpid()))
 from throughline.shared.limits import available_memory
-open(limit, "w").write(str(400 << 20))
+open({str(memory_limit)!r}, "w").write(str(400 << 20))
 seen = [available_memory()]
 for _ in range(3):
     open({str(tmp_path / "read")!r}, "rb").read()
 seen.append(available_memory())
 block = bytearray(b"1" * (100 << 20))
 seen.append(available_memory())
-print(json.dumps([size >> 20 for size in seen]))
+print(*(size >> 20 for size in seen))
 """)
-    empty, after_reading, after_allocating = found
+    empty, after_reading, after_allocating = map(int, done.stdout.split())
     assert 300 < empty <= 400
     assert after_reading == pytest.approx(empty, abs=20)
     assert after_allocating == pytest.approx(empty - 100, abs=30)
