@@ -13,6 +13,7 @@ from throughline.config.params_file import apply_overrides
 from throughline.plan.augmentations import Flip
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidCode, InvalidParams
+from throughline.shared.layout import STORE_HOME, WORKSPACES
 
 TEXT = {
     "data__source": "text_folder",
@@ -160,15 +161,6 @@ def test_all_problems_are_told_together():
          "a permutation within lanes needs random access"),
         (lanes("read: snapshot, sampling: balanced", kind="lanes", lanes=4),
          "sampling by class reorders the whole split"),
-    ],
-)  # fmt: skip
-def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, expected):
-    assert expected in problems(**change)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
         ({"train__class_weights": "balanced"}, "train.class_weights: input should be"),
         ({"train__optimizer": "{adamw: 1e-4}"}, "train.optimizer.adamw: input should be"),
         ({"train__metrics": "[3]"}, "train.metrics[0]: input should be"),
@@ -181,9 +173,10 @@ def test_combinations_that_cannot_be_right_are_refused_with_the_reason(change, e
         ({**TABLE, **PARTLY}, f"params.yaml: pipelines.part.snapshot.fraction: {STORED}"),
         ({**TABLE, "snapshot__fraction": 0.5}, f"params.yaml: snapshot.fraction: {STORED}"),
     ],
-)
-def test_a_mistake_is_said_once(change, said):
-    assert problems(**change).count("\n") == 0 and said in problems(**change)
+)  # fmt: skip
+def test_what_cannot_be_right_is_refused_once_with_the_reason(change, expected):
+    found = problems(**change)
+    assert expected in found and "\n" not in found
 
 
 def test_data_may_be_in_a_bucket_and_a_secret_in_its_url_is_not_repeated():
@@ -279,3 +272,72 @@ def test_a_builder_is_read_as_python_reads_it(tmp_path, monkeypatch):
     source.write_text("def build(:\n")
     with pytest.raises(InvalidCode, match=r"own_builders\.py, line 1: "):
         check(document(**own))
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "postprocess"),
+    [
+        ("image_folder", "small_cnn", ["rescale"]),
+        ("table", "mlp", ["standardize", "categories"]),
+        ("time_series", "mlp", ["standardize"]),
+        ("text_lines", "text_classifier", []),
+    ],
+)
+def test_model_and_ops_fit_the_data_also_in_what_dvc_compares(source, model, postprocess):
+    """So that stages run again once `auto` means another model, or the default other ops."""
+    pipelines = {"naive": {"shuffle": {"kind": "none"}}}
+    changed = {"data": {"source": source, "path": "x"}, "pipelines": pipelines}
+    values = resolve_settings(changed)
+    assert (values["model"]["name"], values["postprocess"]) == (model, postprocess)
+    if source == "text_lines":
+        changed["preprocess"] = [{"tokenize": {"kind": "bytes"}}]
+    found = check({**changed, "model": {"options": {"width": 8}}}).model
+    assert (found.name, found.options) == (model, {"width": 8})
+
+
+def test_a_model_that_scales_its_input_gets_it_unscaled():
+    refused = "postprocess: EfficientNetB0 scales its input itself"
+    assert refused in problems(model__name="EfficientNetB0")
+    assert check(document(model__name="EfficientNetB0", postprocess="[]"))
+    within = {"model__name": "MobileNetV3Small"}
+    assert check(document(**within))
+    within["model__options"] = "{include_preprocessing: true}"
+    assert "postprocess: MobileNetV3Small scales its input itself" in problems(**within)
+
+
+@pytest.mark.parametrize("key", ["from", "weights"])
+@pytest.mark.parametrize("outputs", ["runs", "../../../runs"], ids=["own", "of the main project"])
+def test_a_model_is_not_trained_on_from_an_output_of_dvc(tmp_path, monkeypatch, key, outputs):
+    worktree = tmp_path / WORKSPACES / "wide"
+    (worktree / outputs / "p").mkdir(parents=True)
+    monkeypatch.chdir(worktree)
+    monkeypatch.setenv(STORE_HOME, str(tmp_path))
+    file = f"{outputs}/p/model.keras"
+    (worktree / file).touch()
+    name = {"model__name": "mlp"} if key == "weights" else {}
+    said = problems(**{f"model__{key}": file}, **name)
+    assert f"model.{key}: {file} is an output of train" in said
+    assert f"`cp {file} pretrained.keras`" in said
+    (worktree / "pretrained.keras").touch()
+    assert check(document(**{f"model__{key}": "pretrained.keras"}, **name))
+
+
+@pytest.mark.parametrize(
+    ("source", "monitor", "said"),
+    [
+        ("image_folder", "val_acuracy", "did you mean val_accuracy?"),
+        ("image_folder", "val_mae", "training, which has val_loss, val_accuracy, loss, accuracy"),
+        ("time_series", "val_accuracy", "has val_loss, val_mae, loss, mae"),
+        ("table", "val_auc", "has val_loss, val_accuracy, val_mae, loss, accuracy, mae"),
+        ("table", "val_mae", None),
+        ("image_folder", "accuracy", None),
+    ],
+)
+def test_early_stopping_watches_a_metric_there_is(source, monitor, said):
+    stopping = {"train__early_stopping": f"{{monitor: {monitor}}}", "data__source": source}
+    if said is None:
+        assert check(document(**stopping))
+    else:
+        assert said in problems(**stopping)
+    own = {**stopping, "train__metrics": "[auto, {mean: {name: acc}}]"}
+    assert check(document(**own)), "which is asked before the first step"

@@ -71,12 +71,9 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
 def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
     one = replace(made_up(WorstExample), truth="a coat", probability=0.87)
     worst = tuple(replace(one, predicted=f"a shirt {number}") for number in range(7))
-    folder = tmp_path / "p" / "evaluation"
-    folder.mkdir(parents=True)
     confusion = Confusion(classes=("a coat", "a shirt"), counts=((9, 21), (0, 0)), left_out=0)
-    Evaluation(split="test", examples=30, confusion=confusion, worst=worst, picture=True).write(
-        folder
-    )
+    found = Evaluation(split="test", examples=30, confusion=confusion, worst=worst, picture=True)
+    found.write(tmp_path / "p" / "evaluation")
     pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
     Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
     losses = np.linspace(2, 1, 3000, dtype=np.float32)
@@ -88,13 +85,9 @@ def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
     shown = set(texts_of(tmp_path / "confusion"))
     assert {"a coat", "a shirt", "9", "21", "true", "predicted"} <= shown
     drawn = (tmp_path / "worst.svg").read_text()
-    assert drawn.count("<image ") == 7
-    assert "→ a shirt 6 0.87" in drawn
-
-
-def test_without_an_evaluation_it_is_said_what_makes_one(tmp_path):
-    with pytest.raises(MissingInput, match="run `dvc repro train@p`"):
-        plot_evaluation(tmp_path / "p", tmp_path)
+    assert drawn.count("<image ") == 7 and "→ a shirt 6 0.87" in drawn
+    with pytest.raises(MissingInput, match="run `dvc repro train@other`"):
+        plot_evaluation(tmp_path / "other", tmp_path)
 
 
 SLOW = replace(made_up(TunedCandidate), name="slow", seconds=90.0, seconds_low=80.0)

@@ -24,27 +24,18 @@ from throughline.shared.errors import DamagedFile, MissingInput
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
-def test_what_is_written_is_read_value_by_value(kind, tmp_path):
-    write_made_up(kind, tmp_path)
-    assert kind.read(folder_of(kind, tmp_path)) == made_up(kind)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.FILE)
-def test_a_file_without_one_of_its_values_is_named_with_what_makes_it_again(kind, tmp_path):
-    path = write_made_up(kind, tmp_path)
-    document = json.loads(path.read_text())
-    needed = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+def test_what_is_written_is_read_and_without_one_of_its_values_it_is_named(kind, tmp_path):
+    path, folder = write_made_up(kind, tmp_path), folder_of(kind, tmp_path)
+    assert kind.read(folder) == made_up(kind)
+    document, stage = json.loads(path.read_text()), kind.STAGE.format(name="fast")
+    defaults = {one.name: (one.default, one.default_factory) for one in dataclasses.fields(kind)}
+    needed = [name for name in defaults if defaults[name] == (dataclasses.MISSING,) * 2]
     assert needed
     for name in needed:
         path.write_text(json.dumps({key: document[key] for key in document if key != name}))
         with pytest.raises(MissingInput) as caught:
-            kind.read(folder_of(kind, tmp_path))
+            kind.read(folder)
         text = str(caught.value)
-        stage = kind.STAGE.format(name="fast")
         assert str(path) in text and f"({name}: " in text and f"`dvc repro {stage}`" in text
 
 
@@ -87,10 +78,8 @@ def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_no
     assert set(compared) == {*COMPARED, "verdict", "val/accuracy", "test/accuracy"}
     assert (compared["val/accuracy"], compared["test/accuracy"]) == (0.75, 0.5)
     assert compared["input/stall_pct"] == 0
-    without_gpu = dataclasses.replace(
-        trained, usage=dataclasses.replace(trained.usage, gpu_utilization_pct_mean=None), test={}
-    )
-    left = compared_metrics(without_gpu, raced, breakdown)
+    usage = dataclasses.replace(trained.usage, gpu_utilization_pct_mean=None)
+    left = compared_metrics(dataclasses.replace(trained, usage=usage, test={}), raced, breakdown)
     assert set(compared) - set(left) == {"gpu/utilization_pct_mean", "test/accuracy"}
 
 
@@ -112,11 +101,9 @@ def test_an_accuracy_is_no_chance_by_the_exact_binomial_test(right, examples, sh
     found = beats_constant("accuracy", right / examples, constant=share, stderr=stderr)
     assert found == beats, stderr
     if examples < 100:
-        chances = (
-            math.comb(examples, count) * share**count * (1 - share) ** (examples - count)
-            for count in range(right, examples + 1)
-        )
-        assert beats == (sum(chances) < CHANCE)
+        counts, wrong = range(right, examples + 1), 1 - share
+        each = (math.comb(examples, n) * share**n * wrong ** (examples - n) for n in counts)
+        assert beats == (sum(each) < CHANCE)
 
 
 def test_few_right_answers_of_few_examples_are_called_what_they_are():

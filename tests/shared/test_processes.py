@@ -16,20 +16,13 @@ from throughline.shared.gc_pause import USUAL_THRESHOLDS
 from throughline.shared.libraries import LIBRARIES, check_versions, installed_versions
 
 MIB = 1 << 20
-GIVES_UP_S = 120
-CHILD = """
-import signal, time
-from throughline.shared.termination import end_with_parent
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-end_with_parent()
-print("waits", flush=True)
-time.sleep(600)
-"""
-PARENT = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True)
-child.stdout.readline()
-print(child.pid, flush=True)
+PARENT = """
+import os, signal, time
+if os.fork() == 0:
+    from throughline.shared.termination import end_with_parent
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
+    print(os.getpid(), flush=True)
 time.sleep(600)
 """
 
@@ -42,7 +35,7 @@ def test_a_process_is_killed_with_its_parent():
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert not psutil.wait_procs([child], timeout=GIVES_UP_S)[1]
+    assert not psutil.wait_procs([child], timeout=120)[1]
 
 
 @pytest.mark.integration

@@ -91,7 +91,6 @@ def sorted_examples(dataset):
         (lambda: numbers().interleave(lambda n: tf.data.Dataset.from_tensors(n)).prefetch(1),
          [f"interleave: interleave(…, {CYCLE}, {PARALLEL})", "interleave: .cache() after it"]),
     ],
-    ids=["random", "cached", "interleaved"],
 )  # fmt: skip
 def test_what_a_dataset_leaves_open(dataset, expected):
     assert [each.text for each in propose_changes(dataset(), batch=BATCH)] == expected
@@ -227,7 +226,7 @@ def test_what_a_device_has_to_do_is_waited_for_before_and_after_it_is_timed(monk
     assert waited_for == [0, 4], "the step before those that are timed, and their last"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _places(monkeypatch) -> None:
     """Datasets know where they are made, until the test ends."""
     monkeypatch.setattr(dataset_ops.DatasetV2, "__init__", dataset_ops.DatasetV2.__init__)
@@ -235,7 +234,6 @@ def _places(monkeypatch) -> None:
     _Hooks(FitWatch(session, Waits()), LoopWatch(session)).patch_datasets(dataset_ops)
 
 
-@pytest.mark.usefixtures("_places")
 def test_what_keras_makes_within_a_call_is_no_call_of_the_script_and_changed_after_it(tmp_path):
     """A cache before its batches is written in the call and after it; no other change is."""
     save_photos(tmp_path, 8, "a", "b")
@@ -279,7 +277,6 @@ def try_changes(dataset, changes=None):
     return list(tried._describe_all(changes, ratios).values())
 
 
-@pytest.mark.usefixtures("_places")
 def test_what_would_change_a_validation_too_is_said_and_is_no_patch():
     numbers = tf.data.Dataset.range(9).shuffle(9), tf.data.Dataset.range(3)
     train, *validation = in_script(lambda: [build(each) for each in numbers])
@@ -312,14 +309,12 @@ def validate(model):
     return model.build((None, 3)), Data(3)
 
 
-@pytest.mark.usefixtures("_places")
 def test_what_would_change_a_dataset_that_is_made_later_is_no_patch():
     changes = try_changes(Data(9).numbers)
     assert {each.kind for each in changes if each.alters_another} == {"batch"}, "the cache"
     assert {each.kind for each in changes if each.shared} == {"map", "batch"}
 
 
-@pytest.mark.usefixtures("_places")
 def test_a_call_that_makes_several_transformations_is_neither_advised_nor_a_patch():
     numbers = mapped = tf.data.Dataset.range(9)
     for step in (lambda n: n + 1, lambda n: n + tf.random.uniform((), 0, 9, tf.int64)):

@@ -28,7 +28,7 @@ from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.batches import BatchesTaken
 from whowaits.timing.feeds import MAX_AHEAD, JaxFeed, TensorFlowFeed, TorchFeed
-from whowaits.timing.rounds import Block, Round, Step
+from whowaits.timing.rounds import Block, Round
 from whowaits.timing.waits import Waits
 from whowaits.within import register_magic
 
@@ -195,23 +195,15 @@ def test_an_epoch_from_which_batches_were_taken_makes_no_later_one_shorter(monke
     assert steps == [3, 9]
 
 
-def test_an_epoch_that_the_script_asked_for_is_no_repetition():
-    session = Session(Options(), print)
-    training = session.open("fit", epochs=1)
-    training.timing.trained(Step(0.01, 0.01))
-    assert not session.repeats
-    training.finished += 1  # what the script does about another one is not its own failure
-    assert session.repeats
-
-
 def test_a_training_that_continues_an_earlier_one_saves_only_the_epochs_that_it_asks_for():
+    """What the script does about another one is not its own failure."""
     model = keras.Sequential()
     session, (*_, clock) = begin(model, initial_epoch=100, epochs=103)
     clock.set_model(model)
     for epoch in (100, 101, 102):
-        assert not session.saves.are_left_out
+        assert not session.saves.are_left_out and not session.repeats
         clock.on_epoch_end(epoch)
-    assert session.saves.are_left_out and not model.stop_training
+    assert session.saves.are_left_out and session.repeats and not model.stop_training
     session.trainings[0].only_watch("its `fit` could not be timed")
     clock.on_epoch_end(103)
     assert model.stop_training
@@ -261,20 +253,9 @@ def test_a_smaller_last_batch_is_no_batch_of_the_model():
         assert len(taken.batches) == kept
 
 
-def test_a_cell_is_run_and_said_what_it_lacks(capsys, monkeypatch):
+def test_the_command_goes_on_after_a_callback_a_watch_and_a_cell_in_the_script(capsys, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    shell = Mock()
-    register_magic(shell)
-    (run,), kind = shell.register_magic_function.call_args
-    assert (run.__name__, kind) == ("whowaits", {"magic_kind": "cell"})
-    run("", "1 + 1")
-    assert shell.mock_calls[1:] == [call.run_cell("1 + 1"), call.run_cell().raise_error()]
-    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
-
-
-def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    command = Session(Options(keep=True), print)
+    command, shell = Session(Options(keep=True), print), Mock()
     observer = observe(command)
     whowaits.Callback(keras)
     assert observer.session is command and command.here
@@ -282,9 +263,15 @@ def test_the_command_goes_on_after_a_callback_and_a_watch_in_the_script(capsys, 
         assert observer.session is not command
         raise ValueError("its own")
     assert observer.session is command and command.here
-    command.close()
     assert seen.report.verdict == "undecided"
     assert capsys.readouterr().out.startswith("my block: undecided\n")
+    register_magic(shell)
+    (run,), kind = shell.register_magic_function.call_args
+    assert (run.__name__, kind) == ("whowaits", {"magic_kind": "cell"})
+    run("", "1 + 1")
+    assert shell.mock_calls[1:] == [call.run_cell("1 + 1"), call.run_cell().raise_error()]
+    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
+    command.close()
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.0001, 90), (0.003, 20), (0.012, 20)])
@@ -319,8 +306,19 @@ def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, st
     assert together == (step_s < timed_function.TOGETHER_S / 2)
 
 
-def try_changes(monkeypatch, *, first_epoch=False, **facts):
-    """The paces that trials are given, and the notes."""
+@pytest.mark.parametrize(
+    ("facts", "first_epoch", "batches"),
+    [
+        ({}, True, [30]),
+        ({"steps_per_execution": 10}, True, [300]),
+        ({"steps": 30}, True, [None]),  # its end was not seen
+        ({"fills_cache": True}, False, [30]),
+        ({"fills_cache": True}, True, []),
+    ],
+)
+def test_trials_know_the_batches_of_an_input_and_none_begins_while_a_cache_is_being_filled(
+    monkeypatch, facts, first_epoch, batches
+):
     monkeypatch.setattr(trials, "Trials", made := MagicMock())
     session = Session(Options(), print)
     training = session.open("fit", backend="tensorflow", **facts)
@@ -328,22 +326,8 @@ def try_changes(monkeypatch, *, first_epoch=False, **facts):
     waits, works = Block(steps=20, wait_s=1.0, first_epoch=first_epoch), Block(steps=20, work_s=0.1)
     training.timing.rounds = [Round(waits, works, rested=True)] * 3
     TimedFunction(print, session, training, Waits())._try_changes((None,))
-    return [call.args[2] for call in made.call_args_list], training.notes
-
-
-@pytest.mark.parametrize(
-    ("facts", "batches"), [({}, 30), ({"steps_per_execution": 10}, 300), ({"steps": 30}, None)]
-)
-def test_the_batches_of_an_input_are_known_where_its_end_was_seen(facts, batches, monkeypatch):
-    ((pace,), _) = try_changes(monkeypatch, **facts)
-    assert pace.batches == batches
-
-
-@pytest.mark.parametrize("first_epoch", [True, False])
-def test_no_change_is_tried_while_a_cache_is_being_filled(monkeypatch, first_epoch):
-    paces, notes = try_changes(monkeypatch, first_epoch=first_epoch, fills_cache=True)
-    assert len(paces) == (0 if first_epoch else 1)
-    assert ("the epoch that fills the cache" in "".join(notes)) == first_epoch
+    assert [call.args[2].batches for call in made.call_args_list] == batches
+    assert ("the epoch that fills the cache" in "".join(training.notes)) == (not batches)
 
 
 def test_a_copy_that_trains_on_request_saves_nothing():

@@ -69,15 +69,12 @@ def test_what_ended_workers_took_is_no_other_programs(tmp_path, clocks, others_t
     assert who == "a program (process 999998)" or not others_ticks
 
 
-def test_an_input_that_works_on_is_not_idle(tmp_path, clocks, monkeypatch):
-    write_proc(tmp_path, busy=0, own=0, ended=0)
-    monkeypatch.setattr(clocks, "sleep", clocks.work)
-    assert not machine.wait_until_idle(0.3)
-    assert clocks.now == pytest.approx(0.3, abs=0.03), "not for longer than was asked"
-
-
-def test_reading_of_many_processes_is_no_work_of_the_input(clocks, monkeypatch):
+def test_an_input_that_works_on_is_not_idle_but_reading_of_many_processes_is(clocks, monkeypatch):
     """A machine of many cores has a thousand processes of its kernel alone."""
+    with monkeypatch.context() as works:
+        works.setattr(clocks, "sleep", clocks.work)
+        assert not machine.wait_until_idle(0.3)
+    assert clocks.now == pytest.approx(0.3, abs=0.03), "not for longer than was asked"
     monkeypatch.setattr(machine, "_processes", lambda: clocks.work(0.03) or {})
     assert machine.wait_until_idle(5.0)
 
@@ -158,7 +155,7 @@ def test_what_was_saved_before_is_neither_replaced_nor_deleted(loops, capsys, do
     assert said.count("left out") == 1 and f"{Path(__file__).name}:" in said
 
 
-def test_what_is_no_save_is_done_as_it_is(loops):
+def test_what_is_no_save_or_makes_a_batch_is_done_as_it_is(loops):
     buffer = io.BytesIO()
     LIBRARY.save(b"x", buffer)
     assert buffer.getvalue() == b"x"
@@ -172,9 +169,7 @@ def test_what_is_no_save_is_done_as_it_is(loops):
     exec(compile("open('compiled', 'w').close()", name, "exec"), {})
     assert Path("compiled").exists()
 
-
-def test_what_makes_a_batch_keeps_it_in_a_file_and_what_saves_a_model_does_not(loops):
-    def decode():
+    def decode():  # which keeps in a file what it makes; what saves a model does not
         Path("best").write_text(Path("best").read_text() + ", decoded")
         LIBRARY.save(b"x", "early")
 
