@@ -1,5 +1,7 @@
 """Settings inserted into params.yaml, those that ship with the project, and `source: auto`."""
 
+from pathlib import Path
+
 import pytest
 
 from flows.run.changed_params import NamedChanges
@@ -69,27 +71,20 @@ def test_what_cannot_be_added_is_said_with_the_lines_to_add_by_hand(tmp_path, te
     assert path.read_text() == text
 
 
-def test_a_class_whose_name_is_a_number_stays_a_name(tmp_path):
-    path, found = tmp_path / "params.yaml", {"read": "snapshot", "sampling": {"1": 2, "on": 3}}
-    path.write_text("pipelines:\n  naive: {read: shards}\n")
-    assert insert_pipeline(path, "tuned", found)
-    assert '{"1": 2, on: 3}' in write_yaml("tuned", found)
-    assert parse_yaml(path.read_text(), path.name)["pipelines"]["tuned"] == found
+def test_a_class_whose_name_is_a_number_stays_a_name():
+    found = {"read": "snapshot", "sampling": {"1": 2, "on": 3}}
+    written = write_yaml("tuned", found)
+    assert '{"1": 2, on: 3}' in written and parse_yaml(written, "x")["pipelines"]["tuned"] == found
 
 
-def test_the_shipped_file_is_valid_and_so_are_the_demos_overlays(monkeypatch):
+def test_the_shipped_file_and_overlays_of_demos_are_valid_and_a_mapping_may_replace(monkeypatch):
     shipped = [*load_params(ROOT / "params.yaml").pipelines]
     assert shipped == ["naive", "map_parallel", "vectorized", "optimized"]
     monkeypatch.chdir(ROOT)
-    for overlay in (ROOT / "infra/presets/images.yaml", *ROOT.glob("infra/demo/*.yaml")):
-        assert resolve(ROOT, Changes(preset=str(overlay.relative_to(ROOT)))).params
-
-
-def test_a_mapping_with_an_exclamation_mark_replaces_and_overlays_follow_presets(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    changes = Changes(
-        preset="infra/demo/small.yaml", overlay={"pipelines": {"naive": {"prefetch": 3}}}, epochs=7
-    )
+    for preset in ("infra/presets/images.yaml", *Path().glob("infra/demo/*.yaml")):
+        assert resolve(ROOT, Changes(preset=str(preset))).params
+    overlay = {"pipelines": {"naive": {"prefetch": 3}}}
+    changes = Changes(preset="infra/demo/small.yaml", overlay=overlay, epochs=7)
     params = resolve(ROOT, changes).params
     assert [*params.pipelines] == ["naive", "vectorized", "optimized"], "the preset's alone"
     assert (params.pipelines["naive"].prefetch, params.train.epochs) == (3, 7)
@@ -174,10 +169,9 @@ def test_ops_stay_where_auto_means_the_kind_that_it_was(own, change, kept):
     assert ("augment" in named.apply(text)) == kept
 
 
-@pytest.mark.parametrize(
-    ("source", "missing"),
-    [("time_series", "interpolate"), ("time_series", {"load": "previous"}), ("table", "median")],
-)
-def test_what_empty_cells_become_is_taken_for_the_data_that_have_some(source, missing):
-    data = {"source": source, "path": "x.csv", "missing": missing}
-    assert check({"data": data, "pipelines": {"naive": {"read": "shards"}}}).data.missing == missing
+def test_what_empty_cells_become_is_taken_for_the_data_that_have_some():
+    series = "time_series"
+    for source, missing in ((series, "interpolate"), (series, {"a": "cut"}), ("table", "median")):
+        data = {"source": source, "path": "x.csv", "missing": missing}
+        found = check({"data": data, "pipelines": {"naive": {"read": "shards"}}})
+        assert found.data.missing == missing
