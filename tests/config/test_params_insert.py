@@ -74,7 +74,7 @@ def test_what_cannot_be_added_is_said_with_the_lines_to_add_by_hand(tmp_path, te
 def test_a_class_whose_name_is_a_number_stays_a_name():
     found = {"read": "snapshot", "sampling": {"1": 2, "on": 3}}
     written = write_yaml("tuned", found)
-    assert '{"1": 2, on: 3}' in written and parse_yaml(written, "x")["pipelines"]["tuned"] == found
+    assert '{"1": 2, on: 3}' in written and parse_yaml(written, "x")["tuned"] == found
 
 
 def test_the_shipped_file_and_overlays_of_demos_are_valid_and_a_mapping_may_replace(monkeypatch):

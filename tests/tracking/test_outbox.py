@@ -12,6 +12,7 @@ import pytest
 
 from tasks.sync import main
 from tests.support.mlflow_servers import points
+from tests.support.small_data import write_files
 from throughline.shared.errors import DamagedFile
 from throughline.shared.file_lock import hold_outputs
 from throughline.tracking.calls import PendingRun, enqueue, list_pending, remove
@@ -41,14 +42,11 @@ def test_runs_come_back_value_by_value_the_oldest_first_and_a_damaged_one_is_nam
 
 
 def test_files_and_folders_are_copied_and_outlive_their_originals(tmp_path):
-    worktree, outbox = tmp_path / "worktree", tmp_path / "outbox"
-    (worktree / "profile").mkdir(parents=True)
-    (worktree / "profile" / "trace.txt").write_text("trace")
-    (worktree / "plan.json").write_text("plan")
+    outbox, files = tmp_path / "outbox", {"profile/trace.txt": "trace", "plan.json": "plan"}
+    worktree = write_files(tmp_path / "worktree", files)
     calls = (["artifact", str(worktree / "profile"), "x"], ["model", str(worktree / "plan.json")])
     enqueue(outbox, unsent("naive", *calls))
-    for path in (worktree / "profile" / "trace.txt", worktree / "plan.json"):
-        path.unlink()
+    shutil.rmtree(worktree)
     ((file, run),) = list_pending(outbox)
     (kind, folder), (_, plan) = ((call[0], call[1]) for call in run.calls)
     assert (kind, run.calls[0][2]) == ("artifact", "x")

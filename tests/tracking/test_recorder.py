@@ -19,6 +19,7 @@ from tasks.sync import main
 from tests.support.lanes import slow_but_first
 from tests.support.mlflow_servers import mlflow_server, points
 from tests.support.project import git, run_python
+from tests.support.small_data import write_files
 from throughline.shared.layout import STORE_HOME
 from throughline.tracking.lineage import read_lineage
 from throughline.tracking.recorder import UNSENT, Recorder, RunKey
@@ -40,9 +41,8 @@ def test_code_is_dirty_where_it_differs_from_the_commit_not_where_a_run_s_own_fi
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("params.yaml", "dvc.lock", "code.py"):
-        (tmp_path / name).write_text("committed")
-    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
+    committed = dict.fromkeys(("params.yaml", "dvc.lock", "code.py"), "committed")
+    write_files(tmp_path, {**committed, "dvc.yaml": DVC_YAML})
     for command in ("init -q", "add -A", "commit -qm all"):
         git(tmp_path, *command.split())
     own = DVC_YAML.replace("one.py\n", "one.py\n      - two.py\n")
@@ -91,15 +91,12 @@ def test_what_a_dead_server_missed_is_sent_when_it_is_back(
     address, port = absent_server, urlsplit(absent_server).port
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mlflow.set_tracking_uri(address)
-    passing = tmp_path / "worktree"
-    passing.mkdir()
-    (passing / "train.json").write_text("{}")
+    passing = write_files(tmp_path / "worktree", {"train.json": "{}"})
     network = keras.Sequential([keras.Input((4,), dtype="uint8"), keras.layers.Dense(3)])
     network.save(passing / "model.keras")
     recorder, alive = Recorder(KEY), ExitStack()
     alive.enter_context(mlflow_server(tmp_path, port))
     with recorder:
-        recorder.log_params({"model": {"width": 8}})
         recorder.log_metrics({"train/loss": 2.0}, step=0)
         alive.close()
         recorder.log_metrics({"train/loss": 1.0}, step=1)

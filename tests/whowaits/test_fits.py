@@ -26,7 +26,6 @@ from whowaits.hooks.saves import LIBRARIES
 from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
-from whowaits.timing.batches import BatchesTaken
 from whowaits.timing.feeds import MAX_AHEAD, JaxFeed, TensorFlowFeed, TorchFeed
 from whowaits.timing.rounds import Block, Round
 from whowaits.timing.waits import Waits
@@ -39,17 +38,14 @@ class Batches(keras.utils.PyDataset):
     shape = (4, 2)
 
 
-@pytest.mark.parametrize(
-    ("given", "steps"),
-    [
+def test_the_steps_of_a_fit_on_arrays_are_known():
+    for given, steps in [
         ({"x": np.zeros((65, 2))}, 3),
         ({"x": [np.zeros((65, 2))], "batch_size": 5, "epochs": 4}, 52),
         ({"x": {"a": np.zeros(65)}, "steps_per_epoch": 2, "epochs": 9, "initial_epoch": 8}, 2),
         ({"x": Batches()}, math.inf),
-    ],
-)
-def test_the_steps_of_a_fit_on_arrays_are_known(given, steps):
-    assert sources.count_steps(given) == steps
+    ]:
+        assert sources.count_steps(given) == steps
 
 
 def test_what_fit_is_given_is_known_to_keep_its_first_epoch_and_tried_or_it_is_said_what_helps():
@@ -83,9 +79,9 @@ def test_what_fit_is_given_is_known_to_keep_its_first_epoch_and_tried_or_it_is_s
 )
 def test_what_helps_a_loader_goes_by_its_dataset(dataset, workers, persistent, helps):
     made = type(dataset, (), {})()
-    loader = SimpleNamespace(num_workers=workers, persistent_workers=persistent, dataset=made)
-    iterator = SimpleNamespace(**{f"_{name}": value for name, value in vars(loader).items()})
-    said = sources.explain_loader(loader)
+    known = {"num_workers": workers, "persistent_workers": persistent, "dataset": made}
+    said = sources.explain_loader(SimpleNamespace(**known))
+    iterator = SimpleNamespace(**{f"_{name}": value for name, value in known.items()})
     assert helps in said and sources.explain_loader(iterator) == said
     assert ("persistent" in said) == (workers > 0 and not persistent)
 
@@ -95,8 +91,8 @@ class Small(keras.Sequential):
         super().__init__([keras.Input((2,)), keras.layers.Dense(1)])
         self.compile("sgd", "mse")
 
-    def fit(self, x=None, y=None, epochs=1, **given):
-        return super().fit(x, y, epochs=epochs, verbose=0, **given)
+    def fit(self, x=None, y=None, epochs=1, callbacks=None):
+        return super().fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0)
 
 
 def watch_fits(monkeypatch, **options):
@@ -244,13 +240,6 @@ def test_each_backend_trains_on_the_batches_of_a_changed_dataset(monkeypatch, ki
     assert [np.asarray(batch).tolist() for batch in done] == [[0, 1], [2, 3], [4]]
     with pytest.raises(StopIteration):
         step(batches)
-
-
-def test_a_smaller_last_batch_is_no_batch_of_the_model():
-    for counts, ended, kept in (([8, 8, 3], True, 2), ([3], True, 0), ([8, 3], False, 2)):
-        taken = BatchesTaken([np.zeros((count, 2)) for count in counts], ended=ended)
-        taken.drop_remainder(8)
-        assert len(taken.batches) == kept
 
 
 def test_the_command_goes_on_after_a_callback_a_watch_and_a_cell_in_the_script(capsys, monkeypatch):
