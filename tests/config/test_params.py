@@ -143,6 +143,7 @@ def test_all_problems_are_told_together():
         ({**WINDOWS, "window": "{}"},
          "data.label_kind: none is only for predicting the next tokens"),
         ({**WINDOWS, "model__name": "emulated"}, "emulated does not predict next tokens"),
+        ({**WINDOWS, "preprocess": "[end_document, tokenize]"}, "put it after `tokenize`"),
         ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
         ({**TEXT, "model__name": "transformer_decoder"}, "predicts next tokens"),
         ({"data__source": "time_series", "data__missing": "median"},

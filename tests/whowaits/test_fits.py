@@ -27,7 +27,7 @@ from whowaits.hooks.timed_function import TimedFunction
 from whowaits.running import observe
 from whowaits.session import Ended, Options, Session
 from whowaits.timing.feeds import MAX_AHEAD, JaxFeed, TensorFlowFeed, TorchFeed
-from whowaits.timing.rounds import Block, Round
+from whowaits.timing.rounds import Block, Round, Step
 from whowaits.timing.waits import Waits
 from whowaits.within import register_magic
 
@@ -196,6 +196,7 @@ def test_a_training_that_continues_an_earlier_one_saves_only_the_epochs_that_it_
     model = keras.Sequential()
     session, (*_, clock) = begin(model, initial_epoch=100, epochs=103)
     clock.set_model(model)
+    session.trainings[0].timing.trained(Step(0.01, 0.01))
     for epoch in (100, 101, 102):
         assert not session.saves.are_left_out and not session.repeats
         clock.on_epoch_end(epoch)
@@ -242,9 +243,15 @@ def test_each_backend_trains_on_the_batches_of_a_changed_dataset(monkeypatch, ki
         step(batches)
 
 
-def test_the_command_goes_on_after_a_callback_a_watch_and_a_cell_in_the_script(capsys, monkeypatch):
+def test_a_cell_is_watched_and_a_command_goes_on_after_a_callback_and_a_watch(capsys, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     command, shell = Session(Options(keep=True), print), Mock()
+    register_magic(shell)
+    (run,), kind = shell.register_magic_function.call_args
+    assert (run.__name__, kind) == ("whowaits", {"magic_kind": "cell"})
+    run("", "1 + 1")
+    assert shell.mock_calls[1:] == [call.run_cell("1 + 1"), call.run_cell().raise_error()]
+    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
     observer = observe(command)
     whowaits.Callback(keras)
     assert observer.session is command and command.here
@@ -252,15 +259,9 @@ def test_the_command_goes_on_after_a_callback_a_watch_and_a_cell_in_the_script(c
         assert observer.session is not command
         raise ValueError("its own")
     assert observer.session is command and command.here
+    command.close()
     assert seen.report.verdict == "undecided"
     assert capsys.readouterr().out.startswith("my block: undecided\n")
-    register_magic(shell)
-    (run,), kind = shell.register_magic_function.call_args
-    assert (run.__name__, kind) == ("whowaits", {"magic_kind": "cell"})
-    run("", "1 + 1")
-    assert shell.mock_calls[1:] == [call.run_cell("1 + 1"), call.run_cell().raise_error()]
-    assert capsys.readouterr().out.startswith("this cell: undecided\n  it ended without a training")
-    command.close()
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.0001, 90), (0.003, 20), (0.012, 20)])
