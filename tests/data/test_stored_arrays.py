@@ -143,6 +143,7 @@ SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], siz
         (tensor(IMAGES[0]), r"it has no features \(it is serialized tensor, uint8 4×5×1\)"),
         (npy(IMAGES[0]), "it is NumPy array, uint8 4×5×1"),
     ],
+    ids=["lists", "a long list", "PNG", "tensor", "NumPy"],
 )
 @pytest.mark.parametrize("records", [{}, {"input": "size", "label": "label"}])
 def test_records_of_another_kind_are_refused_by_their_name(tmp_path, record, said, records):
