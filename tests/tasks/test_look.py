@@ -35,8 +35,8 @@ def who(folder, *examples):
     return run(folder, sys.executable, "-m", "tasks.who", *examples)
 
 
-def test_the_batch_of_a_spike_is_shown_and_who_has_seen_its_examples(finished, tmp_path):
-    folder, results = finished[0], Layout(finished[0]).results("optimized")
+def test_the_batch_of_a_spike_is_shown_and_who_has_seen_its_examples(first, tmp_path):
+    folder, results = first[0], Layout(first[0]).results("optimized")
     losses, receipt = read_losses(results), Receipt.read(results)
     assert receipt.steps == len(losses) == 2 * receipt.steps_per_epoch
     assert len((results / Receipt.FILE).read_bytes()) < 4096
@@ -53,6 +53,7 @@ def test_the_batch_of_a_spike_is_shown_and_who_has_seen_its_examples(finished, t
     ordered = [float(row["loss"]) for row in rows]
     assert ordered == sorted(ordered, reverse=True)
     assert Image.open(tmp_path / f"optimized-{step}.png").size[0] > 500
+    assert [*folder.glob(f"mlartifacts/*/artifacts/steps/optimized-{step}.png")]
     last = look(folder, "--last")
     assert f"look optimized: step {receipt.steps}, 2/{receipt.steps_per_epoch}, " in last
 
