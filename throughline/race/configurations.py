@@ -24,7 +24,7 @@ from throughline.plan.training_workers import (
     make_tf_config,
     name_gpus,
 )
-from throughline.race.contestant import MODEL_ALONE, TRAINING, TURN_S
+from throughline.race.contestant import MODEL_ALONE, TRAINING, usual_turn_s
 from throughline.race.jobs import Entry, Opened
 from throughline.race.pool import Pool
 from throughline.results.base import MIN_ROUNDS, Estimate
@@ -178,7 +178,7 @@ class ConfigurationRace:
         """
         find_open = self._find_open_places if phase == OWN else self._find_open_gains
         allowed_s = SHARES[phase] * share * self._params.measure.seconds
-        turn_s = min(TURN_S, allowed_s / LEAST_ROUNDS / max(1, len(names)))
+        turn_s = min(usual_turn_s(self._params), allowed_s / LEAST_ROUNDS / max(1, len(names)))
         started_at, number = time.monotonic(), 0
         while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
             present = names
@@ -229,7 +229,7 @@ class ConfigurationRace:
         on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
         allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
         present = [self.measured.pace, *on_host]
-        turn_s = min(TURN_S, allowed_s / INPUT_ROUNDS / len(present))
+        turn_s = min(usual_turn_s(self._params), allowed_s / INPUT_ROUNDS / len(present))
         started_at, number = time.monotonic(), 0
         while number < INPUT_ROUNDS and on_host:
             if number >= MIN_ROUNDS and time.monotonic() - started_at >= allowed_s:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from throughline.measurement.rounds import Race
-from throughline.race.contestant import MODEL_ALONE, TRAINING
+from throughline.race.contestant import MODEL_ALONE, TRAINING, usual_turn_s
 from throughline.race.jobs import Entry
 from throughline.results.base import MIN_ROUNDS
 from throughline.shared.errors import Untunable
@@ -234,7 +234,8 @@ class Search:
                 raced = {*self.race.names} - compared
                 order = sorted(names, key=lambda name: (name not in compared, name in raced))
                 pool.open(order, until=self._racing_until)
-            self.journal.add(pool.race(names, phase, number=number))
+            turn_s = usual_turn_s(self.question.params)
+            self.journal.add(pool.race(names, phase, number=number, turn_s=turn_s))
 
     def _is_decided(self, phase: str, names: Sequence[str]) -> bool:
         """Return whether a final has a winner, or the first phase shows nothing to gain."""
