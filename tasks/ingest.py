@@ -5,11 +5,9 @@ The work itself is in throughline/data/ingest.py.
 """
 
 import argparse
-from collections.abc import Sequence
 
 from tasks.earlier import check_identity
 from throughline.config.cli import options_stage_cli
-from throughline.data.found import ColumnReading
 from throughline.data.glance import tabulate, tabulate_columns, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
@@ -29,22 +27,6 @@ def count_splits(manifest: Manifest) -> str:
         return ", ".join(f"{count:,} {split}" for split, count in counts)
     steps = {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
     return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
-
-
-def describe_columns(readings: Sequence[ColumnReading], *, classes: int) -> str:
-    """Say in a few words how each column of a table was read. Unused columns come last.
-
-    `classes` is the number of classes; 0 means that the label is a number.
-    """
-    more = {"label": f" ({classes:,} classes)" if classes else " (a number)"}
-    named = [
-        f"{each.name} {each.kind}"
-        + (f" ({each.distinct:,} values)" if each.kind == "category" else more.get(each.kind, ""))
-        for each in readings
-        if each.kind not in UNUSED
-    ]
-    unused = [each.name for each in readings if each.kind in UNUSED]
-    return " · ".join([*named, *([f"not used: {', '.join(unused)}"] if unused else [])])
 
 
 def report(manifest: Manifest) -> None:
@@ -67,13 +49,10 @@ def report(manifest: Manifest) -> None:
             echo(f"  {line}")
     for problem in stats["problems"]:
         echo_problem(problem)
-    readings = [ColumnReading(**reading) for reading in stats["columns"]]
-    described = [describe_columns(readings, classes=len(manifest.classes))] if readings else []
+    unused = [each["name"] for each in stats["columns"] if each["kind"] in UNUSED]
     facts = [*(f"{n:,} × {note}" for note, n in stats["notes"].items()), *stats["dialect"]]
-    for fact in [*facts, *described]:
+    for fact in [*facts, *([f"not used: {name_some(unused)}"] if unused else [])]:
         echo_fact(fact)
-    for reading in readings:
-        echo(f"  column {reading}")
     for name, what in stats["features"].items():
         echo(f"  feature {name}: {what}")
 

@@ -19,8 +19,8 @@ from throughline.settings import DataSettings
 
 CLASSES, RANGE = ["class", "train", "validation", "test"], ["column", "lowest", "median", "highest"]
 OF_TEXTS = [*CLASSES, "least bytes", "median bytes", "most bytes", "first"]
-OF_COLUMNS = ["column", "kind", "lowest", "median", "highest", "distinct", "missing"]
-RANK = ["rank", "number", "0", "39.5", "79", "80", "0"]
+OF_COLUMNS = ["column", "kind", "lowest", "median", "highest", "distinct", "missing", "such as"]
+RANK = ["rank", "number", "0", "39.5", "79", "80", "0", "0"]
 TABLE = {"source": "table", "missing": {"size": "median"}}
 TEXTS = {"source": "text_table", "text_column": "note"}
 TABLED = {  # settings, heading and first row of the table of all, and rows of that of the columns
@@ -29,17 +29,17 @@ TABLED = {  # settings, heading and first row of the table of all, and rows of t
         [*CLASSES, "first"],
         "even",
         [
-            ["size", "number", "0.125", "5.375", "9.875", "70", "10"],
-            ["town", "category", "", "", "", "3", "0"],
-            ["kind", "label", "", "", "", "2", "0"],
-            ["note", "ignored", "", "", "", "80", "0"],
+            ["size", "number", "0.125", "5.375", "9.875", "70", "10", "0.125"],
+            ["town", "category", "", "", "", "3", "0", "a"],
+            ["kind", "label", "", "", "", "2", "0", "odd"],
+            ["note", "ignored", "", "", "", "80", "0", "word 0"],
         ],
     ),
     "numbers": (
         {**TABLE, "label_column": "rank", "label_kind": "number", "ignore": ["note"]},
         RANGE,
         "label 1",
-        [["rank", "label", "", "", "", "80", "0"]],
+        [["rank", "label", "", "", "", "80", "0", "0"]],
     ),
     "series": (
         {"source": "time_series", "ignore": ["town", "kind", "note"], "numeric": ["rank"]},

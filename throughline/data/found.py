@@ -105,11 +105,6 @@ class ColumnReading:
     missing: int
     example: str
 
-    def __str__(self) -> str:
-        missing = f", {self.missing:,} missing" if self.missing else ""
-        shown = f", such as {self.example[:40]}" if self.example else ""
-        return f"{self.name}: {self.kind}, {self.distinct:,} distinct{missing}{shown}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Found:

@@ -19,7 +19,7 @@ from throughline.shared.files import read_json
 from throughline.shared.layout import GLANCE
 
 PICTURED = 8  # classes with sample pictures
-_CLASSES_SHOWN, _RARE_SHOWN = 20, 3
+_CLASSES_SHOWN, _RARE_SHOWN, _CELL_SHOWN = 20, 3, 40
 
 
 def tabulate(manifest: Manifest) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
     """Return a row per column of a table, or None if the examples are not from a table.
 
     A row has the column's kind, the range of its numbers (empty cells count as the median; only in
-    the rows that `to_rows` shows), and how many distinct values and empty cells it has.
+    the rows that `to_rows` shows), how many distinct values and empty cells it has, and a cell.
     """
     readings = manifest.stats["columns"]
     if not readings:
@@ -71,7 +71,8 @@ def tabulate_columns(manifest: Manifest) -> pd.DataFrame | None:
         for place, name in enumerate(numeric):
             if name in ranges.index[:_CLASSES_SHOWN]:  # others are not shown
                 ranges.loc[name] = _ranges([name], np.array(values[:, place])).iloc[0].tolist()
-    return pd.concat([table[["kind"]], ranges, table[["distinct", "missing"]]], axis=1)
+    table["such as"] = [" ".join(cell.split())[:_CELL_SHOWN] for cell in table["example"]]
+    return pd.concat([table[["kind"]], ranges, table[["distinct", "missing", "such as"]]], axis=1)
 
 
 def _ranges(names: Sequence[str], values: np.ndarray) -> pd.DataFrame:
@@ -108,7 +109,7 @@ def _word(value: Any) -> str:
 def to_text(table: pd.DataFrame) -> list[str]:
     rows = to_rows(table)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numeric = [False, *(name not in ("first", "kind") for name in table.columns)]
+    numeric = [False, *(name not in ("first", "kind", "such as") for name in table.columns)]
     return [
         "  ".join(
             cell.rjust(width) if number else cell.ljust(width)
