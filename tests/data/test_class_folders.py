@@ -101,6 +101,7 @@ def test_names_that_people_take_for_one_are_named_or_joined():
         ("link to nothing: x is not there", "dvc pull"),
         ("is outside any class folder", r"data\.leave_out: \[0\.png, 1\.png, .*4\.png, …\]"),
         ("is outside any split's folder", "named train, validation or test"),
+        ("its name is not as in data.layout: class.*", r"leave_out: \[FOLDER\] if their folder"),
         ("not a JPEG: cut off", r"raise data\.max_reject_fraction"),
         ("not utf-8: byte 0xe9 at 3", "set data.encoding, such as cp1252 or latin-1"),
         ("duplicate of b/0.png", r"or train on all with data\.duplicates: keep\.$"),
@@ -231,6 +232,23 @@ def test_where_no_class_is_needed_any_folders_are_read():
 def test_a_layout_says_what_each_part_is_and_what_has_no_place_is_named(layout, folder, place):
     (found,) = read_layout({folder: 1}, layout=layout, root="my/data", classes=True).values()
     assert found.problem == place or (found.split, found.label) == place
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "label"),
+    [
+        ("split/class.*.jpg", "train/cat.0.jpg", "cat"),
+        ("*/class_*", "pets/great_pyrenees_12.jpg", "great_pyrenees"),
+        ("*_class_*_*", "20_1_3_2017.jpg", "1"),
+        ("class+*.jpg", "a+1.jpg", "a"),
+        ("split/class.*.jpg", "train/1.jpg", None),
+        ("split/class.*.jpg", "x/cat.1.jpg", None),
+    ],
+)
+def test_a_class_may_be_in_the_name_of_a_file(tmp_path, layout, name, label):
+    files, found = scan(tmp_path, name, "test/dog.0.jpg", "test/a+0.jpg", layout=layout)
+    assert {one for at, one, _ in files if at == name} == ({label} if label else set())
+    assert (name in {one.id for one in found.rejected}) == (label is None)
 
 
 @pytest.mark.parametrize("layout", ["splits", "split/split", "**/class", "*", "", "class/*/**/x"])

@@ -363,7 +363,7 @@ def _check_usable(stats: dict, given: Collection[str], *, classes: Sequence[str]
     if classes is not None and len(classes) < 2:  # noqa: PLR2004
         raise UnusableDataset(
             f"there is a single class, {classes[0]}; a classifier needs at least two class folders"
-            " or labels"
+            " or labels; if names of files hold the class, data.layout says where"
         )
     if stats["examples"].get("validation", 0) == 0:
         raise UnusableDataset(

@@ -32,6 +32,9 @@ _REMEDIES: Mapping[str, str] = {
     "outside any split's folder": (
         "Put them into folders named train, validation or test, or set data.leave_out: [{names}]."
     ),
+    "^its name is not as in": (
+        "Set data.leave_out: [FOLDER] if their folder has no labels; else correct data.layout."
+    ),
     "^duplicate of (?!.*, there )": (
         "Their bytes are those of other examples: remove them, or train on all with"
         " data.duplicates: keep."

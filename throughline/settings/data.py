@@ -34,7 +34,8 @@ def _known_source(name: Any) -> str:
 
 
 def _known_layout(layout: Any) -> str:
-    parts = str(layout).split("/")
+    *parts, last = str(layout).split("/")
+    parts.append("class" if "class" in last else last)
     known = {"split", "class", "*", "**"}
     wrong = (
         not {"split", "class"}.intersection(parts)
@@ -45,7 +46,8 @@ def _known_layout(layout: Any) -> str:
     if layout != "auto" and wrong:
         raise ValueError(
             f"found {layout}; expected auto, or the parts of a path: split, class or both, once, *"
-            " for any folder, and ** at the end, as in split/class, class/split or class/**"
+            " for any folder, and ** at the end, as in split/class, class/split or class/**; or, at"
+            " the end, the file's name, as in split/class_*.jpg"
         )
     return str(layout)
 
@@ -140,9 +142,10 @@ class DataSettings(Settings):
 
     layout: Layout = "auto"
     """image_folder, text_folder: what each part of a file's path means, such as split/class,
-    class/split, class or split; * is any folder, ** all further ones; auto: splits where all
-    folders of a level have names of splits, else classes; text_lines: `class` if the names of files
-    do not mean splits
+    class/split, class or split; * is any folder, ** all further ones; `class` may also be in the
+    file's name, as in split/class.*.jpg for train/cat.0.jpg; auto: splits where all folders of a
+    level have names of splits, else classes; text_lines: `class` if the names of files do not mean
+    splits
     """
     follow_links: bool = True
     """whether links to regular files outside of `path` are read, such as those into DVC's cache or

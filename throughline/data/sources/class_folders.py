@@ -26,7 +26,7 @@ from throughline.data.found import (
     readable,
 )
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
-from throughline.data.sources.folder_layout import read_layout
+from throughline.data.sources.folder_layout import cut_name_pattern, read_layout
 from throughline.data.split_names import (
     UNLABELED,
     find_left_out,
@@ -86,7 +86,8 @@ def list_class_folders(
             f"{settings.path} is not a folder; `data.path` must be a folder"
             + (" with one sub-folder per class" if classes else f" of {kind.noun}")
         )
-    listing = _Listing(Path() if objects else root, settings, kind, in_root=not classes)
+    in_root = not classes or cut_name_pattern(settings.layout)[1] is not None
+    listing = _Listing(Path() if objects else root, settings, kind, in_root=in_root)
     if objects:
         listing.take(objects)
     else:
@@ -147,21 +148,28 @@ def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -
     listing.rejected = [one for one in listing.rejected if not listing.leaves_out(one.id)]
     _refuse_masks(listing.files, settings.path)
     counts = Counter(file.label for file in listing.files)
-    places = read_layout(counts, layout=settings.layout, root=settings.path, classes=classes)
+    layout, named = cut_name_pattern(settings.layout)
+    in_folders = classes and not named
+    places = read_layout(counts, layout=layout, root=settings.path, classes=in_folders)
     files, splits = [], []
     for file in listing.files:
         place = places[file.label]
         problem = place.problem or (
-            "is outside any class folder" if classes and not place.label else ""
+            "is outside any class folder" if in_folders and not place.label else ""
         )
+        label = place.label
+        if named and not problem:
+            found = named.fullmatch(file.id.rpartition("/")[2])
+            label = found[1] if found else ""
+            problem = "" if found else f"its name is not as in data.layout: {settings.layout}"
         if place.split == UNLABELED:
             top = file.label.partition("/")[0]
             listing.left_out[f"{top} is named as data without labels"] += 1
         elif problem:
             listing.rejected.append(Rejected(id=file.id, reason=problem))
         else:
-            same = place.label == file.label  # `replace` takes seconds for millions of files
-            files.append(file if same else replace(file, label=place.label))
+            same = label == file.label  # `replace` takes seconds for millions of files
+            files.append(file if same else replace(file, label=label))
             splits.append(place.split)
     return [
         replace(file, split=split) if split else file

@@ -41,6 +41,19 @@ def read_layout(
     return _Reading(counts, root, classes=classes).read()
 
 
+def cut_name_pattern(layout: str) -> tuple[str, re.Pattern[str] | None]:
+    """Split a layout into that of folders, and the pattern of files' names, if `class` is in them.
+
+    >>> cut_name_pattern("split/class.*.jpg")[1].fullmatch("cat.0.jpg")[1]
+    'cat'
+    """
+    folders, _, last = layout.rpartition("/")
+    if last == "class" or "class" not in last:
+        return layout, None
+    before, after = (re.escape(part).replace(r"\*", ".*") for part in last.split("class", 1))
+    return folders or ANY_NUMBER, re.compile(f"{before}(.+){after}")
+
+
 def _apply(layout: str, folder: str, *, classes: bool) -> Place:
     """Read a folder's path by a pattern.
 
@@ -157,9 +170,9 @@ class _Reading:
             named = min(folder for folder, place in places.items() if place.split)
             raise self._refuse(
                 f"{named} is named as a split and holds files without a class folder",
-                "set data.layout: class if these folders are classes, list the files and their"
-                " labels in a table for data.source: image_table, or put them into a folder per"
-                " class",
+                "set data.layout: class if these folders are classes, or split/class.*.jpg if names"
+                " such as cat.1.jpg hold the class; else list the files and their labels in a table"
+                " for data.source: image_table",
             )
         trained = by_split.pop("train", set())
         for split, labels in by_split.items():
