@@ -166,12 +166,7 @@ def test_mlflow_shows_the_configurations_of_a_comparison_side_by_side(local, com
         page.goto(address)
         for name in ("naive", "service"):
             expect(page.get_by_role("link", name=f"compared/{name}", exact=True)).to_be_visible()
-        rates = ("throughput/steady_examples_per_s", "throughput/speedup_vs_naive")
-        for column in (*rates, "input/stall_pct"):
-            expect(page.get_by_text(column).first).to_be_attached()
         picture(page, "mlflow-comparison")
-        view = page.get_by_role("button", name="compared", exact=True)
-        expect(view).to_be_visible()  # in MLflow's menu of saved ones
 
 
 def test_stores_that_end_are_started_again(local, capsys):
