@@ -252,8 +252,8 @@ def test_a_prepared_data_set_is_read_as_its_metadata_says(tmp_path):
         "label": "ClassLabel of 2 classes",
         "name": "Text",
     }
-    (warning,) = found.warnings
-    assert warning.startswith("the split validation_matched, of 1,500 examples, is left out")
+    ((why, count),) = found.left_out.items()
+    assert count == 1500 and why.startswith("split validation_matched, which is none of train, ")
 
 
 def test_shards_are_those_of_the_splits_that_are_trained_on_by_the_names_they_say(tmp_path):

@@ -141,12 +141,13 @@ def split_files(
     find: Callable[[str], str | None] = find_split,
 ) -> tuple[dict[Path, str | None], Counter[str]]:
     """Return files' splits as `find_splits` does, and numbers of left-out examples by entry."""
-    names = [file.relative_to(root).as_posix() for file in files]
+    base = root if root.is_dir() else root.parent
+    names = [file.relative_to(base).as_posix() for file in files]
     splits, others = find_splits(root, names, leave_out, remedy, find)
     left_out = Counter[str]()
     for name, why in others.items():
-        left_out[why] += count(root / name)
-    return {root / name: split for name, split in splits.items()}, left_out
+        left_out[why] += count(base / name)
+    return {base / name: split for name, split in splits.items()}, left_out
 
 
 def leave_validation_open(splits: Sequence[str | None]) -> list[str | None]:

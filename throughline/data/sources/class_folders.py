@@ -99,17 +99,27 @@ def list_class_folders(
             f" ({', '.join(sorted(kind.suffixes))}){shown}"
         )
     files = _read_folders(listing, settings, classes=classes)
-    others = {
-        folder: kinds
-        for folder, kinds in listing.others.items()
-        if not find_left_out(folder, settings.leave_out)
-    }
     counts = Counter(file.id.rpartition("/")[0] for file in files)
-    if classes and (lost := next((folder for folder in others if not counts[folder]), None)):
-        raise UnreadableSource(
-            f"{settings.path}: the folder {lost} holds {name_kinds(others[lost])} and no"
-            f" {kind.noun}",
-            f"convert these files, or set data.leave_out: [{lost}]",
+    warnings = []
+    for folder, kinds in listing.others.items():
+        if find_left_out(folder, settings.leave_out):
+            continue
+        if classes and not counts[folder]:
+            raise UnreadableSource(
+                f"{settings.path}: the folder {folder} holds {name_kinds(kinds)} and no"
+                f" {kind.noun}",
+                f"convert these files, or set data.leave_out: [{folder}]",
+            )
+        if kinds.total() > counts[folder]:
+            read = f"{counts[folder]:,} read"
+            warnings.append(f"folder {folder}: {name_kinds(kinds)} left out, {read}")
+    lists = [name for name in listing.lists if not find_left_out(name, settings.leave_out)]
+    if lists:
+        table = "text_table" if settings.source == "text_folder" else "image_table"
+        warnings.append(
+            f"{name_some(sorted(lists), most=4)}: named as splits, and not read; if they list the"
+            " official splits, make a table of the files with a column split (data.source:"
+            f" {table})"
         )
     return Files(
         root=root,
@@ -120,23 +130,8 @@ def list_class_folders(
         empty_classes=listing.empty,
         skipped=dict(listing.skipped.most_common()),
         left_out=dict(listing.left_out),
-        warnings=[
-            f"folder {folder}: {name_kinds(kinds)} left out, {counts[folder]:,} read"
-            for folder, kinds in others.items()
-            if kinds.total() > counts[folder]
-        ]
-        + describe_split_lists(listing.split_lists, settings),
+        warnings=warnings,
     )
-
-
-def describe_split_lists(names: Sequence[str], settings: DataSettings) -> list[str]:
-    """Return a warning about unread files that are named as splits; `names` are their paths."""
-    named = [name for name in names if not find_left_out(name, settings.leave_out)]
-    return [
-        f"{name_some(sorted(named), most=4)}: named as splits, and not read; if they list the"
-        " official splits, make a table of the files with a column split (data.source:"
-        f" {'text' if settings.source == 'text_folder' else 'image'}_table)"
-    ] * bool(named)
 
 
 def _read_folders(listing: _Listing, settings: DataSettings, *, classes: bool) -> list[ExampleFile]:
@@ -230,7 +225,7 @@ class _Listing:
         self.rejected: list[Rejected] = []
         self.empty: list[str] = []
         self.skipped: Counter[str] = Counter()
-        self.split_lists: list[str] = []  # unread files that are named as splits
+        self.lists: list[str] = []  # unread files that are named as splits
         self.left_out: Counter[str] = Counter()
         self._listed: set[Path] = set()
         self._links: list[Path] = []
@@ -259,16 +254,15 @@ class _Listing:
         self._objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
         marks = find_folder_marks(folder.objects)
         for name in self._objects:
-            path, is_folder = Path(name), name in marks
-            if any(map(_is_hidden, path.parent.parts)):
-                continue
-            marked = [path] if is_folder and not _is_hidden(path.name) else []
+            path = Path(name)
+            marked = [path] if name in marks else []
             for above in (*marked, *path.parents):
                 names.setdefault(above, [])
-            if not is_folder:
+            if not marked:
                 names[path.parent].append(path.name)
-        with_folders = {path.parent for path in names if path != self.root}
-        for path in sorted(names):
+        visible = sorted(path for path in names if not any(map(_is_hidden, path.parts)))
+        with_folders = {path.parent for path in visible if path != self.root}
+        for path in visible:
             self._take_names(path, names[path], is_leaf=path not in with_folders)
 
     def leaves_out(self, name: str) -> bool:
@@ -297,7 +291,7 @@ class _Listing:
         skipped = [find_suffix(name) for name in others]
         self.skipped.update(suffix or "without a suffix" for suffix in skipped)
         below = readable(folder.relative_to(self.root))
-        self.split_lists += [
+        self.lists += [
             f"{below}/{name}" for name in others if read_name(name.partition(".")[0]).split
         ]
         unread = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)

@@ -1,16 +1,16 @@
 """Reads the examples of TFRecord shards that others wrote, once their layout is known.
 
-`tfrecord` infers the layout, `tfds` reads it from metadata. Encoded images stay where they
-are; values of one shape become one array. Unusable records are rejected with a reason. A shard that
-cannot be read to its end is refused, since nobody knows what is missing.
+`tfrecord` infers the layout, `tfds` reads it from metadata. Encoded images stay where they are;
+values of one shape become one array. A shard that cannot be read to its end is refused, since
+nobody knows what is missing.
 """
 
 import itertools
 import mmap
 import shlex
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +18,7 @@ import numpy as np
 
 from throughline.data.encodings.arrays import CHANNELS, array_feature, pixels_feature
 from throughline.data.encodings.base import Reason, RejectedValue
-from throughline.data.encodings.labels import (
-    UNLABELED,
-    ReadLabels,
-    labeled,
-    read_labels,
-)
+from throughline.data.encodings.labels import UNLABELED, ReadLabels, labeled, read_labels
 from throughline.data.encodings.stored_arrays import ArrayForm, read_array
 from throughline.data.found import Arrays, ExampleFile, Files, Found, Rejected
 from throughline.data.shards import example_features
@@ -36,6 +31,7 @@ from throughline.shared.progress import in_threads, progress
 
 GZIP, ZLIB = b"\x1f\x8b", b"x"
 _RANK_OF_IMAGES = 3
+Form = Literal["encoded", "bytes", "zlib", "array", "numbers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,7 @@ class InputFeature:
     """
 
     name: str
-    form: Literal["encoded", "bytes", "zlib", "array", "numbers"]
+    form: Form
     shape: tuple[int, ...] | None = None
     dtype: str = "float32"
     stored: ArrayForm | None = None
@@ -98,39 +94,36 @@ class _Entry:
     shard: ExternalShard
     label: str | float
     place: tuple[int, int] = (0, 0)  # start and stop of an encoded image in the shard
-    values: np.ndarray = field(default_factory=lambda: np.empty(0))
+    values: np.ndarray | None = None
     rounded: bool = False  # whether float32 changes its whole numbers
 
 
-def open_shard(shard: ExternalShard) -> tuple[mmap.mmap | bytes, np.ndarray]:
+def open_shard(path: Path) -> tuple[mmap.mmap | bytes, np.ndarray]:
     """Map a shard; return its bytes, and the offsets of its records' frames (records + 1,)."""
     try:
-        data = map_file(shard.path)
+        data = map_file(path)
     except OSError as error:
-        raise DataNotFound(f"{shard.path} cannot be read: {error.strerror}") from error
+        raise DataNotFound(f"{path} cannot be read: {error.strerror}") from error
     edges, problem = find_edges(data)
     if problem and data[:2] == GZIP:
-        name = shlex.quote(str(shard.path))  # gunzip needs the suffix .gz
-        unpack = f"gunzip {name}"
-        if shard.path.suffix != ".gz":
-            unpack = f"mv {name} {name}.gz && gunzip {name}.gz"
+        name = shlex.quote(str(path))  # gunzip needs the suffix .gz
+        unpack = (
+            f"gunzip {name}" if path.suffix == ".gz" else f"mv {name} {name}.gz && gunzip {name}.gz"
+        )
         raise UnreadableSource(
-            f"{shard.path} is compressed with GZIP, but examples are read in place, at their"
-            f" offsets, from uncompressed TFRecord files: unpack it, such as with `{unpack}`"
+            f"{path} is compressed with GZIP, but examples are read in place, at their offsets,"
+            f" from uncompressed TFRecord files: unpack it, such as with `{unpack}`"
         )
     if problem:
         remedy = "get the file again, or remove it to do without it"
         if len(edges) == 1 and "checksum" in problem:
-            kind = "it is not a TFRecord file"
-            if data[:1] == ZLIB:
-                kind += ", or is compressed with ZLIB (then write it uncompressed)"
-            remedy = f"{kind}; remove it, or set data.path to the folder of shards"
-        raise UnreadableSource(f"{shard.path}: {problem}; {remedy}")
-    if shard.records not in (None, len(edges) - 1):
-        raise UnreadableSource(
-            f"{shard.path} holds {len(edges) - 1:,} records, but dataset_info.json says"
-            f" {shard.records:,}; one is incomplete or of another dataset: get both again"
-        )
+            packed = data[:1] == ZLIB
+            zlib_too = ", or is compressed with ZLIB (then write it uncompressed)" * packed
+            remedy = (
+                f"it is not a TFRecord file{zlib_too}; remove it, or set data.path to the folder of"
+                " shards"
+            )
+        raise UnreadableSource(f"{path}: {problem}; {remedy}")
     return data, edges
 
 
@@ -187,16 +180,14 @@ def read_examples(
             label_kind=found.kind,
             classes=found.classes,
         )
-    shape, dtype = value_form(layout.input)
+    shape, dtype = _value_form(layout.input)
     feature = pixels_feature(shape)
     if dtype != "uint8":
         names = tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
         feature = array_feature("numbers", shape, dtype, TableColumns(names=names))
     return Arrays(
         **vars(said),
-        values=np.stack([entry.values for entry in usable])
-        if usable
-        else np.empty((0, *shape), dtype),
+        values=np.array([entry.values for entry in usable], dtype).reshape(len(usable), *shape),
         labels=labels,
         ids=[entry.id for entry in usable],
         splits=[entry.shard.split for entry in usable],
@@ -205,7 +196,7 @@ def read_examples(
     )
 
 
-def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
+def _value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
     """Return the shape and dtype of examples: uint8 for 8-bit images, float32 for all others."""
     shape = feature.shape or ()
     if feature.dtype == "uint8" and len(shape) == _RANK_OF_IMAGES - 1:
@@ -215,7 +206,12 @@ def value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
 
 
 def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
-    data, edges = open_shard(shard)
+    data, edges = open_shard(shard.path)
+    if shard.records not in (None, len(edges) - 1):
+        raise UnreadableSource(
+            f"{shard.path} holds {len(edges) - 1:,} records, but dataset_info.json says"
+            f" {shard.records:,}; one is incomplete or of another dataset: get both again"
+        )
     entries, rejected = [], []
     for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
         record, problem = read_frame(data, start, stop)
@@ -223,7 +219,9 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
         try:
             if problem:
                 raise RejectedValue(problem)
-            label, value = _read_record(record, layout)
+            features = example_features.parse_features(record)
+            label = _read_label(record, features, layout.label)
+            value = _read_input(record, features, layout.input)
             entry = _Entry(id=name, shard=shard, label=label)
             if isinstance(value, tuple):
                 first = record_offset(start)
@@ -233,58 +231,28 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
                 entry = replace(entry, values=stored, rounded=_is_rounded(value))
             entries.append(entry)
         except NotAnExample as error:
-            rejected.append(
-                Rejected(id=name, reason=Reason("not a tf.train.Example", f": {error}"))
-            )
+            reason = Reason("not a tf.train.Example", f": {error}")
+            rejected.append(Rejected(id=name, reason=reason))
         except RejectedValue as error:
             rejected.append(Rejected(id=name, reason=error.reason))
     return entries, rejected
 
 
-def _read_record(
-    record: bytes, layout: ExampleLayout
-) -> tuple[str | float, np.ndarray | tuple[int, int]]:
-    """Return a record's label, and the values of its input or the place of its encoded image."""
-    features = example_features.parse_features(record)
-    label, name = _read_label(record, features, layout.label), layout.input.name
-    feature = features.get(name)
-    if feature is None:
-        raise RejectedValue(f"feature {name} missing")
-    if layout.input.form == "numbers":
-        if feature.kind == "bytes":
-            raise RejectedValue(f"feature {name} has the wrong kind", ": bytes, not numbers")
-        return label, example_features.read_numbers(record, feature)
-    if feature.kind != "bytes":
-        raise RejectedValue(f"feature {name} has the wrong kind", f": {feature.kind}, not bytes")
-    places = example_features.bytes_places(record, feature)
-    if len(places) > 1:
-        raise RejectedValue(f"feature {name} has several values", f": {len(places)}")
-    start, stop = places[0] if places else (0, 0)
-    if start == stop:
-        raise RejectedValue(f"feature {name} is empty")
-    if layout.input.form == "encoded":
-        return label, (start, stop)
-    return label, _read_bytes(record[start:stop], layout.input)
-
-
-def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeature) -> str | float:
+def _read_label(
+    record: bytes, features: Mapping[str, Feature], layout: LabelFeature
+) -> str | float:
     feature = features.get(layout.name)
     if feature is None:
         raise RejectedValue("label missing", f": no feature {layout.name}")
     if feature.kind != layout.kind:
         raise RejectedValue("label has the wrong kind", f": {feature.kind}, not {layout.kind}")
-    values: list[Any]
     if feature.kind == "bytes":
-        texts = [
+        values: list[Any] = [
             record[start:stop] for start, stop in example_features.bytes_places(record, feature)
         ]
         if layout.arrays:
-            arrays = [read_array(text) for text in texts]
-            texts = [value for found in arrays if found for value in found[1].ravel().tolist()]
-        values = [
-            text.decode("utf-8", "backslashreplace").strip() if isinstance(text, bytes) else text
-            for text in texts
-        ]
+            arrays = filter(None, map(read_array, values))
+            values = [value for _, array in arrays for value in array.ravel().tolist()]
     else:
         values = example_features.read_numbers(record, feature).tolist()
     if not values:
@@ -293,25 +261,46 @@ def _read_label(record: bytes, features: dict[str, Feature], layout: LabelFeatur
         raise RejectedValue("label has several values", f": {len(values)}")
     if isinstance(values[0], float) and not np.isfinite(values[0]):
         raise RejectedValue("label is not a finite number")
+    if isinstance(values[0], bytes):
+        return values[0].decode("utf-8", "backslashreplace").strip()
     return values[0]
 
 
-def _read_bytes(data: bytes, feature: InputFeature) -> np.ndarray:
-    if feature.form == "array":
-        found = read_array(data)
-        if found is None or found[0] != feature.stored:
-            other = found[0] if found else "not an array"
-            raise RejectedValue(f"feature {feature.name} differs from the others", f": {other}")
-        return found[1]
+def _read_input(
+    record: bytes, features: Mapping[str, Feature], layout: InputFeature
+) -> np.ndarray | tuple[int, int]:
+    """Return the values of the input, or the place of an encoded image in the record."""
+    feature, what = features.get(layout.name), f"feature {layout.name}"
+    if feature is None:
+        raise RejectedValue(f"{what} missing")
+    needed = "numbers" if layout.form == "numbers" else "bytes"
+    if (feature.kind == "bytes") != (needed == "bytes"):
+        raise RejectedValue(f"{what} has the wrong kind", f": {feature.kind}, not {needed}")
+    if needed == "numbers":
+        return example_features.read_numbers(record, feature)
+    places = example_features.bytes_places(record, feature)
+    if len(places) > 1:
+        raise RejectedValue(f"{what} has several values", f": {len(places)}")
+    start, stop = places[0] if places else (0, 0)
+    if start == stop:
+        raise RejectedValue(f"{what} is empty")
+    if layout.form == "encoded":
+        return start, stop
+    data = record[start:stop]
+    if layout.form == "array":
+        form, values = read_array(data) or ("not an array", np.empty(0))
+        if form != layout.stored:
+            raise RejectedValue(f"{what} differs from the others", f": {form}")
+        return values
     try:
-        unpacked = zlib.decompress(data) if feature.form == "zlib" else data
-        return np.frombuffer(unpacked, feature.dtype)
+        unpacked = zlib.decompress(data) if layout.form == "zlib" else data
+        return np.frombuffer(unpacked, layout.dtype)
     except (zlib.error, ValueError) as error:
-        raise RejectedValue(f"feature {feature.name} cannot be read", f": {error}") from error
+        raise RejectedValue(f"{what} cannot be read", f": {error}") from error
 
 
 def _in_form(values: np.ndarray, feature: InputFeature) -> np.ndarray:
-    shape, dtype = value_form(feature)
+    shape, dtype = _value_form(feature)
     if values.size != int(np.prod(shape)):
         raise RejectedValue(
             f"feature {feature.name} has another length than its shape", f": {values.size} values"

@@ -3,6 +3,7 @@
 `data.layout` says so; with `auto`, folder names do, if they can be read in only one way.
 """
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ def read_layout(
 ) -> Mapping[str, Place]:
     """Return what each folder's path below the root says; `counts` has its number of files."""
     if layout != "auto":
-        return {folder: _apply(layout, folder, classes=classes) for folder in counts}
+        return {folder: _apply(layout, folder) for folder in counts}
     return _Reading(counts, root, classes=classes).read()
 
 
@@ -54,11 +55,8 @@ def cut_name_pattern(layout: str) -> tuple[str, re.Pattern[str] | None]:
     return folders or ANY_NUMBER, re.compile(f"{before}(.+){after}")
 
 
-def _apply(layout: str, folder: str, *, classes: bool) -> Place:
-    """Read a folder's path by a pattern.
-
-    The class is all parts that the rest of the pattern leaves; a final `**` ignores deeper ones.
-    """
+def _apply(layout: str, folder: str) -> Place:
+    """Read a path by a pattern; the class is all parts that the rest of the pattern leaves."""
     pattern, parts = layout.split("/"), folder.split("/") if folder else []
     if pattern[-1] == ANY_NUMBER:
         pattern = pattern[:-1]
@@ -73,7 +71,7 @@ def _apply(layout: str, folder: str, *, classes: bool) -> Place:
     split = read_name("/".join(names["split"])).split
     if "split" in pattern and split not in SPLITS_BY_WORD.values():
         return Place(problem="is outside any split's folder")
-    if more < 0 or (classes and "class" in layout and not names["class"]):
+    if more < 0:
         return Place(problem="is outside any class folder")
     return Place(split=split, label="/".join(names["class"]))
 
@@ -100,19 +98,22 @@ class _Reading:
         )
 
     def read(self) -> Mapping[str, Place]:
-        levels = self._find_split_levels()
-        if not levels:
-            self._refuse_mixed()
+        levels = [level for level in self._levels if self._names_splits(level)]
+        if not levels and self._levels and self._names_splits(-1):
+            levels = [-1]
+        if levels:
+            places = {folder: self._read_folder(folder, levels) for folder in self._counts}
             if self._classes:
-                self._refuse_other_shapes()
-            return {folder: Place(label=self._name_class(folder)) for folder in self._counts}
-        places = {folder: self._read_folder(folder, levels) for folder in self._counts}
-        self._check(places)
-        return places
-
-    def _name_class(self, folder: str) -> str:
-        parts = folder.split("/")
-        return "/".join(parts[min(self._common, len(parts) - 1) :])
+                self._check(places)
+            return places
+        self._refuse_mixed()
+        if self._classes:
+            self._refuse_other_shapes()
+        paths = {folder: folder.split("/") for folder in self._counts}
+        return {
+            folder: Place(label="/".join(path[min(self._common, len(path) - 1) :]))
+            for folder, path in paths.items()
+        }
 
     def _undouble(self, path: Sequence[str]) -> tuple[str, ...]:
         """Return a path without parts that archives repeat, as in `train/train/cat`."""
@@ -129,10 +130,8 @@ class _Reading:
         parts = self._parts[folder]
         return parts[level] if -len(parts) <= level < len(parts) else None
 
-    def _find_split_levels(self) -> list[int]:
-        """Return the levels that name splits in all paths; [-1] if only the last level does."""
-        levels = [level for level in self._levels if self._names_splits(level)]
-        return levels or [level for level in (-1,) if self._levels and self._names_splits(level)]
+    def _values(self, level: int) -> list[str]:
+        return sorted({value for one in self._counts if (value := self._at(one, level))})
 
     def _names_splits(self, level: int) -> bool:
         values = {self._at(folder, level) for folder in self._leaves}
@@ -160,8 +159,6 @@ class _Reading:
 
     def _check(self, places: Mapping[str, Place]) -> None:
         """Refuse splits without class folders, or that share no class with the training split."""
-        if not self._classes:
-            return
         by_split = defaultdict[str, set[str]](set)
         for place in places.values():
             if place.split and place.split != UNLABELED:
@@ -178,22 +175,24 @@ class _Reading:
         for split, labels in by_split.items():
             if trained and not trained & labels:
                 one = min(folder for folder, place in places.items() if place.split == split)
+                path = one.split("/")
+                named = next(at for at, part in enumerate(path) if self._names[part].split)
                 what = (
-                    f"holds {min(labels)} but no class of the training split"
+                    f"{min(labels)} but no class of the training split"
                     if any(labels)
-                    else "holds files without a class folder"
+                    else "files without a class folder"
                 )
                 raise self._refuse(
-                    f"{one}, for {split}, {what}",
-                    f"leave it out with data.leave_out: [{self._split_folder(one)}], list its files"
-                    " and their labels in a table for data.source: image_table, or set"
+                    f"{one}, for {split}, holds {what}",
+                    f"leave it out with data.leave_out: [{'/'.join(path[: named + 1])}], list its"
+                    " files and their labels in a table for data.source: image_table, or set"
                     " data.layout to how folders are to be read, such as split/class/**",
                 )
 
     def _refuse_mixed(self) -> None:
         """Refuse levels where only some names are splits, or names such as cat_train, cat_test."""
         for level in self._levels:
-            values = sorted({value for one in self._counts if (value := self._at(one, level))})
+            values = self._values(level)
             plain = [
                 value
                 for value in values
@@ -208,25 +207,19 @@ class _Reading:
                     f" {self._folders_named(plain, level)}, whichever is not to be used, or"
                     " data.layout: class if all are classes",
                 )
-            without = defaultdict[tuple[str, ...], dict[str, str]](dict)
+            alike = defaultdict[tuple[str, ...], dict[str, str]](dict)
             for folder in sorted(self._counts):
-                split = self._names[value].split if (value := self._at(folder, level)) else None
-                if split and value:
-                    parts = self._parts[folder]
-                    rest = (*parts[:level], self._names[value].rest, *parts[level + 1 :])
-                    without[rest].setdefault(split, folder)
-            for same in without.values():
+                path, value = self._parts[folder], self._at(folder, level)
+                if value and (split := self._names[value].split):
+                    without = (*path[:level], self._names[value].rest, *path[level + 1 :])
+                    alike[without].setdefault(split, folder)
+            for same in alike.values():
                 if len(same) > 1:
                     raise self._refuse(
                         f"{' and '.join(same.values())} look like one class in two splits",
                         "set data.layout: class if they are classes; else move the files of a"
                         " split into a folder of its name: train/CLASS, test/CLASS",
                     )
-
-    def _split_folder(self, folder: str) -> str:
-        path = folder.split("/")
-        named = [at for at, part in enumerate(path) if self._names[part].split]
-        return "/".join(path[: named[0] + 1])
 
     def _folders_named(self, names: Sequence[str], level: int) -> str:
         paths = {
@@ -240,7 +233,7 @@ class _Reading:
         """Refuse folders that are known to mean something else than classes."""
         self._refuse_repeated()
         for level in self._levels:
-            values = {value for folder in self._counts if (value := self._at(folder, level))}
+            values = self._values(level)
             lower = {value.lower() for value in values}
             if lower & _PICTURES and lower & _MASKS:
                 raise self._refuse(
@@ -252,18 +245,13 @@ class _Reading:
             if len(values) > 1 and all(map(_FOLD.match, values)):
                 pattern = "/".join([*[ANY] * (level + 1), "class"])
                 deeper = any(len(parts) > level + 1 for parts in self._parts.values())
+                joined = f"data.layout: {pattern} to read all of them together, or " * deeper
                 raise self._refuse(
-                    f"{' and '.join(sorted(values)[:2])} seem to be parts of the data, not classes",
-                    (
-                        f"set data.layout: {pattern} to read all of them together, or "
-                        if deeper
-                        else "set "
-                    )
-                    + "data.layout: class if they are classes",
+                    f"{' and '.join(values[:2])} seem to be parts of the data, not classes",
+                    f"set {joined}data.layout: class if they are classes",
                 )
-            if len(values) > 1 and (
-                names := [one for one in sorted(values) if self._names[one].split == UNLABELED]
-            ):
+            names = [value for value in values if self._names[value].split == UNLABELED]
+            if names and len(values) > 1:
                 raise self._refuse(
                     f"{names[0]} is named as data without labels",
                     f"set data.leave_out: [{names[0]}], or data.layout: class if it is a class",
@@ -280,16 +268,9 @@ class _Reading:
             return
         one, other = above[repeated[0]][:2]
         parts = one.split("/")
-        differ = next(
-            (
-                at
-                for at, pair in enumerate(zip(parts, other.split("/"), strict=False))
-                if len({*pair}) > 1
-            ),
-            0,
-        )
+        shared = os.path.commonprefix([parts, other.split("/")])  # noqa: RUF071 - of parts
         inner = "/".join([*[ANY] * len(parts), "class"])
-        outer = "/".join([*[ANY] * differ, "class", ANY_NUMBER])
+        outer = "/".join([*[ANY] * len(shared), "class", ANY_NUMBER])
         raise self._refuse(
             f"{one} and {other} hold folders of the same names, {' and '.join(repeated[:2])}",
             f"set data.layout: {inner} if these are the classes, {outer} if the folders above are,"

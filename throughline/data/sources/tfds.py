@@ -16,17 +16,19 @@ from throughline.data.found import Arrays, Files
 from throughline.data.sources.external_shards import (
     ExampleLayout,
     ExternalShard,
+    Form,
     InputFeature,
     LabelFeature,
     read_examples,
 )
-from throughline.data.sources.tfrecord import INPUTS, LABELS, choose_feature, read_class_names
+from throughline.data.sources.tfrecord import choose_features, read_class_names
 from throughline.data.split_names import SPLITS_BY_WORD, leave_validation_open
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 READABLE = "Image, ClassLabel, Tensor, Scalar and Text"
+FORMS: Mapping[str, Form] = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}  # of tensors
 PIXELS = ("uint8", "uint16")  # of images; a PNG hides other values in its channels
 
 
@@ -37,25 +39,27 @@ def scan(settings: DataSettings) -> Files | Arrays:
         shards, features = list_shards(root, info), _read_features(root)
         described = {name: describe(feature) for name, feature in features.items()}
         supervised = info.get("supervisedKeys", {}).get("tuple", {}).get("items", ())
-        keys = [item.get("dictKey", "") for item in supervised]
-        keys = keys if len(keys) == 2 else ["", ""]  # noqa: PLR2004 - input and label
-        name = settings.records.input or keys[0]
-        name = choose_feature("input", name, described, usual=INPUTS)
-        others = {other: text for other, text in described.items() if other != name}
-        label = settings.records.label or keys[1]
-        label = choose_feature("label", label, others, usual=LABELS)
+        keys = tuple(item.get("dictKey", "") for item in supervised)
+        known = keys if len(keys) == 2 else ("", "")  # noqa: PLR2004 - input and label
+        name, label = choose_features(root, settings.records, described, known=known)
         layout = ExampleLayout(
             input=_input_feature(root, name, features[name]),
             label=replace(_label_feature(root, label, features[label]), asked=settings.label_kind),
             features=described,
         )
-        warnings = describe_left_out(info)
+        left_out = {
+            f"split {split['name']}, which is none of {', '.join(SPLITS_BY_WORD)}": sum(
+                map(int, split.get("shardLengths", ()))
+            )
+            for split in info.get("splits", ())
+            if split["name"] not in SPLITS_BY_WORD
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableSource(
             f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
             f" ({type(error).__name__}: {error}); prepare the dataset again"
         ) from error
-    return replace(read_examples(root, shards, layout), warnings=warnings)
+    return replace(read_examples(root, shards, layout), left_out=left_out)
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
@@ -89,9 +93,8 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
             # Splits with other names, such as `unsupervised`, are left out.
             kind = SPLITS_BY_WORD.get(split["name"])
             if kind and length:
-                shards.append(
-                    ExternalShard(path=root / name, name=name, split=kind, records=length)
-                )
+                shard = ExternalShard(path=root / name, name=name, split=kind, records=length)
+                shards.append(shard)
     if not shards:
         named = ", ".join(str(split.get("name")) for split in info.get("splits", ())) or "none"
         raise UnreadableSource(
@@ -100,20 +103,6 @@ def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:
         )
     splits = leave_validation_open([shard.split for shard in shards])
     return [replace(shard, split=split) for shard, split in zip(shards, splits, strict=True)]
-
-
-def describe_left_out(info: Mapping[str, Any]) -> list[str]:
-    """Return warnings about splits whose names are not of train, validation or test."""
-    counts = {
-        split["name"]: sum(int(length) for length in split.get("shardLengths", ()))
-        for split in info.get("splits", ())
-        if split["name"] not in SPLITS_BY_WORD
-    }
-    return [
-        f"the split {name}, of {count:,} examples, is left out: its name is none of"
-        f" {', '.join(SPLITS_BY_WORD)}"
-        for name, count in counts.items()
-    ]
 
 
 def describe(feature: Mapping[str, Any]) -> str:
@@ -133,12 +122,9 @@ def _read_metadata(root: Path, name: str) -> dict[str, Any]:
             " dataset, such as mnist/3.0.1"
         )
     try:
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise UnreadableSource(f"{path} is not JSON: {error}; prepare the dataset again") from error
-    if not isinstance(value, dict):
-        raise UnreadableSource(f"{path} is not a JSON object; prepare the dataset again")
-    return value
 
 
 def _read_features(root: Path) -> dict[str, dict[str, Any]]:
@@ -162,32 +148,24 @@ def _read_features(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _input_feature(root: Path, name: str, feature: Mapping[str, Any]) -> InputFeature:
-    kind = _read_kind(feature)
+    kind, tensor = _read_kind(feature), feature.get("tensor", {})
+    where, shape = f"{root}: data.records.input: {name} is {describe(feature)}", _read_shape(tensor)
+    if kind == "Image" and feature.get("image", {}).get("dtype", PIXELS[0]) not in PIXELS:
+        raise UnreadableSource(
+            f"{where}, whose values are packed into the channels of a PNG; prepare it as an Image"
+            f" of {' or '.join(PIXELS)}, or as a Tensor"
+        )
     if kind == "Image":
-        if feature.get("image", {}).get("dtype", PIXELS[0]) not in PIXELS:
-            raise UnreadableSource(
-                f"{root}: data.records.input: {name} is {describe(feature)}, whose values are"
-                " packed into the channels of a PNG; prepare it as an Image of"
-                f" {' or '.join(PIXELS)}, or as a Tensor"
-            )
         return InputFeature(name=name, form="encoded")
-    shape = _read_shape(feature.get("tensor", {}))
-    if kind != "Tensor" or any(size < 0 for size in shape) or not shape:
-        raise UnreadableSource(
-            f"{root}: data.records.input: {name} is {describe(feature)}; it must be an Image or a"
-            " Tensor of one shape"
-        )
-    tensor = feature["tensor"]
-    if np.dtype(tensor["dtype"]).kind not in "biuf":
-        raise UnreadableSource(
-            f"{root}: data.records.input: {name} is {describe(feature)}; it must hold integers,"
-            " floats or booleans"
-        )
+    if kind != "Tensor" or not shape or min(shape) < 0:
+        raise UnreadableSource(f"{where}; it must be an Image or a Tensor of one shape")
+    dtype = np.dtype(tensor["dtype"])
+    if dtype.kind not in "biuf":
+        raise UnreadableSource(f"{where}; it must hold integers, floats or booleans")
     encoding = tensor.get("encoding", "none")
-    form = {"none": "numbers", "bytes": "bytes", "zlib": "zlib"}.get(encoding)
-    if form is None:
+    if encoding not in FORMS:
         raise UnreadableSource(f"{root}: {name} has encoding {encoding}, not none, bytes or zlib")
-    return InputFeature(name=name, form=form, shape=shape, dtype=np.dtype(tensor["dtype"]).name)  # type: ignore[arg-type]
+    return InputFeature(name=name, form=FORMS[encoding], shape=shape, dtype=dtype.name)
 
 
 def _label_feature(root: Path, name: str, feature: Mapping[str, Any]) -> LabelFeature:

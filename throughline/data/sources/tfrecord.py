@@ -25,7 +25,7 @@ from throughline.data.sources.external_shards import (
     open_shard,
     read_examples,
 )
-from throughline.data.split_names import find_splits
+from throughline.data.split_names import split_files
 from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
@@ -33,10 +33,6 @@ RECORDS_LOOKED_AT = 16  # of each shard
 # Usual names of the model's input and of the label, the more usual ones first.
 INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
 LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
-UNWATCHED = (
-    "{} is not read, since data.path names the shard alone; set data.path to the folder that holds"
-    " both, to read the names of classes"
-)
 _SHARD_NAME = re.compile(r"\.(tfrecords?|tfrec)\b|-\d{5}-of-\d{5}$")
 
 
@@ -70,23 +66,24 @@ class FeatureSummary:
 
 def scan(settings: DataSettings) -> Files | Arrays:
     root = Path(settings.path)
-    shards, left_out = find_shards(root, settings.leave_out)
-    summaries = {shard: summarize(shard) for shard in shards}
+    paths = list_shards(root)
+    base = root if root.is_dir() else root.parent
+    refuse_odd_names(root, [str(path.relative_to(base)) for path in paths])
+    splits, left_out = split_files(
+        root, paths, settings.leave_out, count=lambda path: len(open_shard(path)[1]) - 1
+    )
+    shards = [
+        ExternalShard(path=path, name=path.relative_to(base).as_posix(), split=split)
+        for path, split in splits.items()
+    ]
+    summaries = {shard: summarize(shard.path) for shard in shards}
     features = merge_summaries(list(summaries.values()))
     if not features:
         raise DataNotFound(f"{root}: none of its shards holds a readable record; get them again")
-    name = choose_feature("input", settings.records.input, features, usual=INPUTS)
-    others = {other: summary for other, summary in features.items() if other != name}
-    if not others:
-        raise UnreadableSource(
-            f"{root}: the records hold {name} ({features[name]}) and no other feature; an example"
-            " needs a label, too: write the shards with one, or train from class folders"
-        )
-    label = choose_feature("label", settings.records.label, others, usual=LABELS)
+    name, label = choose_features(root, settings.records, features)
     _check_label(label, features[label])
     for shard, found in summaries.items():
         _check_schema(shard, found, {name: features[name], label: features[label]})
-    unwatched = _find_names(root.parent, label) if root.is_file() else None
     names, named_by = read_class_names(root, label)
     layout = ExampleLayout(
         input=infer_input(name, features[name], settings.records),
@@ -100,60 +97,49 @@ def scan(settings: DataSettings) -> Files | Arrays:
         ),
         features={feature: str(summary) for feature, summary in sorted(features.items())},
     )
-    lacking = Counter[str]()
-    for shard, why in left_out.items():
-        lacking[why] += len(open_shard(shard)[1]) - 1
+    others = {*root.rglob("*")} - {*paths, root / named_by}
+    unwatched = _find_names(base, label) if root.is_file() else None
     return replace(
         read_examples(root, shards, layout),
-        skipped=count_others(root, [*shards, *left_out], named_by),
-        left_out=lacking,
-        warnings=[UNWATCHED.format(unwatched.name)] if unwatched else [],
+        skipped=count_kinds(
+            path
+            for path in sorted(others)
+            if not _is_hidden(path, root) and (path.is_symlink() or not path.is_dir())
+        ),
+        left_out=left_out,
+        warnings=[
+            f"{unwatched.name} is not read, since data.path names the shard alone; set data.path to"
+            " the folder that holds both, to read the names of classes"
+        ]
+        if unwatched
+        else [],
     )
 
 
-def find_shards(
-    root: Path, leave_out: Sequence[str]
-) -> tuple[list[ExternalShard], dict[ExternalShard, str]]:
-    """Return the TFRecord files below a folder (or the one file), and the left-out files.
-
-    Shards have the splits in their names; left-out ones map to their entry of `data.leave_out`.
-    """
+def list_shards(root: Path) -> list[Path]:
+    """Return the TFRecord files below a folder, without hidden ones, or the one file."""
     if not root.exists():
         raise DataNotFound(
             f"{root} does not exist; `data.path` must be a TFRecord file, or a folder of them"
         )
-    paths = (
-        [root]
-        if root.is_file()
-        else sorted(path for path in root.rglob("*") if _is_shard(path, root))
-    )
+    paths = [
+        path
+        for path in sorted(root.rglob("*"))
+        if _SHARD_NAME.search(path.name) and not _is_hidden(path, root) and path.is_file()
+    ]
+    if not root.is_dir():
+        paths = [root]
     if not paths:
         raise DataNotFound(
             f"{root} holds no TFRecord file (*.tfrecord, *.tfrec, *-00000-of-00001); set"
             " `data.path` to the folder that does"
         )
-    base = root if root.is_dir() else root.parent
-    names = [path.relative_to(base).as_posix() for path in paths]
-    refuse_odd_names(root, names)
-    splits, others = find_splits(root, names, leave_out)
-    shards = {
-        name: ExternalShard(path=path, name=name, split=splits.get(name))
-        for path, name in zip(paths, names, strict=True)
-    }
-    return [shards[name] for name in splits], {shards[name]: why for name, why in others.items()}
+    return paths
 
 
-def count_others(root: Path, shards: Sequence[ExternalShard], named_by: str) -> dict[str, int]:
-    """Count files and links by suffix, except shards, the list of class names, and hidden ones."""
-    read = {root / named_by, *(shard.path for shard in shards)}
-    below = sorted(root.rglob("*") if root.is_dir() else ())
-    others = [path for path in below if path not in read and not _is_hidden(path, root)]
-    return count_kinds(path for path in others if path.is_symlink() or not path.is_dir())
-
-
-def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
+def summarize(path: Path) -> dict[str, FeatureSummary]:
     """Summarize a shard's first intact records; UnreadableSource if none is an Example."""
-    data, edges = open_shard(shard)
+    data, edges = open_shard(path)
     parts, problem = [], ""
     for start, stop in itertools.pairwise(edges[: RECORDS_LOOKED_AT + 1].tolist()):
         record, damage = read_frame(data, start, stop)
@@ -164,7 +150,7 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
             parts.append({name: _summarize_one(record, feature) for name, feature in features})
         except example_features.NotOneExample as error:
             raise UnreadableSource(
-                f"{shard.path}: {error}",
+                f"{path}: {error}",
                 "only tf.train.Example can be read: write the values as features of one, such as"
                 " with tf.io.serialize_tensor, padded to one length",
             ) from error
@@ -173,28 +159,26 @@ def summarize(shard: ExternalShard) -> dict[str, FeatureSummary]:
             problem = f"{error}{found and f' (it is {found})'}"
     if problem and not parts:
         raise UnreadableSource(
-            f"{shard.path}: its records are not tf.train.Example, which is needed: {problem}"
+            f"{path}: its records are not tf.train.Example, which is needed: {problem}"
         )
     return merge_summaries(parts)
 
 
 def _summarize_one(record: bytes, feature: Feature) -> FeatureSummary:
-    if feature.kind == "bytes":
-        places = example_features.bytes_places(record, feature)
-        if len(places) != 1:
-            return FeatureSummary(kind="bytes", lengths=frozenset([len(places)]), single=False)
-        start, stop = places[0]
-        data = record[start:stop]
-        array = stored_arrays.read_array(data)
-        return FeatureSummary(
-            kind="bytes",
-            lengths=frozenset([stop - start]),
-            image=stored_arrays.find_image(data),
-            arrays=Counter([array[0]] if array else []),
-            floats=stored_arrays.look_like_floats(data),
-        )
+    if feature.kind != "bytes":
+        count = len(example_features.read_numbers(record, feature))
+        return FeatureSummary(kind=feature.kind, lengths=frozenset([count]))
+    places = example_features.bytes_places(record, feature)
+    if len(places) != 1:
+        return FeatureSummary(kind="bytes", lengths=frozenset([len(places)]), single=False)
+    data = record[slice(*places[0])]
+    array = stored_arrays.read_array(data)
     return FeatureSummary(
-        kind=feature.kind, lengths=frozenset([len(example_features.read_numbers(record, feature))])
+        kind="bytes",
+        lengths=frozenset([len(data)]),
+        image=stored_arrays.find_image(data),
+        arrays=Counter([array[0]] if array else []),
+        floats=stored_arrays.look_like_floats(data),
     )
 
 
@@ -205,8 +189,8 @@ def merge_summaries(parts: Sequence[Mapping[str, FeatureSummary]]) -> dict[str, 
         for name, found in part.items():
             known = merged.setdefault(name, found)
             if found is not known and found.kind == known.kind:
-                merged[name] = FeatureSummary(
-                    kind=known.kind,
+                merged[name] = replace(
+                    known,
                     lengths=known.lengths | found.lengths,
                     image=known.image or found.image,
                     single=known.single and found.single,
@@ -232,18 +216,35 @@ def _check_schema(
             )
 
 
-def choose_feature(
-    key: str, configured: str, features: Mapping[str, object], *, usual: Sequence[Sequence[str]]
-) -> str:
-    """Return the feature that the settings name, or the one with a usual name."""
-    listed = "; ".join(f"{name} ({summary})" for name, summary in sorted(features.items()))
-    if configured:
-        if configured in features:
-            return configured
-        hint = did_you_mean(configured, list(features))
+def choose_features(
+    root: Path,
+    records: RecordSettings,
+    features: Mapping[str, object],
+    *,
+    known: tuple[str, str] = ("", ""),
+) -> tuple[str, str]:
+    """Return the input and the label: as the settings or `known` say, or those with usual names."""
+    name = _choose("input", records.input or known[0], features, usual=INPUTS)
+    others = {other: summary for other, summary in features.items() if other != name}
+    if not others:
         raise UnreadableSource(
-            f"data.records.{key}: no record has a feature {configured}; the records hold: {listed};"
-            f" {hint}"
+            f"{root}: the records hold {name} ({features[name]}) and no other feature; an example"
+            " needs a label, too: write the shards with one, or train from class folders"
+        )
+    return name, _choose("label", records.label or known[1], others, usual=LABELS)
+
+
+def _choose(
+    key: str, named: str, features: Mapping[str, object], *, usual: Sequence[Sequence[str]]
+) -> str:
+    key = f"data.records.{key}"
+    listed = "; ".join(f"{name} ({summary})" for name, summary in sorted(features.items()))
+    if named in features:
+        return named
+    if named:
+        raise UnreadableSource(
+            f"{key}: no record has a feature {named}; the records hold: {listed};"
+            f" {did_you_mean(named, list(features))}"
         )
     for names in usual:
         present = [name for name in names if name in features]
@@ -251,12 +252,12 @@ def choose_feature(
             return present[0]
         if present:
             raise UnreadableSource(
-                f"data.records.{key}: {' and '.join(present)} could both be meant; set it to one of"
-                f" them. The records hold: {listed}"
+                f"{key}: {' and '.join(present)} could both be meant; set it to one of them. The"
+                f" records hold: {listed}"
             )
     raise UnreadableSource(
-        f"data.records.{key} is not set, and no feature has one of the usual names"
-        f" ({', '.join(name for names in usual for name in names)}). The records hold: {listed}"
+        f"{key} is not set, and no feature has one of the usual names"
+        f" ({', '.join(itertools.chain(*usual))}). The records hold: {listed}"
     )
 
 
@@ -324,11 +325,6 @@ def read_class_names(folder: Path, label: str) -> tuple[tuple[str, ...], str]:
 def _find_names(folder: Path, label: str) -> Path | None:
     candidates = [folder / f"{label.replace('/', '_')}.labels.txt", folder / "labels.txt"]
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _is_shard(path: Path, root: Path) -> bool:
-    named = _SHARD_NAME.search(path.name) and not _is_hidden(path, root)
-    return bool(named) and path.is_file()
 
 
 def _is_hidden(path: Path, root: Path) -> bool:
