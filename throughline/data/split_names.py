@@ -29,7 +29,7 @@ _MEANINGS = {
     **dict.fromkeys(("pred", "predict", "prediction", "inference"), UNLABELED),
 }
 _PART = re.compile(r"(-\d+-of-\d+)?(\.\w+)*$")  # end of the name of a split's file
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def read_name(name: str) -> SplitName:
     """
     found: dict[str, str] = {}
     rest = name
-    for word in _WORD.findall(name):
+    for word in WORD.findall(name):
         meaning = _find_meaning(word.lower())
         if meaning:
             found[word] = meaning

@@ -17,7 +17,6 @@ from throughline.shared.errors import UnreadableSource
 
 CHANNELS = (1, 3)
 _RANK = 4  # of images: (examples, height, width, channels)
-_TURNED = "channels-first image turned to (height, width, channels)"
 
 
 class _ArrayEncoding(Encoding):
@@ -68,7 +67,7 @@ def array_feature(
 ) -> Feature:
     """Return the input feature of arrays; `shape` is the shape of an example or time step."""
     return Feature(
-        name="image" if encoding == "pixels" else "features",
+        name={"pixels": "image", "columns": COLUMNS}.get(encoding, "features"),
         role="input",
         encoding=find_encoding(encoding),
         shape=shape,
@@ -78,14 +77,7 @@ def array_feature(
 
 
 def table_input(columns: TableColumns) -> Feature:
-    return Feature(
-        name=COLUMNS,
-        role="input",
-        encoding=find_encoding("columns"),
-        shape=(len(columns.names),),
-        dtype="float32",
-        columns=columns,
-    )
+    return array_feature("columns", (len(columns.names),), "float32", columns)
 
 
 def pixels_feature(shape: Shape) -> Feature:
@@ -101,10 +93,10 @@ def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
     Raises:
       UnreadableSource: the dtype or shape is not that of images; `where` names the array.
     """
-    images = values[..., None] if values.ndim == _RANK - 1 else values
-    note = ""
+    images, note = values[..., None] if values.ndim == _RANK - 1 else values, ""
     if images.ndim == _RANK and images.shape[1] in CHANNELS and images.shape[-1] not in CHANNELS:
-        images, note = np.moveaxis(images, 1, -1), _TURNED
+        note = "channels-first image turned to (height, width, channels)"
+        images = np.moveaxis(images, 1, -1)
     if images.dtype != np.uint8 or images.ndim != _RANK or images.shape[-1] not in CHANNELS:
         raise UnreadableSource(
             f"{where} has dtype {values.dtype} and shape {values.shape}; expected uint8 (examples,"

@@ -49,16 +49,10 @@ class RejectedValue(Exception):
 
 
 # Errors that the file itself causes; they will occur again.
-OF_THE_FILE = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENXIO,
-    errno.EISDIR,
-    errno.ENOTDIR,
-)
+OF_THE_FILE = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR, errno.ENOTDIR),
+}
 
 
 class UnreadableFile(RejectedValue):

@@ -45,17 +45,20 @@ _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 
 MOST_PIXELS = 1 << 25  # pixels, above which decoders begin to have limits of their own
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3}  # by color type: gray, RGB
+# Channels by depth, color type and methods in a header: 8-bit gray and RGB, not interlaced.
+_CHANNELS = {b"\x08\0\0\0\0": 1, b"\x08\2\0\0\0": 3}
 _FILTERS = 5
 # Chunks that encoders usually write. TensorFlow is asked about files with others, which are rare.
 _PLAIN_CHUNKS = frozenset(
     b"IHDR IDAT IEND bKGD pHYs gAMA cHRM sBIT sRGB iTXt tEXt zTXt tIME eXIf iCCP".split()
 )
 _REPEATED = frozenset({b"IDAT", b"iTXt", b"tEXt", b"zTXt"})
-_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
-_OTHER_FRAMES = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
+# Markers that stand alone, of other frames, and none at all.
+_NOT_SEGMENTS = frozenset(
+    {0x00, 0x01, *range(0xD0, 0xDA), 0xFF, *range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}
+)
 _NEXT_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 
 # The limit is `data.max_pixels`, checked from the header below; Pillow's own would warn instead.
@@ -86,9 +89,7 @@ class ImageInspector:
         """Decode an image file completely, and check that TensorFlow will see the same picture.
 
         A converted copy is written into the folder `converted`, named by the original's digest.
-
-        Raises:
-          RejectedValue: the file cannot be used; says why, for the list of rejected examples.
+        Raises RejectedValue if the file cannot be used.
         """
         data = file.read(lambda opened, size: _check_file(opened, size, self.max_pixels))
         path = file.path
@@ -165,13 +166,9 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 
 def _decodes_as_is(image: Image.Image) -> bool:
     """Return whether TensorFlow decodes the file, as it stands, to the upright 8-bit picture."""
-    deep = image.format == "PNG" and image.info.get("transparency") is not None
-    return (
-        image.format in ("JPEG", "MPO", "PNG")
-        and image.mode in ("L", "RGB")
-        and not deep
-        and _orientation(image) in _UPRIGHT
-    )
+    clear = image.format == "PNG" and image.info.get("transparency") is not None
+    plain = image.format in ("JPEG", "MPO", "PNG") and image.mode in ("L", "RGB") and not clear
+    return plain and _orientation(image) in _UPRIGHT
 
 
 def _orientation(image: Image.Image) -> int | None:
@@ -237,14 +234,11 @@ def _is_sound_png(data: bytes) -> bool:
     while offset + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, offset)
         end = offset + 12 + length
-        if (
-            end > len(data)
-            or zlib.crc32(view[offset + 4 : end - 4]) != struct.unpack_from(">I", data, end - 4)[0]
-        ):
+        checked, kind = view[offset + 4 : end - 4], data[offset + 4 : offset + 8]
+        if end > len(data) or zlib.crc32(checked).to_bytes(4) != view[end - 4 : end]:
             return False
-        kind = data[offset + 4 : offset + 8]
         if kind == b"IDAT":
-            pieces.append(view[offset + 8 : end - 4])
+            pieces.append(checked[4:])
         if kind not in _REPEATED or kinds[-1:] != [kind]:
             kinds.append(kind)
         offset = end
@@ -257,25 +251,18 @@ def _has_all_rows(header: bytes, deflated: bytes) -> bool:
     """Return whether the image data inflates to exactly the rows of an 8-bit gray or RGB image."""
     if len(header) < 13:  # noqa: PLR2004
         return False
-    width, height, depth, kind, *methods = struct.unpack(">IIBBBBB", header)
-    if (
-        (depth, methods) != (8, [0, 0, 0])
-        or kind not in _CHANNELS
-        or not 0 < width * height <= MOST_PIXELS
-    ):
+    width, height, form = struct.unpack(">II5s", header)
+    channels = _CHANNELS.get(form, 0)
+    if not channels or not 0 < width * height <= MOST_PIXELS:
         return False
-    row = 1 + width * _CHANNELS[kind]
+    row = 1 + width * channels
     inflate = zlib.decompressobj()
     try:
         rows = inflate.decompress(deflated, row * height + 1)
     except zlib.error:
         return False
-    return (
-        len(rows) == row * height
-        and inflate.eof
-        and not inflate.unused_data
-        and max(rows[::row]) < _FILTERS
-    )
+    complete = len(rows) == row * height and inflate.eof and not inflate.unused_data
+    return complete and max(rows[::row]) < _FILTERS
 
 
 def _is_sound_jpeg(data: bytes) -> bool:
@@ -287,27 +274,19 @@ def _is_sound_jpeg(data: bytes) -> bool:
         marker = data[offset + 1]
         (length,) = struct.unpack_from(">H", data, offset + 2)
         end = offset + 2 + length
-        if (
-            marker in _STANDALONE
-            or marker in _OTHER_FRAMES
-            or marker in (_SOI, _EOI, 0x00, 0xFF)
-            or end > len(data)
-        ):
+        if marker in _NOT_SEGMENTS or end > len(data):
             return False
         if marker in _FRAMES:
-            precision, height, width = (
-                struct.unpack_from(">BHH", data, offset + 4)
-                if length > 7  # noqa: PLR2004
-                else (0, 0, 0)
-            )
-            if precision != 8 or not 0 < height * width <= MOST_PIXELS:  # noqa: PLR2004
+            long_enough = length > 7  # noqa: PLR2004
+            size = struct.unpack_from(">BHH", data, offset + 4) if long_enough else (0, 0, 0)
+            if size[0] != 8 or not 0 < size[1] * size[2] <= MOST_PIXELS:  # noqa: PLR2004 - bits
                 return False
             frames += 1
         if marker == _SOS:
-            marker_after = _NEXT_MARKER.search(data, end)
-            if not marker_after or marker_after.end() - marker_after.start() != 2:  # noqa: PLR2004 - a marker without fill bytes
+            after = _NEXT_MARKER.search(data, end)
+            if not after or len(after[0]) != 2:  # noqa: PLR2004 - a marker without fill bytes
                 return False
-            end = marker_after.start()
+            end = after.start()
             if data[end + 1] == _EOI:
                 return frames == 1 and end + 2 == len(data)
         offset = end

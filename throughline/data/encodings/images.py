@@ -25,17 +25,11 @@ class ImageEncoding(FileEncoding):
         return first.startswith(_BEGINNINGS) or (first[:4], first[8:12]) == (b"RIFF", b"WEBP")
 
     def decode(self, feature: Feature, config: PipelineConfig | None) -> Op:
-        if config is None:
-            return DecodeImage(channels=feature.channels)
-        return DecodeImage(
-            channels=feature.channels, dct=config.decode.dct, ratio=config.decode.ratio
-        )
+        how = {"dct": config.decode.dct, "ratio": config.decode.ratio} if config else {}
+        return DecodeImage(channels=feature.channels, **how)
 
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
-        """Open the inspector of `image_files`.
-
-        That module is not imported above, so that only ingest depends on it and on Pillow.
-        """
+        """Open the inspector of `image_files`; only ingest is to import that, and Pillow."""
         image_files = import_module("throughline.data.encodings.image_files")
         return image_files.ImageInspector(settings.max_pixels)
 

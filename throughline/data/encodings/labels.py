@@ -13,6 +13,7 @@ from throughline.shared.errors import UnreadableSource
 LabelKind = Literal["class", "number"]
 UNLABELED = "-1"  # a common mark of examples without a label
 FEW_CLASSES = 20  # up to this many different whole numbers are classes
+_READABLE = ("utf-8", "backslashreplace")
 EXAMPLES_PER_NUMBERED_CLASS = 10  # with fewer, many whole numbers may be values to predict
 
 
@@ -118,12 +119,11 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
         )
     if kind == "number":
         return ReadLabels(kind="number", labels=[*map(float, values)], classes=[], problems={})
-    names = [str(int(value)) for value in values]
     whole = {int(value) for place, value in enumerate(values) if place not in fractions}
     fact = f"{where}: whole numbers read as classes; data.label_kind: number predicts them"
     return ReadLabels(
         kind="class",
-        labels=names,
+        labels=[str(int(value)) for value in values],
         classes=[str(value) for value in sorted(whole)],
         problems={
             place: Reason("label is not a whole number", f": {value:g}")
@@ -141,10 +141,10 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
     Raises:
       UnreadableSource: another shape or dtype, or values not finite; `where` names the array.
     """
-    note = ""
-    if labels.ndim == 2 and labels.shape[1] == 1:  # noqa: PLR2004 - a column
+    note, is_matrix = "", labels.ndim == 2  # noqa: PLR2004
+    if is_matrix and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim == 2 and len(labels) == count and _is_one_hot(labels):  # noqa: PLR2004
+    elif is_matrix and len(labels) == count and _is_one_hot(labels):
         labels, note = labels.argmax(axis=1), "one-hot label read as the number of its class"
     if labels.ndim != 1 or len(labels) != count:
         raise UnreadableSource(
@@ -158,7 +158,10 @@ def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | 
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         first = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise UnreadableSource(f"{where} holds {labels[first]} at index {first}; remove such rows")
-    return [_readable(label) for label in labels.tolist()], note
+    if labels.dtype.kind in "SU":
+        texts = labels if labels.dtype.kind == "S" else np.char.encode(labels, *_READABLE)
+        labels = np.char.decode(texts, *_READABLE)
+    return labels.tolist(), note
 
 
 def _is_one_hot(labels: np.ndarray) -> bool:
@@ -166,11 +169,3 @@ def _is_one_hot(labels: np.ndarray) -> bool:
         return False
     ones = labels == 1
     return bool((ones | (labels == 0)).all() and (ones.sum(axis=1) == 1).all())
-
-
-def _readable(label: bytes | str | float) -> str | float:
-    if isinstance(label, bytes):
-        return label.decode("utf-8", "backslashreplace")
-    if isinstance(label, str):
-        return label.encode("utf-8", "backslashreplace").decode()
-    return label

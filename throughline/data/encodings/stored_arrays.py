@@ -70,15 +70,14 @@ def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
 
     Text from tensors has the dtype object.
     """
+    stored_as, values = "serialized tensor", None
     try:
         if data[:1] == _TENSOR:
-            stored_as, values = "serialized tensor", _read_tensor(data)
+            values = _read_tensor(data)
         elif data.startswith(_NUMPY):
-            file = io.BytesIO(data)
-            stored_as, values = "NumPy array", np.lib.format.read_array(file, allow_pickle=False)
+            stored_as, file = "NumPy array", io.BytesIO(data)
+            values = np.lib.format.read_array(file, allow_pickle=False)
             values = None if file.read(1) else values
-        else:
-            return None
     except _UNREADABLE:
         return None
     if values is None:
@@ -89,11 +88,7 @@ def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
 
 
 def _read_tensor(data: bytes) -> np.ndarray | None:
-    """Return the values of a TensorProto, or None if it has none that can be read.
-
-    Raises:
-      ValueError, LookupError: the bytes are not a TensorProto.
-    """
+    """Return the values of a TensorProto, or None; raises ValueError or LookupError for others."""
     number, shape, content = 0, (), b""
     listed: list[Any] = []
     for field, wire, start, stop in read_fields(data, 0, len(data)):
@@ -153,8 +148,7 @@ def look_like_floats(data: bytes) -> bool:
     if len(data) % 4:
         return False
     values = np.abs(np.frombuffer(data, "<f4"))
-    values = values[values != 0]
-    return bool(((values > _SMALLEST) & (values < _LARGEST)).all())
+    return bool(((values == 0) | ((values > _SMALLEST) & (values < _LARGEST))).all())
 
 
 def choose_array(
@@ -202,18 +196,19 @@ def choose_form(
       UnreadableSource: the settings do not fit `length`, or do not decide.
     """
     size = int(np.prod(shape, dtype=np.int64))
+    for one in [dtype] if dtype != "auto" else ["uint8", *["float32"] * floats]:
+        width = np.dtype(one).itemsize
+        if shape and size * width == length:
+            return tuple(shape), one
+        if not shape and dtype != "auto" and length % width == 0:
+            return (length // width,), one
     if dtype != "auto":
-        width = np.dtype(dtype).itemsize
-        if length % width or (shape and size * width != length):
-            raise UnreadableSource(
-                f"data.records: {name} has {length:,} bytes, but {list(shape) or 'whole'} values"
-                f" of {dtype} take another number",
-                "set data.records.shape and data.records.dtype to those of the stored values",
-            )
-        return tuple(shape) or (length // width,), dtype
-    seen = f"{length:,} values of uint8"
-    if floats:
-        seen += f" or {length // 4:,} of float32"
+        raise UnreadableSource(
+            f"data.records: {name} has {length:,} bytes, but {list(shape) or 'whole'} values"
+            f" of {dtype} take another number",
+            "set data.records.shape and data.records.dtype to those of the stored values",
+        )
+    seen = f"{length:,} values of uint8" + f" or {length // 4:,} of float32" * floats
     if not shape:
         raise UnreadableSource(
             f"data.records.input: {name} holds {length:,} bytes that are not an image in JPEG, PNG,"
@@ -221,18 +216,14 @@ def choose_form(
             "set data.records.shape to the shape of these values, such as [28, 28, 1], or"
             " data.records.dtype to learn from them as vectors",
         )
-    if size == length:
-        return tuple(shape), "uint8"
-    if size * 4 == length and floats:
-        return tuple(shape), "float32"
+    known = (
+        f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,} bytes"
+    )
     if size and length % size == 0:
         raise UnreadableSource(
-            f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,}"
-            f" bytes, {length // size} for each",
+            f"{known}, {length // size} for each",
             "set data.records.dtype to that of the values, such as int32, or correct the shape",
         )
     raise UnreadableSource(
-        f"data.records.shape: {list(shape)} has {size:,} values, but {name} has {length:,} bytes:"
-        f" {seen}",
-        "set data.records.shape to that of the stored values",
+        f"{known}: {seen}", "set data.records.shape to that of the stored values"
     )

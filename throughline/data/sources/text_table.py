@@ -60,17 +60,19 @@ class KeptCells:
         self, rows: Sequence[Sequence[str]], *, trained: TableColumns | None = None
     ) -> TextTable:
         columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
-        cells, floats = dict(zip(self.names, columns, strict=True)), set(self.floats)
-        for name, column in cells.items():
-            if all(isinstance(cell, NumberText) for cell in column if cell):
-                floats.add(name)
+        cells = dict(zip(self.names, columns, strict=True))
+        numbers = {
+            name
+            for name, column in cells.items()
+            if all(isinstance(cell, NumberText) for cell in column if cell)
+        }
         return tabular.clean_cells(
             TextTable(
                 path=self.path,
                 columns={name: pa.array(cells[name], pa.large_string()) for name in cells},
                 rows=len(rows),
                 settings=self.settings,
-                floats=frozenset(floats),
+                floats=self.floats | numbers,
                 delimiter=self.delimiter,
                 trained=trained,
             )
