@@ -141,8 +141,8 @@ def read_array(path: Path, name: str) -> np.ndarray:
             f"{path}: {name} cannot be read ({error})",
             "the file is incomplete or damaged: get it again"
             if damaged
-            else "pickled arrays are refused: save plain ones with numpy.savez; if none is pickled,"
-            " the file is damaged",
+            else "pickled arrays are refused: save plain ones with numpy.save or numpy.savez; if"
+            " none is pickled, the file is damaged",
         ) from error
 
 

@@ -93,25 +93,16 @@ def open_source(
     copy.mkdir(exist_ok=True)
     objects = objects.copy_into(copy)
     path = copy / name if objects.single else copy
-    with _naming(str(path), settings.path):
-        source = scan(settings.model_copy(update={"path": str(path)}))
-        yield _in_bucket(source, objects) if isinstance(source, Files) else source, objects
-
-
-def _in_bucket(source: Files, folder: ObjectFolder) -> Files:
-    """Assign each file of a local copy the object that it was copied from."""
-    by_path = {folder.copy / one.name: one for one in folder.objects if folder.copy}
-    files = [replace(file, object=by_path[file.path]) for file in source.files]
-    return replace(source, files=files, objects=folder)
-
-
-@contextmanager
-def _naming(copy: str, address: str) -> Iterator[None]:
-    """Let errors in the block name the source's address instead of its local copy."""
     try:
-        yield
+        source = scan(settings.model_copy(update={"path": str(path)}))
+        if isinstance(source, Files):
+            by_path = {copy / one.name: one for one in objects.objects}
+            files = [replace(file, object=by_path[file.path]) for file in source.files]
+            source = replace(source, files=files, objects=objects)
+        yield source, objects
     except UserError as error:
-        error.args = tuple(
-            one.replace(copy, address) if isinstance(one, str) else one for one in error.args
+        error.args = tuple(  # to name the address instead of the local copy
+            one.replace(str(path), settings.path) if isinstance(one, str) else one
+            for one in error.args
         )
         raise

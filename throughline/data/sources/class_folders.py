@@ -190,10 +190,9 @@ def name_kinds(kinds: Mapping[str, int]) -> str:
     >>> name_kinds({".heic": 60, "": 1})
     '60 .heic, 1 without a suffix'
     """
-    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    ordered = Counter(kinds).most_common()
     named = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in ordered]
-    more = [f"{len(named) - _KINDS_SHOWN:,} more kinds"] if len(named) > _KINDS_SHOWN else []
-    return ", ".join([*named[:_KINDS_SHOWN], *more])
+    return name_some(named, most=_KINDS_SHOWN)
 
 
 def _refuse_folder_link(link: Path, target: Path, name: str) -> None:

@@ -11,6 +11,7 @@ import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from throughline.data.shards import example_features
 from throughline.data.shards.example_features import Feature, FeatureKind, NotAnExample
 from throughline.data.shards.tfrecord import find_edges, map_file, read_frame, record_offset
 from throughline.plan.schema import TableColumns
+from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.limits import usable_cores
 from throughline.shared.progress import in_threads, progress
@@ -65,7 +67,7 @@ class InputFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFeature:
-    """The feature to predict: classes or numbers, as `asked` (`data.label_kind`) says.
+    """The feature to predict.
 
     With `arrays`, bytes are serialized arrays of one value. `names` are the classes in order, from
     the file `named_by`; empty if no file names them.
@@ -73,19 +75,9 @@ class LabelFeature:
 
     name: str
     kind: FeatureKind
-    asked: str = "auto"
     arrays: bool = False
     names: tuple[str, ...] = ()
     named_by: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExampleLayout:
-    """Which features of the records are input and label; `features` describes all features."""
-
-    input: InputFeature
-    label: LabelFeature
-    features: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +120,15 @@ def open_shard(path: Path) -> tuple[mmap.mmap | bytes, np.ndarray]:
 
 
 def read_examples(
-    root: Path, shards: Sequence[ExternalShard], layout: ExampleLayout
+    settings: DataSettings,
+    shards: Sequence[ExternalShard],
+    wanted: InputFeature,
+    label: LabelFeature,
 ) -> Files | Arrays:
-    read = in_threads(lambda shard: _read_shard(shard, layout), shards, workers=usable_cores())
+    """Read the input `wanted` and the label of all records."""
+    root = Path(settings.path)
+    read_shard = partial(_read_shard, wanted=wanted, label=label)
+    read = in_threads(read_shard, shards, workers=usable_cores())
     parts = list(progress(read, total=len(shards), label="ingest", unit="shards"))
     rejected = [item for _, refused in parts for item in refused]
     entries = [entry for usable, _ in parts for entry in usable]
@@ -142,26 +140,26 @@ def read_examples(
             f"{root}: no record can be used; the first of {len(rejected):,}, {rejected[0].id}:"
             f" {rejected[0].reason}; set data.records.input and data.records.label"
         )
-    found = _name_labels([entry.label for entry in entries], layout.label)
+    found = _name_labels([entry.label for entry in entries], label, settings.label_kind)
     rejected += [
         Rejected(id=entries[place].id, reason=reason) for place, reason in found.problems.items()
     ]
     labels: list[Any] = [
-        label for place, label in enumerate(found.labels) if place not in found.problems
+        value for place, value in enumerate(found.labels) if place not in found.problems
     ]
     usable = [entry for place, entry in enumerate(entries) if place not in found.problems]
     notes = {
         "empty shard": empty,
-        f"{layout.input.name} holds whole numbers of which float32 keeps the first seven"
-        " digits": sum(entry.rounded for entry in usable),
+        f"{wanted.name} holds whole numbers of which float32 keeps the first seven digits": sum(
+            entry.rounded for entry in usable
+        ),
     }
     said = Found(
         rejected=rejected,
-        features=layout.features,
         notes={note: count for note, count in notes.items() if count},
         dialect=found.facts,
     )
-    if layout.input.form == "encoded":
+    if wanted.form == "encoded":
         return Files(
             **vars(said),
             root=root,
@@ -171,19 +169,19 @@ def read_examples(
                     path=entry.shard.path,
                     offset=entry.place[0],
                     size=entry.place[1] - entry.place[0],
-                    label=label if isinstance(label, str) else "",
+                    label=value if found.kind == "class" else "",
                     split=entry.shard.split,
-                    numbers=() if isinstance(label, str) else (label,),
+                    numbers=() if found.kind == "class" else (value,),
                 )
-                for entry, label in zip(usable, labels, strict=True)
+                for entry, value in zip(usable, labels, strict=True)
             ],
             label_kind=found.kind,
             classes=found.classes,
         )
-    shape, dtype = _value_form(layout.input)
+    shape, dtype = _value_form(wanted)
     feature = pixels_feature(shape)
     if dtype != "uint8":
-        names = tuple(f"{layout.input.name}[{place}]" for place in range(shape[-1]))
+        names = tuple(f"{wanted.name}[{place}]" for place in range(shape[-1]))
         feature = array_feature("numbers", shape, dtype, TableColumns(names=names))
     return Arrays(
         **vars(said),
@@ -205,7 +203,9 @@ def _value_form(feature: InputFeature) -> tuple[tuple[int, ...], str]:
     return shape, "uint8" if is_image else "float32"
 
 
-def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entry], list[Rejected]]:
+def _read_shard(
+    shard: ExternalShard, *, wanted: InputFeature, label: LabelFeature
+) -> tuple[list[_Entry], list[Rejected]]:
     data, edges = open_shard(shard.path)
     if shard.records not in (None, len(edges) - 1):
         raise UnreadableSource(
@@ -220,14 +220,13 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
             if problem:
                 raise RejectedValue(problem)
             features = example_features.parse_features(record)
-            label = _read_label(record, features, layout.label)
-            value = _read_input(record, features, layout.input)
-            entry = _Entry(id=name, shard=shard, label=label)
+            entry = _Entry(id=name, shard=shard, label=_read_label(record, features, label))
+            value = _read_input(record, features, wanted)
             if isinstance(value, tuple):
                 first = record_offset(start)
                 entry = replace(entry, place=(first + value[0], first + value[1]))
             else:
-                stored = _in_form(value, layout.input)
+                stored = _in_form(value, wanted)
                 entry = replace(entry, values=stored, rounded=_is_rounded(value))
             entries.append(entry)
         except NotAnExample as error:
@@ -238,19 +237,17 @@ def _read_shard(shard: ExternalShard, layout: ExampleLayout) -> tuple[list[_Entr
     return entries, rejected
 
 
-def _read_label(
-    record: bytes, features: Mapping[str, Feature], layout: LabelFeature
-) -> str | float:
-    feature = features.get(layout.name)
+def _read_label(record: bytes, features: Mapping[str, Feature], label: LabelFeature) -> str | float:
+    feature = features.get(label.name)
     if feature is None:
-        raise RejectedValue("label missing", f": no feature {layout.name}")
-    if feature.kind != layout.kind:
-        raise RejectedValue("label has the wrong kind", f": {feature.kind}, not {layout.kind}")
+        raise RejectedValue("label missing", f": no feature {label.name}")
+    if feature.kind != label.kind:
+        raise RejectedValue("label has the wrong kind", f": {feature.kind}, not {label.kind}")
     if feature.kind == "bytes":
         values: list[Any] = [
             record[start:stop] for start, stop in example_features.bytes_places(record, feature)
         ]
-        if layout.arrays:
+        if label.arrays:
             arrays = filter(None, map(read_array, values))
             values = [value for _, array in arrays for value in array.ravel().tolist()]
     else:
@@ -267,13 +264,13 @@ def _read_label(
 
 
 def _read_input(
-    record: bytes, features: Mapping[str, Feature], layout: InputFeature
+    record: bytes, features: Mapping[str, Feature], wanted: InputFeature
 ) -> np.ndarray | tuple[int, int]:
     """Return the values of the input, or the place of an encoded image in the record."""
-    feature, what = features.get(layout.name), f"feature {layout.name}"
+    feature, what = features.get(wanted.name), f"feature {wanted.name}"
     if feature is None:
         raise RejectedValue(f"{what} missing")
-    needed = "numbers" if layout.form == "numbers" else "bytes"
+    needed = "numbers" if wanted.form == "numbers" else "bytes"
     if (feature.kind == "bytes") != (needed == "bytes"):
         raise RejectedValue(f"{what} has the wrong kind", f": {feature.kind}, not {needed}")
     if needed == "numbers":
@@ -284,17 +281,17 @@ def _read_input(
     start, stop = places[0] if places else (0, 0)
     if start == stop:
         raise RejectedValue(f"{what} is empty")
-    if layout.form == "encoded":
+    if wanted.form == "encoded":
         return start, stop
     data = record[start:stop]
-    if layout.form == "array":
+    if wanted.form == "array":
         form, values = read_array(data) or ("not an array", np.empty(0))
-        if form != layout.stored:
+        if form != wanted.stored:
             raise RejectedValue(f"{what} differs from the others", f": {form}")
         return values
     try:
-        unpacked = zlib.decompress(data) if layout.form == "zlib" else data
-        return np.frombuffer(unpacked, layout.dtype)
+        unpacked = zlib.decompress(data) if wanted.form == "zlib" else data
+        return np.frombuffer(unpacked, wanted.dtype)
     except (zlib.error, ValueError) as error:
         raise RejectedValue(f"{what} cannot be read", f": {error}") from error
 
@@ -321,10 +318,10 @@ def _is_rounded(values: np.ndarray) -> bool:
         return bool((whole.astype(np.float32).astype(whole.dtype) != whole).any())
 
 
-def _name_labels(labels: Sequence[str | float], label: LabelFeature) -> ReadLabels:
+def _name_labels(labels: Sequence[str | float], label: LabelFeature, asked: str) -> ReadLabels:
     """Return labels as class names or numbers; among named classes, -1 stays -1 (unlabeled)."""
-    if not label.names or label.asked == "number":
-        return read_labels(f"the feature {label.name}", labels, asked=label.asked)
+    if not label.names or asked == "number":
+        return read_labels(f"the feature {label.name}", labels, asked=asked)
     count, numbers = len(label.names), set(labels)
     if count in numbers and 0 not in numbers:
         raise UnreadableSource(

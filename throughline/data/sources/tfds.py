@@ -14,7 +14,6 @@ import numpy as np
 
 from throughline.data.found import Arrays, Files
 from throughline.data.sources.external_shards import (
-    ExampleLayout,
     ExternalShard,
     Form,
     InputFeature,
@@ -42,11 +41,8 @@ def scan(settings: DataSettings) -> Files | Arrays:
         keys = tuple(item.get("dictKey", "") for item in supervised)
         known = keys if len(keys) == 2 else ("", "")  # noqa: PLR2004 - input and label
         name, label = choose_features(root, settings.records, described, known=known)
-        layout = ExampleLayout(
-            input=_input_feature(root, name, features[name]),
-            label=replace(_label_feature(root, label, features[label]), asked=settings.label_kind),
-            features=described,
-        )
+        wanted = _input_feature(root, name, features[name])
+        predicted = _label_feature(root, label, features[label])
         left_out = {
             f"split {split['name']}, which is none of {', '.join(SPLITS_BY_WORD)}": sum(
                 map(int, split.get("shardLengths", ()))
@@ -59,7 +55,8 @@ def scan(settings: DataSettings) -> Files | Arrays:
             f"{root}: dataset_info.json or features.json is not as TensorFlow Datasets writes it"
             f" ({type(error).__name__}: {error}); prepare the dataset again"
         ) from error
-    return replace(read_examples(root, shards, layout), left_out=left_out)
+    found = read_examples(settings, shards, wanted, predicted)
+    return replace(found, features=described, left_out=left_out)
 
 
 def list_shards(root: Path, info: Mapping[str, Any]) -> list[ExternalShard]:

@@ -18,7 +18,6 @@ from throughline.data.shards import example_features
 from throughline.data.shards.example_features import Feature, FeatureKind, NotAnExample
 from throughline.data.shards.tfrecord import read_frame
 from throughline.data.sources.external_shards import (
-    ExampleLayout,
     ExternalShard,
     InputFeature,
     LabelFeature,
@@ -85,22 +84,19 @@ def scan(settings: DataSettings) -> Files | Arrays:
     for shard, found in summaries.items():
         _check_schema(shard, found, {name: features[name], label: features[label]})
     names, named_by = read_class_names(root, label)
-    layout = ExampleLayout(
-        input=infer_input(name, features[name], settings.records),
-        label=LabelFeature(
-            name=label,
-            kind=features[label].kind,
-            asked=settings.label_kind,
-            arrays=bool(features[label].arrays),
-            names=names,
-            named_by=named_by,
-        ),
-        features={feature: str(summary) for feature, summary in sorted(features.items())},
+    wanted = infer_input(name, features[name], settings.records)
+    predicted = LabelFeature(
+        name=label,
+        kind=features[label].kind,
+        arrays=bool(features[label].arrays),
+        names=names,
+        named_by=named_by,
     )
     others = {*root.rglob("*")} - {*paths, root / named_by}
     unwatched = _find_names(base, label) if root.is_file() else None
     return replace(
-        read_examples(root, shards, layout),
+        read_examples(settings, shards, wanted, predicted),
+        features={feature: str(summary) for feature, summary in sorted(features.items())},
         skipped=count_kinds(
             path
             for path in sorted(others)

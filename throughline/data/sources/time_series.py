@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute
 
+from throughline.data.encodings.array_files import read_array
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.found import Series
 from throughline.data.tables import column_kinds, tabular
@@ -127,17 +128,11 @@ def _to_float32(
 
 
 def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise DataNotFound(
             f"{path} does not exist; `data.path` must be a CSV, Parquet or .npy file"
-        ) from error
-    except (ValueError, OSError, EOFError) as error:
-        raise UnreadableSource(
-            f"{path} cannot be read ({error}); it must be a plain array, not pickled, as numpy.save"
-            " writes it"
-        ) from error
+        )
+    values = read_array(path, "the series")
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or values.dtype.kind not in "iuf":  # noqa: PLR2004 - time steps and columns
         raise UnreadableSource(
