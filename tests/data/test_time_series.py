@@ -211,6 +211,16 @@ def test_empty_cells_between_others_are_filled_as_asked_and_counted(tmp_path, mi
         scan(path, missing=missing)
 
 
+@pytest.mark.parametrize(
+    ("empty", "cuts"), [([0], ()), ([9], ()), ([0, 9], ()), ([4, 5], (4,)), ([0, 5], (4,))]
+)
+def test_rows_with_an_empty_cell_are_cut_out_wherever_they_are(tmp_path, empty, cuts):
+    rows = [["" if row in empty else row, row / 8] for row in range(10)]
+    series = scan(write(tmp_path, "load,wind", rows), missing="cut", numeric=["load", "wind"])
+    assert series.values[:, 0].tolist() == [row for row in range(10) if row not in empty]
+    assert series.cuts == cuts
+
+
 @pytest.mark.parametrize("mark", [":", "."])
 def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
     times = [(f"{1 + n // 24:02}/03/2004", f"{n % 24:02}{mark}00{mark}00") for n in range(60)]

@@ -8,16 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from throughline.data.encodings.base import Reason
+from throughline.data.encodings.base import Reason, RejectedValue
 from throughline.data.encodings.texts import check_encoding
-from throughline.data.found import (
-    ABOUT,
-    Document,
-    Rejected,
-    Texts,
-    count_kinds,
-    refuse_odd_names,
-)
+from throughline.data.found import ABOUT, Document, Rejected, Texts, count_kinds, refuse_odd_names
 from throughline.data.sources.text_table import (
     KEY,
     check_fields,
@@ -44,11 +37,14 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     check_encoding(settings.encoding, lines=True)
     paths = sorted(root.iterdir()) if root.is_dir() else [root] if root.is_file() else []
     paths = [path for path in paths if not path.name.startswith(".")]
-    files = [path for path in paths if path.suffix.lower() in JSON | TXT and path.is_file()]
-    files = [path for path in files if path == root or not ABOUT.fullmatch(path.name)]
+    files = [
+        path
+        for path in paths
+        if path.suffix.lower() in JSON | TXT and path.is_file()
+        if path == root or not ABOUT.fullmatch(path.name)
+    ]
     # Next to files of JSON lines, .txt files describe them.
     files = [path for path in files if path.suffix.lower() in JSON] or files
-    chosen = {*files}
     if not files:
         raise DataNotFound(
             f"{root} is neither a file of lines ({', '.join(sorted(JSON | TXT))}) nor a folder of"
@@ -73,7 +69,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
         total=sum(map(count_lines, split_of)),
         kept=kept,
         left_out=left_out,
-        skipped=count_kinds(path for path in paths if path not in chosen),
+        skipped=count_kinds(sorted({*paths} - {*files})),
     )
 
 
@@ -83,25 +79,23 @@ def _find_splits(
     if root.is_file():
         return dict.fromkeys(files), {}
     of_lines = files[0].suffix.lower() in JSON or settings.label_kind == "none"
-    name_splits = of_lines and settings.layout != "class"
+    by_name = settings.layout != "class"
     splits, left_out = split_files(
         root,
         files,
         settings.leave_out,
         count=count_lines,
         remedy=", or set data.layout: class to ignore splits in names",
-        find=find_split if name_splits else lambda _: None,
+        find=find_split if of_lines and by_name else lambda _: None,
     )
-    named = [
-        path for path in splits if read_name(path.stem).split and not read_name(path.stem).rest
-    ]
-    if named and not of_lines and settings.layout != "class":
-        raise UnreadableSource(
-            f"{root}: {named[0].name} is named as a split, but the class of lines in a .txt"
-            " file is the file's name",
-            f"set data.layout: class if {named[0].stem} is a class; else use JSON lines with a"
-            " label, or data.label_kind: none",
-        )
+    for path in splits if by_name and not of_lines else ():
+        if (named := read_name(path.stem)).split and not named.rest:
+            raise UnreadableSource(
+                f"{root}: {path.name} is named as a split, but the class of lines in a .txt file is"
+                " the file's name",
+                f"set data.layout: class if {path.stem} is a class; else use JSON lines with a"
+                " label, or data.label_kind: none",
+            )
     return splits, left_out
 
 
@@ -114,46 +108,42 @@ def _documents(
     """
     kept, seen = settings.kept_columns, set[str]()
     for path, split in splits.items():
-        is_txt = path.suffix.lower() in TXT
+        is_txt, label = path.suffix.lower() in TXT, label_or_none(path.stem, settings)
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
             example_id = f"{path.name}:{number:08d}"
-            if isinstance(line, bytes) and not line.strip(_BLANKS):
-                continue
             if isinstance(line, int):
                 reason = Reason("larger than data.max_bytes", f": {line:,} bytes")
                 yield Rejected(id=example_id, reason=reason)
+            elif not line.strip(_BLANKS):
+                continue
             elif is_txt:
-                label = label_or_none(path.stem, settings)
                 yield Document(id=example_id, content=line, label=label, split=split)
             else:
-                fields, problem = _read_json(line, settings)
-                if example_id.endswith(":00000001") and not problem:
+                try:
+                    fields = _read_json(line, settings)
+                except RejectedValue as error:
+                    yield Rejected(id=example_id, reason=error.reason)
+                    continue
+                if number == 1:
                     check_fields([*fields], name_required(settings, KEY), where=f"{path}, line 1")
                 seen.update(fields if not seen.issuperset(kept) else ())
-                yield (
-                    Rejected(id=example_id, reason=problem)
-                    if problem
-                    else read_fields(
-                        fields, example_id, settings, use_splits=use_splits, split=split
-                    )
-                )
+                yield read_fields(fields, example_id, settings, use_splits=use_splits, split=split)
     if seen:
         check_fields(sorted(seen), name_columns(settings, KEY), where=f"{root}, all lines")
 
 
-def _read_json(line: bytes, settings: DataSettings) -> tuple[dict[str, Any], str | None]:
+def _read_json(line: bytes, settings: DataSettings) -> dict[str, Any]:
     try:
-        fields: Any = json.loads(
-            line.decode(settings.encoding).removeprefix("\ufeff"), object_pairs_hook=_make_object
-        )
+        text = line.decode(settings.encoding).removeprefix("\ufeff")
+        fields = json.loads(text, object_pairs_hook=_make_object)
     except UnicodeDecodeError as error:
         found = f": byte 0x{line[error.start]:02x} at {error.start:,}"
-        return {}, Reason(f"not {settings.encoding}", found)
+        raise RejectedValue(f"not {settings.encoding}", found) from error
     except (ValueError, RecursionError) as error:
-        return {}, Reason("not JSON", f": {error}")
+        raise RejectedValue("not JSON", f": {error}") from error
     if not isinstance(fields, dict):
-        return {}, Reason("not a JSON object", f": {type(fields).__name__}")
-    return fields, None
+        raise RejectedValue("not a JSON object", f": {type(fields).__name__}")
+    return fields
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -129,8 +129,7 @@ def _csv_rows(
     path: Path, split: str | None, settings: DataSettings, *, use_splits: bool, alone: bool
 ) -> Iterator[Document | Rejected]:
     with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
-        header = table.header
-        auto = settings.header == "auto"
+        header, auto = table.header, settings.header == "auto"
         check_fields(header, name_columns(settings, KEY), where=str(path), auto=auto)
         labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[RowLine] = []
@@ -138,9 +137,8 @@ def _csv_rows(
         for number, record in enumerate(table.records, start=1):
             cells, example_id = record.cells, f"{'row ' if alone else f'{path.name}:'}{number:08d}"
             if len(cells) != len(header):
-                reason = Reason(
-                    "not as many fields as the header", f": {len(cells)}, not {len(header)}"
-                )
+                found = f": {len(cells)}, not {len(header)}"
+                reason = Reason("not as many fields as the header", found)
                 yield Rejected(id=example_id, reason=reason)
                 continue
             if place is not None:
@@ -178,12 +176,10 @@ def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) 
     check_fields(names, named, where=str(path))
     needed = [*dict.fromkeys(chain.from_iterable(named.values()))]
     needed += [one for one in ("split", settings.group) if one in names and one not in needed]
-    documents = _read_rows(files, needed, settings, use_splits=use_splits)
-    kept = keep_cells(path, settings, floats=find_floats(files.schema))
     return Texts(
-        documents=documents,
+        documents=_read_rows(files, needed, settings, use_splits=use_splits),
         total=files.count_rows(),
-        kept=kept,
+        kept=keep_cells(path, settings, floats=find_floats(files.schema)),
         warnings=files.warnings,
         left_out=files.left_out,
     )
@@ -239,43 +235,45 @@ def read_fields(
 
     With `use_splits`, a field `split` may hold train, validation or test; else `split` counts.
     """
-    text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     missing = settings.missing_marks
-    if text is None or (isinstance(text, str) and text.strip() in missing(settings.text_column)):
-        return Rejected(id=example_id, reason="text missing")
-    if not isinstance(text, str):
-        return Rejected(id=example_id, reason=f"text is {type(text).__name__}, not a string")
-    if isinstance(label, (list, dict, bytes)) and settings.label_kind not in ("none", "number"):
-        return Rejected(id=example_id, reason=f"label is {type(label).__name__}, not one name")
-    name = _as_cell(label)
-    name = label_or_none("" if name in missing(settings.label_columns[0]) else name, settings)
-    if not name and settings.label_kind != "number":
-        return Rejected(id=example_id, reason="label missing")
+    text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
     named = fields.get("split") if use_splits else None
-    named, problem = tabular.read_split(None if named in missing("split") else named)
-    if problem is not None:
-        return Rejected(id=example_id, reason=problem)
     try:
-        name.encode()
+        if text is None or (
+            isinstance(text, str) and text.strip() in missing(settings.text_column)
+        ):
+            raise RejectedValue("text missing")
+        if not isinstance(text, str):
+            raise RejectedValue(f"text is {type(text).__name__}, not a string")
+        if isinstance(label, (list, dict, bytes)) and settings.label_kind not in ("none", "number"):
+            raise RejectedValue(f"label is {type(label).__name__}, not one name")
+        name = _as_cell(label)
+        name = label_or_none("" if name in missing(settings.label_columns[0]) else name, settings)
+        if not name and settings.label_kind != "number":
+            raise RejectedValue("label missing")
+        named, problem = tabular.read_split(None if named in missing("split") else named)
+        if problem is not None:
+            return Rejected(id=example_id, reason=problem)
+        if not is_utf8(name):
+            raise RejectedValue(f"label is not {settings.encoding}")
         check_size(len(text.encode("utf-8", "surrogatepass")), settings.max_bytes)
-    except UnicodeEncodeError:
-        return Rejected(id=example_id, reason=f"label is not {settings.encoding}")
+        cells = [_read_cell(fields, one, settings) for one in settings.kept_columns]
+        group = _read_cell(fields, settings.group, settings)
     except RejectedValue as error:
         return Rejected(id=example_id, reason=error.reason)
-    kept = settings.kept_columns
-    for one in (*kept, settings.group):
-        if problem := _find_cell_problem(fields.get(one), settings):
-            return Rejected(id=example_id, reason=f"{one} is {problem}")
-    *cells, group = [_as_cell(fields.get(one)) for one in (*kept, settings.group)]
     group = "" if group in missing(settings.group) else group
     split = named or split
     return Document(id=example_id, content=text, label=name, split=split, cells=cells, group=group)
 
 
-def _find_cell_problem(value: Any, settings: DataSettings) -> str | None:
+def _read_cell(fields: Mapping[str, Any], name: str, settings: DataSettings) -> str:
+    value = fields.get(name)
     if isinstance(value, (list, dict, bytes)):
-        return f"{type(value).__name__}, not a single value"
-    return None if is_utf8(_as_cell(value)) else f"not {settings.encoding}"
+        raise RejectedValue(f"{name} is {type(value).__name__}, not a single value")
+    cell = _as_cell(value)
+    if not is_utf8(cell):
+        raise RejectedValue(f"{name} is not {settings.encoding}")
+    return cell
 
 
 def label_or_none(name: str, settings: DataSettings) -> str:

@@ -4,8 +4,8 @@ Unless `data.missing` says how to fill or cut gaps, a missing value is an error 
 windows would jump over rejected rows.
 """
 
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,16 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
         raise UnreadableSource(f"{path} is a folder", "set data.path to the file of one series")
     if path.suffix.lower() == ".npy":
         values, names = _read_array(path)
-        columns = TableColumns(names=names)
-        return Series(values=_to_float32(values, names, path), schema=_make_schema(columns))
+        values = _to_float32(values, names, path)
+        return Series(values=values, schema=_make_schema(TableColumns(names=names)))
     table = tabular.read_table(path, settings, trained=trained)
-    values, names, warnings, gaps = _read_columns(table)
+    names, jumps, late, unchecked = _check(table)
     columns = TableColumns(names=names, decimal=table.decimal, thousands=table.thousands)
+    filled = [_fill_gaps(table, name) for name in names]
+    cutting = [name for name in names if settings.missing_in(name) == "cut"]
+    kept, cuts, said = _find_cuts(table, cutting, jumps if cutting else jumps[:0])
+    warnings = [*unchecked, *(warning for _, warning in filled if warning)]
+    warnings += said if cutting else late
     roles: dict[str, column_kinds.Kind] = dict.fromkeys(settings.time_columns, "time")
     roles |= dict.fromkeys(names, "number")
     readings = [
@@ -54,11 +59,11 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
     if left_out and not settings.numeric:
         said = f"not numeric and left out: {', '.join(left_out)} (list in data.ignore if intended)"
         warnings = [said, *warnings]
-    stored = _to_float32(values, names, path, table, gaps)
+    values = _to_float32(np.column_stack([one for one, _ in filled]), names, path, table, kept)
     return Series(
-        values=stored[gaps.kept] if gaps.cuts else stored,
+        values=values if kept.all() else values[kept],
         schema=_make_schema(columns),
-        cuts=gaps.cuts,
+        cuts=cuts,
         readings=readings,
         dialect=table.describe_dialect(),
         warnings=[
@@ -70,27 +75,6 @@ def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Seri
     )
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Whether rows of a series are `kept` (rows,), and which come after a gap in time (`jumps`)."""
-
-    kept: np.ndarray
-    jumps: np.ndarray
-
-    @cached_property
-    def cuts(self) -> tuple[int, ...]:
-        """The time steps, among those that are kept, before which others are missing."""
-        steps = np.cumsum(self.kept) - self.kept
-        places = np.unique(steps[np.concatenate([np.flatnonzero(~self.kept), self.jumps])])
-        return tuple(places[(places > 0) & (places < self.kept.sum())].tolist())
-
-    def describe(self) -> list[str]:
-        rows, places = int((~self.kept).sum()), len(self.jumps)
-        found = [f"{rows:,} row{'s' * (rows > 1)} with an empty cell"] * bool(rows)
-        found += [f"{places:,} gap{'s' * (places > 1)} in time"] * bool(places)
-        return [f"the series is cut at {' and '.join(found)}: no window crosses them"] * bool(found)
-
-
 def _make_schema(columns: TableColumns) -> Schema:
     return Schema(features=(array_feature("series", (len(columns.names),), "float32", columns),))
 
@@ -100,13 +84,13 @@ def _to_float32(
     names: tuple[str, ...],
     path: Path,
     table: TextTable | None = None,
-    gaps: _Gaps | None = None,
+    kept: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return values (time steps, columns) as float32; rows that are not cut must be finite."""
+    """Return values (time steps, columns) as float32; all must be finite, or those of rows kept."""
     with np.errstate(over="ignore"):  # too large values become infinite, and are refused below
         stored = values.astype(np.float32, copy=False)
     unusable = ~np.isfinite(stored)
-    bad = np.argwhere(unusable & gaps.kept[:, None] if gaps else unusable)
+    bad = np.argwhere(unusable if kept is None else unusable & kept[:, None])
     if not len(bad):
         return stored
     row, column = bad[0].tolist()
@@ -157,8 +141,8 @@ def _read_array(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     return values, names
 
 
-def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[str], _Gaps]:
-    """Return the numeric columns (time steps, columns), their names, warnings and gaps."""
+def _check(table: TextTable) -> tuple[tuple[str, ...], np.ndarray, list[str], list[str]]:
+    """Return the numeric columns, the rows after gaps in time, and warnings about times."""
     settings = table.settings
     if not (settings.time_columns or settings.numeric):
         column_kinds.refuse_wide(table)
@@ -183,15 +167,28 @@ def _read_columns(table: TextTable) -> tuple[np.ndarray, tuple[str, ...], list[s
         partial(_refuse_total, table),
         partial(_check_unnamed_times, table),
     )
-    filled = [_fill_gaps(table, name) for name in names]
-    warnings = [*unchecked, *(warning for _, warning in filled if warning)]
-    cutting = [name for name in names if settings.missing_in(name) == "cut"]
+    return tuple(names), jumps, late, unchecked
+
+
+def _find_cuts(
+    table: TextTable, names: Sequence[str], jumps: np.ndarray
+) -> tuple[np.ndarray, tuple[int, ...], list[str]]:
+    """Cut the series where a column is empty, and at `jumps` in time.
+
+    Returns which rows are kept (rows,), the steps among those before which others are missing, and
+    a warning.
+    """
     kept = np.ones(len(table), bool)
-    for name in cutting:
+    for name in names:
         kept &= np.asarray(pc.not_equal(table.columns[name], ""), bool)
-    gaps = _Gaps(kept, jumps if cutting else jumps[:0])
-    warnings += gaps.describe() if cutting else late
-    return np.column_stack([values for values, _ in filled]), tuple(names), warnings, gaps
+    steps = np.cumsum(kept) - kept
+    places = np.unique(steps[np.concatenate([np.flatnonzero(~kept), jumps])])
+    cuts = places[(places > 0) & (places < kept.sum())].tolist()
+    rows, times = int((~kept).sum()), len(jumps)
+    found = [f"{rows:,} row{'s' * (rows > 1)} with an empty cell"] * bool(rows)
+    found += [f"{times:,} gap{'s' * (times > 1)} in time"] * bool(times)
+    said = [f"the series is cut at {' and '.join(found)}: no window crosses them"] * bool(found)
+    return kept, tuple(cuts), said
 
 
 def _check_unnamed_times(table: TextTable) -> list[str]:
