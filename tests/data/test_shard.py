@@ -240,13 +240,13 @@ def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monk
     write_files(tmp_path, dict.fromkeys("abc", "content"))
     meeting, seen = threading.Barrier(2), threading.local()
 
-    def pread(descriptor, size, start, *, real=os.pread):
+    def read(part, *, real=file_parts._read_file):
         if getattr(seen, "first", False):  # by which a thread has learned that the disk is slow
             meeting.wait(timeout=60)
         seen.first = True
-        return real(descriptor, size, start)
+        return real(part)
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(file_parts, "_read_file", read)
     parts = [FilePart(example_id=x, uri=f"{tmp_path}/{x}", offset=-1, bytes=7) for x in "abc"]
     monkeypatch.setattr(file_parts, "SLOW_READ_S", -1.0)
     with ThreadPoolExecutor(2) as threads:

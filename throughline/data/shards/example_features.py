@@ -38,20 +38,16 @@ class Feature:
 def parse_features(record: bytes) -> dict[str, Feature]:
     """Return the features of a serialized example by name, except those without a kind.
 
-    Raises:
-      NotAnExample: the bytes are something else, or no feature has a kind.
-      NotOneExample: they are a tf.train.SequenceExample.
+    Raises NotAnExample or NotOneExample for other bytes, or if no feature has a kind.
     """
     features: dict[str, Feature] = {}
     for number, start, stop in read_delimited(record, 0, len(record)):
         if number == _FEATURE_LISTS:
             _refuse_lists(record, start, stop, context=bool(features))
-        for _, entry_start, entry_stop in (
-            read_delimited(record, start, stop, field=1) if number == 1 else ()
-        ):
-            name, feature = _parse_entry(record, entry_start, entry_stop)
-            if feature is not None:
-                features[name] = feature
+        for name, *value in _read_map(record, start, stop) if number == 1 else ():
+            for kind, *place in read_delimited(record, *value):
+                if kind in _KINDS:
+                    features[name] = Feature(_KINDS[kind], *place)
     if not features:
         raise NotAnExample("it has no features")
     return features
@@ -81,13 +77,8 @@ def read_numbers(record: bytes, feature: Feature) -> np.ndarray:
 def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> None:
     """Raise NotOneExample for feature lists, or for an empty set of them after a `context`."""
     lists = []
-    for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
-        name, steps = "", 0
-        for number, field_start, field_stop in read_delimited(record, entry_start, entry_stop):
-            if number == 1:
-                name = record[field_start:field_stop].decode("utf-8", "backslashreplace")
-            else:
-                steps = sum(1 for _ in read_delimited(record, field_start, field_stop, field=1))
+    for name, *value in _read_map(record, start, stop):
+        steps = sum(1 for _ in read_delimited(record, *value, field=1))
         lists.append(f"{name} ({steps:,} steps)")
     if lists or context:
         raise NotOneExample(
@@ -97,17 +88,16 @@ def _refuse_lists(record: bytes, start: int, stop: int, *, context: bool) -> Non
         )
 
 
-def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, Feature | None]:
-    name, feature = "", None
-    for number, field_start, field_stop in read_delimited(record, start, stop):
-        if number == 1:
-            name = record[field_start:field_stop].decode("utf-8", "backslashreplace")
-        for kind, list_start, list_stop in (
-            read_delimited(record, field_start, field_stop) if number == 2 else ()  # noqa: PLR2004
-        ):
-            if kind in _KINDS:
-                feature = Feature(_KINDS[kind], list_start, list_stop)
-    return name, feature
+def _read_map(record: bytes, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each entry of a map, and start and stop of its value."""
+    for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
+        name, value = "", (0, 0)
+        for number, first, end in read_delimited(record, entry_start, entry_stop):
+            if number == 1:
+                name = record[first:end].decode("utf-8", "backslashreplace")
+            else:
+                value = first, end
+        yield name, *value
 
 
 def read_delimited(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from throughline.data.object_folder import READ_AHEAD_BYTES, READERS
@@ -36,8 +37,13 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
       ObjectStoreFailed: the store could not be reached, or refused the request.
     """
     urls = {split_address(part.uri)[0] for part in parts if is_address(part.uri)}
-    if urls:
-        yield from _read_objects(parts, {url: open_store(url) for url in urls})
+    buckets = {url: open_store(url) for url in urls}
+    if buckets:
+        small = (part for part in parts if part.bytes <= READ_AHEAD_BYTES)
+        read = partial(_read, buckets=buckets)
+        ahead = in_threads(read, small, workers=READERS, ahead=READERS)
+        for part in parts:
+            yield next(ahead) if part.bytes <= READ_AHEAD_BYTES else read(part)
         return
     lock: AbstractContextManager[Any] = _READ_LOCK
     for part in parts:
@@ -46,70 +52,54 @@ def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
         # that fails leaves this generator suspended.
         with lock:
             started_at = time.perf_counter()
-            value = _read_file(part)
+            value = _read(part, buckets)
             if time.perf_counter() - started_at > SLOW_READ_S:
                 lock = nullcontext()
         yield value
 
 
-def _read_objects(parts: Sequence[FilePart], buckets: Mapping[str, ObjectStore]) -> Iterator[bytes]:
-    """Yield what `read_parts` does: objects of `buckets`, and files that ingest has converted."""
-
-    def read(part: FilePart) -> bytes:
-        return _read_object(part, buckets) if is_address(part.uri) else _read_file(part)
-
-    small = (part for part in parts if part.bytes <= READ_AHEAD_BYTES)
-    ahead = in_threads(read, small, workers=READERS, ahead=READERS)
-    for part in parts:
-        yield next(ahead) if part.bytes <= READ_AHEAD_BYTES else read(part)
-
-
-def _read_object(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
-    url, name = split_address(part.uri)
-    store, start = buckets[url], part.offset
-    try:
-        if start >= 0:
-            return bytes(store.read_range(name, start=start, length=part.bytes))
-        value = store.read(name)
-    except ObjectStoreFailed as error:
-        if store.find(name):
-            raise
+def _read(part: FilePart, buckets: Mapping[str, ObjectStore]) -> bytes:
+    """Read an object of one of the `buckets`, or a file, such as one that ingest has converted."""
+    where = f"{part.uri} (example {part.example_id})"
+    if is_address(part.uri):
+        url, name = split_address(part.uri)
+        store = buckets[url]
+        try:
+            if part.offset >= 0:
+                return bytes(store.read_range(name, start=part.offset, length=part.bytes))
+            value = store.read(name)
+        except ObjectStoreFailed as error:
+            if store.find(name):
+                raise
+            raise DataNotFound(
+                f"{where} was there at ingest and is gone now; run `dvc repro`"
+            ) from error
+    else:
+        try:
+            value = _read_file(part)
+        except OSError as error:
+            raise DataNotFound(
+                f"{where} was there at ingest and cannot be read now: {error.strerror}; run"
+                " `dvc repro`"
+            ) from error
+    if len(value) != part.bytes:
         raise DataNotFound(
-            f"{part.uri} (example {part.example_id}) was there at ingest and is gone now; run"
+            f"{where} has another size than at ingest, which was {part.bytes:,} bytes; run"
             " `dvc repro`"
-        ) from error
-    _check_size(value, part)
+        )
     return value
 
 
 def _read_file(part: FilePart) -> bytes:
-    """Return a file of known size, or a part of one, in as few system calls as possible."""
-    # One byte more than expected shows that a file has grown.
-    size, extra = part.bytes, int(part.offset < 0)
-    start = max(0, part.offset)
-    try:
-        descriptor = os.open(part.uri, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            value = os.pread(descriptor, size + extra, start)
-            # One call reads 2 GiB at most.
-            while 0 < len(value) < size and (
-                more := os.pread(descriptor, size + extra - len(value), start + len(value))
-            ):
-                value += more
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DataNotFound(
-            f"{part.uri} (example {part.example_id}) was there at ingest and cannot be read now:"
-            f" {error.strerror}; run `dvc repro`"
-        ) from error
-    _check_size(value, part)
+    size = part.bytes + (part.offset < 0)  # a further byte shows that a file has grown
+    with open(part.uri, "rb", buffering=0, opener=_open_at_once) as file:
+        file.seek(max(0, part.offset))
+        value = file.read(size)
+        # One call reads 2 GiB at most.
+        while 0 < len(value) < part.bytes and (more := file.read(size - len(value))):
+            value += more
     return value
 
 
-def _check_size(value: bytes, part: FilePart) -> None:
-    if len(value) != part.bytes:
-        raise DataNotFound(
-            f"{part.uri} (example {part.example_id}) has another size than at ingest,"
-            f" which was {part.bytes:,} bytes; run `dvc repro`"
-        )
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # even a pipe

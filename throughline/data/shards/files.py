@@ -9,7 +9,6 @@ examples are reused.
 import errno
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,32 +19,28 @@ from blake3 import blake3
 from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import INDEX, Shard, ShardIndex
 from throughline.data.shards.tfrecord import Compression, read_records
-from throughline.data.storage import (
-    Storage,
-    check_space,
-    has_size,
-    hold_fetch,
-    name_unfinished,
-    open_unfinished,
-)
+from throughline.data.storage import Storage, has_size, hold_fetch, name_unfinished, open_unfinished
 from throughline.plan.schema import Schema
 from throughline.results.base import read_value
 from throughline.shared.errors import (
     CorruptShard,
-    DiskRefused,
     MissingInput,
     ObjectStoreFailed,
     UserError,
     explain_index_alone,
     rebuild_hint,
 )
-from throughline.shared.files import copy_whole, digest_file, flush
+from throughline.shared.files import clear_leftovers, copy_whole, digest_file
 from throughline.shared.object_store import RETRIES, ObjectStore, open_store
 from throughline.shared.progress import echo_fact, in_threads, progress
 
 REPAIRED = "repaired"  # folder within the snapshot's folder
 OBJECTS = "shards"  # prefix of the objects, and folder within `storage.cache`
 _NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{32}}")
+
+
+def object_name(digest: str) -> str:
+    return f"{OBJECTS}/{digest}"
 
 
 def is_of_shard(name: str) -> bool:
@@ -55,10 +50,6 @@ def is_of_shard(name: str) -> bool:
 
 def offsets_path(shard: Path) -> Path:
     return shard.with_suffix(".offsets.npy")
-
-
-def object_name(digest: str) -> str:
-    return f"{OBJECTS}/{digest}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,22 +167,10 @@ def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with suppress(DiskRefused, OSError), hold_fetch(cached, shard.name):
-            _move_to_other_disk(path, cached)
+        clear_leftovers(cached.parent)
+        with suppress(OSError), hold_fetch(cached, shard.name):  # on another disk
+            copy_whole(path, cached, digest=shard.digest)
         path.unlink()
-
-
-def _move_to_other_disk(path: Path, cached: Path) -> None:
-    unfinished = name_unfinished(cached)
-    try:
-        with unfinished.open("wb") as file:
-            check_space(file.fileno(), unfinished, path.stat().st_size)
-            with path.open("rb") as source:
-                shutil.copyfileobj(source, file, RANGE_BYTES)
-        flush(unfinished)
-        os.replace(unfinished, cached)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def is_put(store: ObjectStore, shard: Shard) -> bool:
@@ -249,7 +228,7 @@ def _fetch(store: ObjectStore, shard: Shard, path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierShard:
-    folder: Path
+    path: Path
     shard: Shard
 
 
@@ -262,26 +241,18 @@ def find_earlier_shards(
     with suppress(UserError, OSError):
         index = read_value(ShardIndex, folder / INDEX, "shard")
         return {
-            shard.made_of: EarlierShard(folder=folder, shard=shard)
+            shard.made_of: EarlierShard(path=folder / shard.name, shard=shard)
             for shard in (index.shards if index.schema == schema else ())
             if shard.compression == compression
         }
     return {}
 
 
-def take_shard(earlier: EarlierShard | None, path: Path) -> str:
-    """Copy an earlier shard into a new set, if it is whole; return its digest, or ""."""
-    if earlier is None:
-        return ""
-    source, digest = earlier.folder / earlier.shard.name, earlier.shard.digest
-    return digest if copy_whole(source, path, digest=digest) else ""
-
-
 def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
     """Return an earlier shard and copy its offsets; None unless it is stored and they are whole."""
     if earlier is None or not is_put(store, earlier.shard):
         return None
-    source, digest = earlier.folder / earlier.shard.name, earlier.shard.offsets_digest
-    if digest and not copy_whole(offsets_path(source), offsets_path(path), digest=digest):
+    source, digest = offsets_path(earlier.path), earlier.shard.offsets_digest
+    if digest and not copy_whole(source, offsets_path(path), digest=digest):
         return None
     return earlier.shard

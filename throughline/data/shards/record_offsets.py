@@ -32,11 +32,8 @@ def write_offsets(shard: Path) -> str:
 def read_offsets(files: ShardFiles, shard: Shard) -> np.ndarray:
     """Return the edges of a shard's records, (records + 1,) int64 [bytes].
 
-    A repaired shard has no file of offsets; its edges are searched for.
-
-    Raises:
-      MissingInput: there are no offsets.
-      CorruptShard: the offsets are not this shard's, or a repaired shard is damaged.
+    A repaired shard has no file of offsets; its edges are searched for. Raises MissingInput or
+    CorruptShard if there are no offsets, or those of another shard.
     """
     if shard.repaired:
         path = files.path(shard)
@@ -84,16 +81,10 @@ class RecordTable:
           ValueError: a record has changed since the offsets were written.
         """
         shards = np.searchsorted(self.firsts, rows, side="right") - 1
-        places = rows + shards
+        starts, stops = self.edges[rows + shards].tolist(), self.edges[rows + shards + 1].tolist()
         records = np.empty(len(rows), object)
-        for number, (shard, start, stop) in enumerate(
-            zip(
-                shards.tolist(),
-                self.edges[places].tolist(),
-                self.edges[places + 1].tolist(),
-                strict=True,
-            )
-        ):
+        frames = zip(shards.tolist(), starts, stops, strict=True)
+        for number, (shard, start, stop) in enumerate(frames):
             record, problem = read_frame(self.files[shard], start, stop)
             if problem:
                 raise ValueError(f"{self.paths[shard]}: record at byte {start}: {problem}")
@@ -110,10 +101,9 @@ def open_records(files: ShardFiles, shards: Sequence[Shard]) -> RecordTable:
     """
     edges = [read_offsets(files, shard) for shard in shards]
     paths = tuple(files.paths(shards))
-    counts = [len(each) - 1 for each in edges]
     return RecordTable(
         paths=paths,
-        files=tuple(map_file(path) for path in paths),
-        firsts=np.cumsum([0, *counts[:-1]]),
+        files=tuple(map(map_file, paths)),
+        firsts=np.cumsum([0, *(len(each) - 1 for each in edges[:-1])]),
         edges=np.concatenate(edges),
     )

@@ -31,9 +31,9 @@ def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list
     for shard in shards.shards:
         if files.is_stored(shard):
             files.drop_if_damaged(shard)
-        else:
-            damaged[shard.name] = files.find_damage(shard)
-    return {name: problems for name, problems in damaged.items() if problems}
+        elif problems := files.find_damage(shard):
+            damaged[shard.name] = problems
+    return damaged
 
 
 def repair_shards(
@@ -46,18 +46,27 @@ def repair_shards(
         lost, whose steps must not have gaps; or a file is readable, but is not the indexed one.
     """
     repaired: list[Shard] = []
-    problems, lost = damage.problems, 0
+    lost = 0
     for shard in shards.shards:
-        if shard.name not in problems:
+        if shard.name not in damage.problems:
             continue
-        missing = shard.records - _count_usable(files, shard, damage)
+        problem, unreadable = damage.problems[shard.name][0], list[str]()
+        usable = sum(1 for _ in _usable_records(files, shard, damage, unreadable))
+        missing = shard.records - usable
+        if missing <= 0 and not unreadable:
+            raise CorruptShard(f"{problem}; {files.fix_hint(shard)}")
         if missing and shards.schema.is_series:
             raise CorruptShard(
-                f"{problems[shard.name][0]}; a time series must not have gaps:"
-                f" {files.fix_hint(shard)}"
+                f"{problem}; a time series must not have gaps: {files.fix_hint(shard)}"
             )
         lost += missing
-        repaired.append(_write_repaired(shard, missing, files, out, damage))
+        path = out / REPAIRED / shard.name
+        records = _usable_records(files, shard, damage, [])
+        frames = (part for record in records for part in frame(record))
+        digest = write_frames(path, frames, compression=shard.compression)
+        counts = {"records": usable, "examples": shard.examples - missing}
+        size = path.stat().st_size
+        repaired.append(replace(shard, **counts, bytes=size, digest=digest, repaired=True))
     total = sum(shards.examples(split) for split in shards.splits)
     if lost > max_lost_fraction * total:
         raise CorruptShard(
@@ -68,31 +77,10 @@ def repair_shards(
     return tuple(repaired)
 
 
-def _write_repaired(
-    shard: Shard, missing: int, files: ShardFiles, out: Path, damage: Damage
-) -> Shard:
-    path = out / REPAIRED / shard.name
-    frames = (
-        part for record in _usable_records(files, shard, damage, []) for part in frame(record)
-    )
-    digest = write_frames(path, frames, compression=shard.compression)
-    counts = {"records": shard.records - missing, "examples": shard.examples - missing}
-    return replace(shard, **counts, bytes=path.stat().st_size, digest=digest, repaired=True)
-
-
-def _count_usable(files: ShardFiles, shard: Shard, damage: Damage) -> int:
-    damaged: list[str] = []
-    problems = damage.problems.get(shard.name, ())
-    count = sum(1 for _ in _usable_records(files, shard, damage, damaged))
-    if problems and not damaged and count >= shard.records:
-        raise CorruptShard(f"{problems[0]}; {files.fix_hint(shard)}")
-    return count
-
-
 def _usable_records(
-    files: ShardFiles, shard: Shard, damage: Damage, damaged: list[str]
+    files: ShardFiles, shard: Shard, damage: Damage, unreadable: list[str]
 ) -> Iterator[bytes]:
     path = files.path(shard)
-    for record in read_records(path, compression=shard.compression, damaged=damaged):
+    for record in read_records(path, compression=shard.compression, damaged=unreadable):
         if not damage.unusable or digest_blake3(record) not in damage.unusable:
             yield record

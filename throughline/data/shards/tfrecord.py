@@ -7,13 +7,13 @@ data, little-endian. Source of the format: tensorflow/core/lib/io/record_writer.
 import gzip
 import io
 import mmap
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import google_crc32c
 import numpy as np
@@ -40,29 +40,16 @@ def frame(*parts: bytes) -> tuple[bytes, ...]:
 
 def frame_buffer(count: int, size: int) -> np.ndarray:
     """Return a buffer (count,) of frames with the fields head, record (size,) uint8 and check."""
-    frames = np.empty(
-        count,
-        np.dtype([("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]),
-    )
+    fields = [("head", np.void, _HEAD.size), ("record", np.uint8, (size,)), ("check", "<u4")]
+    frames = np.empty(count, np.dtype(fields))
     frames["head"] = np.void(frame(bytes(size))[0])
     return frames
 
 
 def seal_frames(frames: np.ndarray) -> memoryview:
     """Fill in the checksums of the records in a `frame_buffer`; return its bytes as a view."""
-    whole = np.dtype(
-        [
-            ("head", np.void, _HEAD.size),
-            ("record", np.void, frames["record"].shape[1]),
-            ("check", "<u4"),
-        ]
-    )
-    checksums = np.fromiter(
-        map(google_crc32c.value, frames.view(whole)["record"].tolist()), np.uint32, len(frames)
-    )
-    frames["check"] = ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(
-        0xA282EAD8
-    )
+    checksums = map(google_crc32c.value, frames["record"])
+    frames["check"] = _mask(np.fromiter(checksums, np.uint64, len(frames)))
     return frames.view(np.uint8).data
 
 
@@ -80,9 +67,7 @@ def write_frames(
     ):
         if compression == "gzip":
             # No name and no time in the header: the file depends on its records alone.
-            with gzip.GzipFile(
-                filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0
-            ) as packed:
+            with gzip.GzipFile("", "wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
                 packed.writelines(frames)
         else:
             raw.writelines(frames)
@@ -126,8 +111,7 @@ def read_records(
 
 def _one_record(file: BinaryIO, head: bytes) -> tuple[bytes | None, str]:
     """Return the record after `head`, None if reading must end there, and its damage or ""."""
-    problem = _head_problem(head)
-    if problem:
+    if problem := _head_problem(head):
         return None, problem
     length = _HEAD.unpack(head)[0]
     data, tail = file.read(length), file.read(_CRC.size)
@@ -151,15 +135,18 @@ def _data_problem(data: bytes, tail: bytes) -> str:
 
 
 def _masked(*parts: bytes) -> int:
-    crc = reduce(google_crc32c.extend, parts, 0)
+    return _mask(reduce(google_crc32c.extend, parts, 0))
+
+
+def _mask(crc: Any) -> Any:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
     """Map the bytes of a file without reading it; return b"" if it is empty."""
-    with path.open("rb") as file:
-        empty = os.fstat(file.fileno()).st_size == 0
-        return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with path.open("rb") as file, suppress(ValueError):  # of an empty file
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return b""
 
 
 def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
@@ -168,13 +155,13 @@ def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
     Edges (records + 1,) int64 [bytes] are where frames begin and where the last one ends. Damage is
     what is wrong after that, or "". Only lengths and their checksums are read: few pages.
     """
-    edges, at, end = [0], 0, len(data)
-    while at < end:
+    edges, at = [0], 0
+    while at < len(data):
         head = data[at : at + _HEAD.size]
         problem = _head_problem(head)
         if not problem:
             at += _HEAD.size + _HEAD.unpack(head)[0] + _CRC.size
-            problem = "" if at <= end else "the file ends within the record"
+            problem = "" if at <= len(data) else "the file ends within the record"
         if problem:
             return np.asarray(edges), f"record {len(edges) - 1} at byte {edges[-1]}: {problem}"
         edges.append(at)

@@ -32,7 +32,6 @@ from throughline.data.shards.files import (
     is_put,
     object_name,
     put_shard,
-    take_shard,
     take_stored_shard,
 )
 from throughline.data.shards.index import Shard, ShardIndex, write_shard_index
@@ -54,6 +53,7 @@ from throughline.settings import ShardSettings
 from throughline.shared.engine import in_parallel
 from throughline.shared.errors import DamagedFile, DataNotFound
 from throughline.shared.files import (
+    copy_whole,
     digest_blake2b,
     digest_file,
     digest_json,
@@ -77,15 +77,17 @@ class OrderedExamples:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self.manifest, self.values = manifest, _map_values(manifest)
+        self.manifest, self.values = manifest, np.empty(0)
+        if (storage := manifest.schema.input.encoding.storage) != "files":
+            open_values = map_documents if storage == "documents" else map_values
+            self.values = open_values(manifest.folder)
         self._of: dict[str, pd.DataFrame] = {}
 
     def __reduce__(self) -> tuple[Callable[..., OrderedExamples], tuple[Path, str]]:
         return _open_examples, (self.manifest.folder.absolute(), self._file_digest)
 
     @cached_property
-    def _file_digest(self) -> str:
-        """Digest of the examples with their locations, which the manifest's digest leaves out."""
+    def _file_digest(self) -> str:  # with the files' locations, which the manifest's leaves out
         return digest_file(self.manifest.folder / EXAMPLES)
 
     def of(self, split: str) -> pd.DataFrame:
@@ -134,10 +136,6 @@ class ShardJob:
     @property
     def schema(self) -> Schema:
         return self.examples.manifest.schema
-
-    @property
-    def values(self) -> np.ndarray:
-        return self.examples.values
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -189,8 +187,7 @@ def shard(
             cuts=manifest.cuts,
         )
         if storage:
-            names = [object_name(shard.digest) for shard in shards]
-            check_put(open_store(storage.url), OBJECTS, names)
+            check_put(open_store(storage.url), OBJECTS, (object_name(one.digest) for one in shards))
         write_shard_index(folder, index)
         for note in folder.glob(".done-*"):
             note.unlink()
@@ -207,8 +204,7 @@ def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
         done = read_value(Shard, note, "shard")
         if is_put(store, done):
             return done
-    taken = take_stored_shard(job.earlier, job.path, store)
-    if taken:
+    if taken := take_stored_shard(job.earlier, job.path, store):
         made = replace(taken, name=job.path.name, split=job.split)
     else:
         made = write_shard(job)
@@ -219,11 +215,13 @@ def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
 
 def write_shard(job: ShardJob) -> Shard:
     """Write one shard, unless an interrupted or an earlier run has finished it."""
+    held = job.earlier
     if job.path.exists():
         digest = digest_file(job.path)
+    elif held and copy_whole(held.path, job.path, digest=held.shard.digest):
+        digest = held.shard.digest
     else:
-        digest = take_shard(job.earlier, job.path)
-        digest = digest or write_frames(job.path, _frames(job), compression=job.compression)
+        digest = write_frames(job.path, _frames(job), compression=job.compression)
     records = job.end - job.first
     return Shard(
         name=job.path.name,
@@ -286,13 +284,6 @@ def _cut(rows: pd.DataFrame, schema: Schema, settings: ShardSettings) -> list[tu
     return shard_ranges(first, sizes, target_bytes=target_bytes, min_shards=settings.min_shards)
 
 
-def _map_values(manifest: Manifest) -> np.ndarray:
-    storage = manifest.schema.input.encoding.storage
-    if storage == "files":
-        return np.empty(0)
-    return (map_documents if storage == "documents" else map_values)(manifest.folder)
-
-
 def _frames(job: ShardJob) -> Iterable[bytes | memoryview]:
     values = {"blocks": _read_blocks, "documents": _read_documents, "files": _read_files}
     storage = job.schema.input.encoding.storage
@@ -305,20 +296,19 @@ def _framed_rows(job: ShardJob) -> Iterator[memoryview]:
     """Encode examples of one size as arrays of records, without a Python call for each."""
     dtype = job.schema.target.dtype if job.schema.target else "int64"
     labels = np.asarray(job.rows["label"].tolist(), dtype)
-    keys = job.rows["key"].to_numpy()
-    rows_in_order = job.rows["row"].to_numpy()
-    value, label, feature = job.values[0].tobytes(), labels[0].tolist(), job.schema.input.name
-    around = encode_head_and_tail(len(value), key=0, label=label, feature=feature)
-    size = len(value) + sum(map(len, around))
-    buffer = frame_buffer(max(1, min(len(rows_in_order), BLOCK_BYTES // size)), size)
-    for start in range(0, len(rows_in_order), len(buffer)):
+    keys, rows, values = job.rows["key"].to_numpy(), job.rows["row"].to_numpy(), job.examples.values
+    bytes_each, label, feature = values[0].nbytes, labels[0].tolist(), job.schema.input.name
+    around = encode_head_and_tail(bytes_each, key=0, label=label, feature=feature)
+    size = bytes_each + sum(map(len, around))
+    buffer = frame_buffer(max(1, min(len(rows), BLOCK_BYTES // size)), size)
+    for start in range(0, len(rows), len(buffer)):
         part = slice(start, start + len(buffer))
-        block = buffer[: len(rows_in_order[part])]
+        block = buffer[: len(rows[part])]
         encode_examples(
             block["record"],
             keys=keys[part],
             labels=labels[part],
-            values=job.values[rows_in_order[part]],
+            values=values[rows[part]],
             feature=feature,
         )
         yield seal_frames(block)
@@ -341,12 +331,12 @@ def _framed_values(job: ShardJob, values: Iterable[bytes]) -> Iterator[tuple[byt
 
 def _read_blocks(job: ShardJob) -> Iterator[bytes]:
     for row, steps in job.rows[["row", "label"]].itertuples(index=False):
-        yield job.values[row : row + steps].tobytes()
+        yield job.examples.values[row : row + steps].tobytes()
 
 
 def _read_documents(job: ShardJob) -> Iterator[bytes]:
     for begin, size, digest in job.rows[["row", "bytes", "digest"]].itertuples(index=False):
-        value = job.values[begin : begin + size].tobytes()
+        value = job.examples.values[begin : begin + size].tobytes()
         if digest != digest_blake2b(value):
             raise DamagedFile(
                 f"{job.examples.manifest.folder / DOCUMENTS} has other contents than ingest wrote;"
@@ -356,17 +346,15 @@ def _read_documents(job: ShardJob) -> Iterator[bytes]:
 
 
 def _read_files(job: ShardJob) -> Iterator[bytes]:
+    rows = job.rows[["id", "uri", "row", "bytes"]].itertuples(index=False)
     parts = [
         FilePart(example_id=example_id, uri=uri, offset=row, bytes=size)
-        for example_id, uri, row, size in job.rows[["id", "uri", "row", "bytes"]].itertuples(
-            index=False
-        )
+        for example_id, uri, row, size in rows
     ]
     for part, value, digest in zip(parts, read_parts(parts), job.rows["digest"], strict=True):
         if digest_blake2b(value) != digest:
             raise DataNotFound(
                 f"{part.uri} (example {part.example_id}) has other contents than at ingest;"
-                " run `dvc repro` or, if that sees no change, `python -m tasks.ingest"
-                " --verify`"
+                " run `dvc repro` or, if that sees no change, `python -m tasks.ingest --verify`"
             )
         yield value
