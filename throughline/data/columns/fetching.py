@@ -43,10 +43,9 @@ _REGION = re.compile(r"rows-(\d+)-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedColumns:
-    """The columns of one snapshot in an object store.
+    """The columns of one snapshot in an object store; `rows` [first, stop) are fetched, None: all.
 
-    `rows` are the first row to fetch and the one after the last; all rows if None. Several threads
-    and processes may use this at once, even on several hosts that share the folder.
+    Several threads and processes may use this at once, even on several hosts that share the folder.
     """
 
     storage: Storage
@@ -77,12 +76,8 @@ class FetchedColumns:
     def fetch(self, split: str, column: Column) -> None:
         """Fetch the rows of a column that are read, unless they are in the folder already.
 
-        For a ragged column, the extents of all rows are fetched, too.
-
-        Raises:
-          ObjectStoreFailed: an object is missing or damaged; names it and its rows.
-          StaleSnapshot: the store does not hold this snapshot.
-          DiskRefused: the column does not fit on the disk; says both sizes.
+        For a ragged column, the extents of all rows are fetched, too. Raises ObjectStoreFailed for
+        missing or damaged objects, StaleSnapshot for another snapshot's store, and DiskRefused.
         """
         path, size = self._path(split, column), self.index.splits[split].bytes(column)
         if size == 0 or has_size(path, size):
@@ -90,20 +85,18 @@ class FetchedColumns:
         if column.ragged:
             self._whole.fetch(split, column.extent)
         with hold_fetch(path, f"{split}/{column.name}"):
-            whole = self._whole._path(split, column)
             if has_size(path, size):
                 return
             path.unlink(missing_ok=True)
-            there = path != whole and has_size(whole, size)
-            if not (there and _link(path, whole)):
-                self._fetch_into(path, split, column, size)
+            whole = self._whole._path(split, column)
+            for link in (path.hardlink_to, path.symlink_to) if has_size(whole, size) else ():
+                with suppress(OSError):
+                    link(whole.resolve())
+                    return
+            self._fetch_into(path, split, column, size)
 
     def verify_regions(self) -> None:
-        """Check the columns of which only some rows were fetched.
-
-        Raises:
-          CorruptColumn: a digest does not match; names the file and the damaged rows.
-        """
+        """Check the columns of which only some rows were fetched; raise CorruptColumn."""
         for folder in sorted(self._whole.folder.glob("rows-*-*")):
             if not (found := _REGION.fullmatch(folder.name)):
                 continue
@@ -128,54 +121,36 @@ class FetchedColumns:
         return column_path(self.folder, split, column.name)
 
     def _fetch_into(self, path: Path, split: str, column: Column, size: int) -> None:
-        objects = self._list_objects(split, column)
-        first, stop = self.rows or (0, self.index.splits[split].count)
+        objects, count = self._list_objects(split, column), self.index.splits[split].count
+        first, stop = self.rows or (0, count)
         size_mib = sum(one.bytes for one in objects) / 2**20
         echo_fact(
-            f"{split}/{column.name}: rows {first:,} to {stop - 1:,} of"
-            f" {self.index.splits[split].count:,}, {size_mib:,.1f} MiB, from {self.store.url}"
+            f"{split}/{column.name}: rows {first:,} to {stop - 1:,} of {count:,},"
+            f" {size_mib:,.1f} MiB, from {self.store.url}"
         )
         resumes = has_size(name_unfinished(path), size)
-        begin = objects[0].begin if objects else 0
-        end = objects[-1].begin + objects[-1].bytes if objects else 0
+        begin, end = (objects[0].begin, objects[-1].end) if objects else (0, 0)
+
+        def fetch_object(one: ColumnObject) -> None:
+            there = memoryview(os.pread(descriptor, one.bytes, one.begin) if resumes else b"")
+            if len(there) != one.bytes or one.find_wrong_chunk(there):
+                write_at(descriptor, fetch_checked(self.store, one), one.begin)
+
         with open_unfinished(path, size, begin=begin, end=end) as descriptor:
-            fetched = in_threads(
-                lambda one: self._fetch_object(one, descriptor, resumes=resumes),
-                objects,
-                workers=READERS,
-            )
+            fetched = in_threads(fetch_object, objects, workers=READERS)
             for _ in progress(fetched, total=len(objects), label=f"fetch {split}", unit="objects"):
                 pass
 
     def _list_objects(self, split: str, column: Column) -> list[ColumnObject]:
         found = list_objects(self.index, self.shards, split, column, self._whole.folder)
-        if self.rows is None:
-            return list(found)
-        first, stop = self.rows
+        first, stop = self.rows or (0, self.index.splits[split].count)
         return [one for one in found if one.rows.start < stop and first < one.rows.stop]
-
-    def _fetch_object(self, one: ColumnObject, descriptor: int, *, resumes: bool) -> None:
-        if resumes:
-            there = memoryview(os.pread(descriptor, one.bytes, one.begin))
-            if len(there) == one.bytes and one.find_wrong_chunk(there) is None:
-                return
-        write_at(descriptor, fetch_checked(self.store, one), one.begin)
-
-
-def _link(path: Path, whole: Path) -> bool:
-    """Link `path` to `whole`; return whether a hard or a symbolic link could be made."""
-    for link in (path.hardlink_to, path.symlink_to):
-        with suppress(OSError):
-            link(whole.resolve())
-            return True
-    return False
 
 
 def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
     """Return the bytes of an object; fetch it again if they do not match its digests.
 
-    Raises:
-      ObjectStoreFailed: it is missing, or damaged each time; names the object and the rows.
+    Raises ObjectStoreFailed, which names object and rows, if it is missing, or damaged each time.
     """
     for _ in range(1 + RETRIES):
         data = memoryview(bytearray(one.bytes))
@@ -185,8 +160,7 @@ def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
                 data[start : start + length] = store.read_range(
                     one.name, start=start, length=length
                 )
-        wrong = one.find_wrong_chunk(data)
-        if wrong is None:
+        if not (wrong := one.find_wrong_chunk(data)):
             return data
     raise ObjectStoreFailed(
         f"{store.address(one.name)} does not match its digest, even after {RETRIES} more"

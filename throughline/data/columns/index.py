@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +111,7 @@ class SnapshotIndex:
     Attributes:
       key: identifies the shards, preprocessing, code and versions that it was made with.
       repaired: the shards that are read in place of damaged ones.
-      vocabulary: how many different tokens text can have, padding included; 0 for other data.
+      vocabulary: number of different tokens in text, padding included; 0 for other data.
       files: digests of other files in the snapshot's folder, by name.
     """
 
@@ -140,12 +140,10 @@ def allocate(folder: Path, split: str, columns: Sequence[Column], count: int) ->
     """Create files of final size for columns that are not ragged; keep files of that size."""
     (folder / split).mkdir(parents=True, exist_ok=True)
     for column in columns:
-        if column.ragged:
-            continue
-        with column_path(folder, split, column.name).open("ab") as file:
-            if file.tell() != column.stride * count:
-                os.ftruncate(file.fileno(), 0)
-                os.ftruncate(file.fileno(), column.stride * count)
+        path, size = column_path(folder, split, column.name), column.stride * count
+        if not column.ragged and not (path.exists() and path.stat().st_size == size):
+            path.write_bytes(b"")
+            os.truncate(path, size)
 
 
 def write_rows(
@@ -156,11 +154,7 @@ def write_rows(
     start: int,
     values: Mapping[str, np.ndarray],
 ) -> Chunk:
-    """Write consecutive rows of every column; return the chunk with its digests.
-
-    `values[name]` has shape (rows, *column.shape) and the column's dtype. The rows are safe on disk
-    only after `flush`.
-    """
+    """Write the rows of `encode_chunk`; return their chunk. They are safe only after `flush`."""
     chunk, encoded = encode_chunk(columns, start=start, values=values)
     for column in columns:
         write_encoded_rows(folder, split, column, start=start, data=encoded[column.name])
@@ -170,27 +164,23 @@ def write_rows(
 def encode_chunk(
     columns: Sequence[Column], *, start: int, values: Mapping[str, np.ndarray]
 ) -> tuple[Chunk, dict[str, memoryview]]:
-    """Return the chunk of consecutive rows with its digests, and their bytes by column."""
-    encoded = {column.name: encode_rows(column, values[column.name]) for column in columns}
+    """Return the chunk of consecutive rows with its digests, and their bytes by column.
+
+    `values[name]` must have the shape (rows, *column.shape) and the column's dtype, else an op has
+    changed them, and ImpossiblePlan is raised.
+    """
+    encoded = {}
+    for column in columns:
+        rows = values[column.name]
+        if (rows.dtype, rows.shape[1:]) != (np.dtype(column.dtype), column.shape):
+            raise ImpossiblePlan(
+                f"preprocess: an op made {column.name} {rows.dtype} of shape {rows.shape[1:]}, but"
+                f" a snapshot stores {column.dtype} of shape {column.shape}; have your op return"
+                " that, or move it to postprocess"
+            )
+        encoded[column.name] = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
     digests = {name: digest_blake3(data) for name, data in encoded.items()}
     return Chunk(start=start, count=len(values[columns[0].name]), digests=digests), encoded
-
-
-def encode_rows(column: Column, values: np.ndarray) -> memoryview:
-    """Return the bytes of consecutive rows of a column that is not ragged.
-
-    `values` has shape (rows, *column.shape) and the column's dtype.
-
-    Raises:
-      ImpossiblePlan: an op has changed shape or dtype.
-    """
-    if (values.dtype, values.shape[1:]) != (np.dtype(column.dtype), column.shape):
-        raise ImpossiblePlan(
-            f"preprocess: an op made {column.name} {values.dtype} of shape {values.shape[1:]}, but"
-            f" a snapshot stores {column.dtype} of shape {column.shape}; have your op return that,"
-            " or move it to postprocess"
-        )
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def write_encoded_rows(
@@ -219,14 +209,10 @@ def holds_columns(folder: Path) -> bool:
 
 
 def read_index(folder: Path, *, key: str | None = None, with_columns: bool = True) -> SnapshotIndex:
-    """Read the index, and check that the snapshot is complete and the one asked for.
+    """Read the index, and check that the snapshot is complete and has this `key`, if given.
 
-    Files of columns are checked only if `with_columns` is set.
-
-    Raises:
-      MissingInput, DamagedFile: the index or all columns are missing, or the index is damaged.
-      StaleSnapshot: it has another key: other shards, ops, code or versions made it.
-      CorruptColumn: a file is missing or has another size or digest than the index says.
+    Files of columns are checked only if `with_columns` is set. Raises MissingInput, DamagedFile,
+    StaleSnapshot (of another key), or CorruptColumn (a file is not as the index says).
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete snapshot; run `dvc repro snapshot`")
@@ -266,11 +252,7 @@ def verify(folder: Path, index: SnapshotIndex) -> None:
 
 
 def read_chunk(folder: Path, split: str, column: Column, chunk: Chunk, count: int) -> bytes:
-    """Return the bytes of a chunk of a column that has `count` rows.
-
-    Raises:
-      CorruptColumn: they do not match their digest; names the file and the rows.
-    """
+    """Return the bytes of a chunk of a column of `count` rows; compare them with their digest."""
     path = column_path(folder, split, column.name)
     begin, end = find_span(folder, split, column, chunk, count)
     with path.open("rb") as file:
@@ -291,9 +273,8 @@ def find_span(
     """Return bytes [begin, end) of a chunk in a column file of `count` rows; refuse bad extents."""
     if not column.ragged:
         return chunk.start * column.stride, (chunk.start + chunk.count) * column.stride
-    offsets = map_column(folder, split, column.extent, count)[
-        chunk.start : chunk.start + chunk.count
-    ]
+    rows = slice(chunk.start, chunk.start + chunk.count)
+    offsets = map_column(folder, split, column.extent, count)[rows]
     itemsize = np.dtype(column.dtype).itemsize
     begin, end = int(offsets[0, 0]) * itemsize, ragged.end_offset(offsets, itemsize)
     path = column_path(folder, split, column.name)
@@ -317,13 +298,9 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
     size = 0 if count == 0 else path.stat().st_size if column.ragged else column.stride * count
     if size == 0:
         return np.empty([max(0, length) for length in shape], dtype)
+    flags, prot = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     with path.open("rb") as file:
-        mapped = mmap.mmap(
-            file.fileno(),
-            size,
-            flags=mmap.MAP_PRIVATE | MAP_NORESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=prot)
     return np.frombuffer(mapped, dtype).reshape(shape)
 
 
@@ -335,9 +312,8 @@ def read_ahead(path: Path, size: int) -> None:
     disk reads rows in random order in small pieces; from beginning to end it reads at full speed.
     """
     if path.exists() and size <= MEMORY_SHARE * available_memory():
-        threading.Thread(
-            target=_read_through, args=(path, size), daemon=True, name="read-ahead"
-        ).start()
+        work = partial(_read_through, path, size)
+        threading.Thread(target=work, daemon=True, name="read-ahead").start()
 
 
 def _read_through(path: Path, size: int) -> None:

@@ -47,9 +47,8 @@ def is_of_snapshot(name: str) -> bool:
 class Destination:
     """Where a snapshot is written: a folder and, if its columns go there, an object store.
 
-    `earlier` is where shards and snapshot of an earlier run of the same program are, if there are
-    any. `needs` is what the user's own ops need besides their code; an interrupted snapshot is
-    continued only with the same needs.
+    `earlier` has shards and snapshot of an earlier run of the same program, if any. `needs` is what
+    the user's own ops need besides their code; only with the same needs is a snapshot continued.
     """
 
     folder: Path
@@ -73,6 +72,10 @@ class ColumnObject:
     def bytes(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def end(self) -> int:
+        return self.begin + self.bytes
+
     def name_at(self, key: str, start: int) -> str:
         """Return the object's name in the snapshot `key`, where its rows begin at row `start`."""
         return _object_name(key, self.split, self.column, start, self.name.rpartition("-")[2])
@@ -83,12 +86,10 @@ class ColumnObject:
 
     def find_wrong_chunk(self, data: memoryview) -> Chunk | None:
         """Return the first chunk in the object's bytes that does not match its digest, or None."""
-        position = 0
         for chunk, size in zip(self.chunks, self.sizes, strict=True):
-            part = data[position : position + size]
+            part, data = data[:size], data[size:]
             if digest_blake3(part) != chunk.digests[self.column]:
                 return chunk
-            position += size
         return None
 
     @contextmanager
@@ -130,8 +131,7 @@ def list_objects(
 ) -> Iterator[ColumnObject]:
     """Yield the objects of a column of a split, in order.
 
-    `shards` are the shards that were read, including repaired ones. The extents of a ragged column
-    must be in `folder`.
+    `shards` are those that were read. The extents of a ragged column must be in `folder`.
     """
     rows, end = index.splits[split], 0
     stored = rows.rows(column)
@@ -194,11 +194,7 @@ def put_index(store: ObjectStore, key: str, folder: Path) -> None:
 
 
 def check_stored_index(store: ObjectStore, key: str, folder: Path) -> None:
-    """Check that the store has the whole snapshot that a folder's index describes.
-
-    Raises:
-      StaleSnapshot: the store has no index of it, or another one in its place.
-    """
+    """Check that the store has the whole snapshot of a folder's index; raise StaleSnapshot."""
     data = (folder / INDEX).read_bytes()
     name = _index_name(key, data)
     there = store.read(name) if store.find(name) else None

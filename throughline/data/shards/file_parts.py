@@ -32,9 +32,7 @@ class FilePart:
 def read_parts(parts: Sequence[FilePart]) -> Iterator[bytes]:
     """Yield the contents of files, in order; small ones are read ahead if any is in a bucket.
 
-    Raises:
-      DataNotFound: one cannot be read, or has another size than at ingest; names it.
-      ObjectStoreFailed: the store could not be reached, or refused the request.
+    Raises DataNotFound if one is gone or has another size than at ingest, and ObjectStoreFailed.
     """
     urls = {split_address(part.uri)[0] for part in parts if is_address(part.uri)}
     buckets = {url: open_store(url) for url in urls}

@@ -63,14 +63,11 @@ class ShardFiles:
     def path(self, shard: Shard) -> Path:
         """Return the path of a shard; fetch it first if it is in a store.
 
-        Raises:
-          ObjectStoreFailed: it cannot be fetched, or is damaged there; names object and shard.
-          DiskRefused: it does not fit on the disk; says both sizes.
+        Raises ObjectStoreFailed if the store lacks it or has it damaged, and DiskRefused.
         """
         return self.paths((shard,))[0]
 
     def paths(self, shards: Sequence[Shard]) -> list[Path]:
-        paths = [self._fetched(one) if self.is_stored(one) else self._local(one) for one in shards]
         lacking = [shard for shard in shards if not self.is_here(shard)]
         if self.storage and lacking:
             size_mib = sum(shard.bytes for shard in lacking) / 2**20
@@ -78,21 +75,19 @@ class ShardFiles:
             store = open_store(self.storage.url)
             for shard in progress(lacking, total=len(lacking), label="fetch", unit="shards"):
                 _fetch(store, shard, self._fetched(shard))
-        return paths
+        return [self._fetched(one) if self.is_stored(one) else self._local(one) for one in shards]
 
     def check(self, shards: ShardIndex, *, sizes: bool = True) -> None:
         """Check that local shards are there and, with `sizes`, as long as the index says.
 
-        Raises:
-          MissingInput: none is there.
-          CorruptShard: one is missing or has another size.
+        Raises MissingInput if none is there, CorruptShard if one is missing or has another size.
         """
         if not self.storage and not any(self._local(one).exists() for one in shards.shards):
             raise MissingInput(explain_index_alone(self.folder, "shards"))
         for shard in shards.shards:
             path = self._local(shard)
             found = path.stat().st_size if path.exists() else None
-            if found is None and self.is_stored(shard):
+            if self.is_stored(shard):
                 continue
             if found is None or (sizes and found != shard.bytes):
                 state = "is missing" if found is None else f"has {found} bytes, not {shard.bytes}"
@@ -150,12 +145,9 @@ def path_in_cache(storage: Storage, shard: Shard) -> Path:
 
 
 def put_shard(storage: Storage, path: Path, shard: Shard) -> None:
-    """Put a shard that was written at `path` into the store.
+    """Put a shard that was written at `path` into the store; raise ObjectStoreFailed if it refuses.
 
     The file moves into the cache or, if that lacks room, is removed, to be fetched when needed.
-
-    Raises:
-      ObjectStoreFailed: the store does not accept it; names it.
     """
     store, name = open_store(storage.url), object_name(shard.digest)
     if not is_put(store, shard):
@@ -179,11 +171,7 @@ def is_put(store: ObjectStore, shard: Shard) -> bool:
 
 
 def verify_stored(store: ObjectStore, shard: Shard) -> None:
-    """Read a shard's object, and compare it with its digest.
-
-    Raises:
-      ObjectStoreFailed: it cannot be read, or is damaged; names the object.
-    """
+    """Read a shard's object; raise ObjectStoreFailed if that fails or its digest is another."""
     state = blake3()
     for piece in store.stream(object_name(shard.digest)):
         state.update(piece)

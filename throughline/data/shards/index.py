@@ -57,17 +57,11 @@ class ShardIndex:
         The data digest changes if records were lost.
         """
         named = {shard.name: shard for shard in repaired}
-        lost = [
-            named[shard.name].digest
-            for shard in self.shards
-            if shard.name in named and named[shard.name].records < shard.records
-        ]
+        shards = tuple(named.get(shard.name, shard) for shard in self.shards)
+        pairs = zip(shards, self.shards, strict=True)
+        lost = [one.digest for one, damaged in pairs if one.records < damaged.records]
         data = digest_json([self.data_digest, lost]) if lost else self.data_digest
-        return replace(
-            self,
-            data_digest=data,
-            shards=tuple(named.get(shard.name, shard) for shard in self.shards),
-        )
+        return replace(self, data_digest=data, shards=shards)
 
     @property
     def digest(self) -> str:
@@ -94,9 +88,7 @@ def write_shard_index(folder: Path, index: ShardIndex) -> None:
 def read_shard_index(folder: Path) -> ShardIndex:
     """Read the index, and check that it lists every shard in the folder.
 
-    Raises:
-      MissingInput, DamagedFile: there is no complete set of shards, or its index is unusable.
-      CorruptShard: there is a shard that is not listed.
+    Raises MissingInput or DamagedFile without a usable index, and CorruptShard.
     """
     if not (folder / INDEX).exists():
         raise MissingInput(f"{folder} holds no complete set of shards; run `dvc repro shard`")

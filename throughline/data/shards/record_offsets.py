@@ -77,8 +77,7 @@ class RecordTable:
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return the records with these numbers (n,) int64, as an array of bytes (n,).
 
-        Raises:
-          ValueError: a record has changed since the offsets were written.
+        Raises ValueError if a record has changed since the offsets were written.
         """
         shards = np.searchsorted(self.firsts, rows, side="right") - 1
         starts, stops = self.edges[rows + shards].tolist(), self.edges[rows + shards + 1].tolist()
@@ -95,9 +94,7 @@ class RecordTable:
 def open_records(files: ShardFiles, shards: Sequence[Shard]) -> RecordTable:
     """Map shards, in order, and read their offsets; shards in a store are fetched first.
 
-    Raises:
-      MissingInput, CorruptShard: a shard has no offsets, or those of another shard.
-      ObjectStoreFailed, DiskRefused: a shard cannot be fetched.
+    Raises as `read_offsets` and `ShardFiles.path` do.
     """
     edges = [read_offsets(files, shard) for shard in shards]
     paths = tuple(files.paths(shards))

@@ -34,14 +34,11 @@ def encode_head_and_tail(
     copied. An int label is stored as int64, one or several floats as float. `columns` are the bytes
     of further numbers, float32.
     """
-    if isinstance(label, int):
-        varint = _varint(label, _LABEL_BYTES)
-        number = _entry_prefix("label", 3, len(varint)) + varint
-    else:
-        floats = np.asarray(label, "<f4").tobytes()
-        number = _entry_prefix("label", 2, len(floats)) + floats
+    whole = isinstance(label, int)
+    number = _varint(label, _LABEL_BYTES) if whole else np.asarray(label, "<f4").tobytes()
     tail = _entry_prefix("columns", 2, len(columns)) + columns if columns else b""
-    tail += _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES) + number
+    tail += _entry_prefix("key", 3, _KEY_BYTES) + _varint(key, _KEY_BYTES)
+    tail += _entry_prefix("label", 3 if whole else 2, len(number)) + number
     head = b""
     # From the inside: the list, the feature, the map entry with its name, the features; each begins
     # with the size of its content.

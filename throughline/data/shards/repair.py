@@ -41,9 +41,8 @@ def repair_shards(
 ) -> tuple[Shard, ...]:
     """Write the usable records of damaged shards into `out`/repaired.
 
-    Raises:
-      CorruptShard: more than `max_lost_fraction` of all examples are lost; a block of a series is
-        lost, whose steps must not have gaps; or a file is readable, but is not the indexed one.
+    Raises CorruptShard if more than `max_lost_fraction` of all examples are lost, or a block of a
+    series, whose steps must not have gaps; or if a file is readable, but is not the indexed one.
     """
     repaired: list[Shard] = []
     lost = 0

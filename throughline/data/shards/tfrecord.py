@@ -79,11 +79,8 @@ def read_records(
 ) -> Iterator[bytes]:
     """Yield the records of one shard, checking every length and checksum.
 
-    With a list for `damaged`, records that cannot be read are left out and described there. No
-    record after a broken length or gzip stream can be read.
-
-    Raises:
-      CorruptShard: the file is damaged and `damaged` is None; names it, and the record's number.
+    With a list for `damaged`, records that cannot be read are left out and described there, else
+    CorruptShard is raised. No record after a broken length or gzip stream can be read.
     """
 
     def report(problem: str) -> None:

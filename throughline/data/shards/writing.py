@@ -158,10 +158,8 @@ def shard(
     written with the same settings. If examples are files, shards are reused only if `is_known` says
     that the files of their rows have not changed since ingest.
 
-    Raises:
-      DataNotFound: a file has disappeared or changed since ingest.
-      DamagedFile: the texts that ingest wrote have changed.
-      ObjectStoreFailed: the source's bucket cannot be read, or the storage does not accept a shard.
+    Raises DataNotFound or DamagedFile if files or texts are not those of ingest, and
+    ObjectStoreFailed if a bucket cannot be read or does not accept a shard.
     """
     same_work = digest_json(
         {
@@ -195,10 +193,7 @@ def shard(
 
 
 def write_stored_shard(storage: Storage, job: ShardJob) -> Shard:
-    """Write one shard and put it into the store, unless an earlier or interrupted run has done so.
-
-    The note that the shard is done is written last.
-    """
+    """Write one shard and put it into the store, unless an earlier run has; its note comes last."""
     note, store = job.path.with_name(f".done-{job.path.name}.json"), open_store(storage.url)
     if note.exists():
         done = read_value(Shard, note, "shard")

@@ -14,7 +14,15 @@ import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.found import ColumnReading
-from throughline.data.tables.number_text import explain_notation, explain_unread, is_number
+from throughline.data.tables.number_text import (
+    MOST,
+    count_filled,
+    explain_notation,
+    explain_unread,
+    is_number,
+    matches,
+    share,
+)
 from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
@@ -63,22 +71,17 @@ def describe_column(table: TextTable, name: str, kind: Kind) -> ColumnReading:
 def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
     """Return the kind of every column, except the columns `apart`, which have other purposes."""
     settings = table.settings
-    kinds: dict[str, Kind] = {}
-    for name in table.columns:
-        if name in apart:
-            continue
-        if name in settings.ignore:
-            kinds[name] = "ignored"
-        elif name in settings.numeric:
-            kinds[name] = "number"
-        elif name in settings.categorical:
-            kinds[name] = "category"
-        else:
-            kinds[name] = guess_kind(table, name)
-            # If columns are listed, the others are left out.
-            listed = settings.numeric if kinds[name] == "number" else settings.categorical
-            kinds[name] = "ignored" if listed else kinds[name]
-    return kinds
+    kinds: dict[str, Kind] = {
+        **dict.fromkeys(settings.categorical, "category"),
+        **dict.fromkeys(settings.numeric, "number"),
+        **dict.fromkeys(settings.ignore, "ignored"),
+    }
+    for name in [name for name in table.columns if name not in kinds and name not in apart]:
+        kind = guess_kind(table, name)
+        # If columns are listed, the others are left out.
+        listed = settings.numeric if kind == "number" else settings.categorical
+        kinds[name] = "ignored" if listed else kind
+    return {name: kinds[name] for name in table.columns if name not in apart}
 
 
 def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
@@ -117,8 +120,7 @@ def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) ->
 
 def guess_kind(table: TextTable, name: str) -> Kind:
     """Return number or category, whichever most filled cells are; empty if none is filled."""
-    cells = table.columns[name]
-    filled = int(pc.sum(pc.not_equal(cells, "")).as_py() or 0)
+    filled = count_filled(table.columns[name])
     if not filled:
         return "empty"
     if 2 * np.isfinite(table.parse(name)).sum() > filled:
@@ -147,7 +149,7 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
     if (whole % 1 != 0).any():
         merging = find_merging(values)
         return f"{shown} {merging}; or {keep}, rounded" if merging else None
-    if _share(table, name, _LEADING_ZEROS) > 0:
+    if matches(table.columns[name], _LEADING_ZEROS).any():
         codes = f"data.categorical: [{name}, …] if they are codes"
         return f"{shown} holds numbers with leading zeros; {codes}; {keep}"
     if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
@@ -163,10 +165,10 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
 
 
 def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) -> str | None:
-    rows = len(table) - reading.missing
-    if _share(table, name, _DATE) > 0.5:  # noqa: PLR2004 - most
+    rows, cells = len(table) - reading.missing, table.columns[name]
+    if share(cells, _DATE) > MOST:
         return "holds dates or times"
-    if unread := explain_unread(table.columns[name], table.decimal_of(name)):
+    if unread := explain_unread(cells, table.decimal_of(name)):
         return unread
     if reading.distinct > max(FEW_CATEGORIES, rows / 2):
         return f"has {reading.distinct:,} different texts in {rows:,} rows: ids or free text"
@@ -200,11 +202,11 @@ def list_marks(words: Collection[str], *more: str) -> list[str]:
 def find_missing_marks(columns: TableColumns) -> list[str]:
     """Return warnings about categories that usually mean a missing cell."""
     named = zip(columns.names[columns.numeric :], columns.categories, strict=True)
-    marks = [(name, word) for name, words in named for word in list_marks(words)]
     return [
         f"column {name} has {word} as a category; set data.missing_values: ['{word}'] if it"
         " means missing"
-        for name, word in marks
+        for name, words in named
+        for word in list_marks(words)
     ]
 
 
@@ -221,13 +223,6 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
     )
 
 
-def _share(table: TextTable, name: str, pattern: str) -> float:
-    cells = table.columns[name]
-    filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
-    matching = pc.sum(pc.match_substring_regex(cells, pattern)).as_py() or 0
-    return matching / filled if filled else 0.0
-
-
 def refuse_wide(table: TextTable) -> None:
     """Refuse a table most of whose columns are named as times, so that each row is a series."""
     times = [name for name in table.columns if _TIME.fullmatch(name)]
@@ -237,18 +232,17 @@ def refuse_wide(table: TextTable) -> None:
     texts = [name for name in others if guess_kind(table, name) == "category"] or others
     sep = "" if table.delimiter in (",", "") else f", sep={table.delimiter!r}"
     read = "read_parquet" if table.path.suffix.lower() == ".parquet" else "read_csv"
-    command = f"pandas.{read}({table.path.name!r}{sep})"
+    command, turn = f"pandas.{read}({table.path.name!r}{sep})", ".T"
     if texts:
         place = max(texts, key=lambda name: pc.count_distinct(table.columns[name]).as_py())
-        command += (
+        turn = (
             f".melt({others!r}, var_name='time').pivot_table('value', 'time', {place!r},"
             " aggfunc='sum', sort=False)"
         )
-    else:
-        command += ".T"
     raise UnreadableSource(
         f"{table.path}: {len(times):,} columns are named as times, from {times[0]} to {times[-1]}:"
         " each row is a series, not a time step",
         "write a row for each time:"
-        f"\n{command}.to_csv('by_time.csv', index_label='time')\nand set data.time_column: time",
+        f"\n{command}{turn}.to_csv('by_time.csv', index_label='time')\n"
+        "and set data.time_column: time",
     )

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from throughline.data.tables.table_files import refuse_doubled
 from throughline.data.tables.table_start import (
     BLANKS,
+    Start,
     join_blanks,
     read_start,
     refuse_numbers,
@@ -66,22 +67,12 @@ def open_delimited(
 ) -> Iterator[DelimitedText]:
     """Open delimited text; `errors` is passed to `open`, for bytes not in `data.encoding`.
 
-    Raises:
-      UnreadableSource: on opening or while records are read; names the file, often the line.
+    Raises UnreadableSource, then or while records are read; it names the file, often the line.
     """
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
     with start.open(path, errors) as file:
-        for _ in range(start.skipped):
-            next(file)
-        lines: list[str] = []
-        reader = csv.reader(
-            _remember(file, lines, blanks=start.delimiter == BLANKS),
-            delimiter=start.delimiter,
-            strict=True,
-            quoting=csv.QUOTE_NONE if settings.quoting == "none" else csv.QUOTE_MINIMAL,
-        )
-        records = _records(reader, lines, path, settings, skipped=start.skipped)
+        records = _records(file, start, path, settings)
         first = next((record for record in records if record.cells), None)
         if first is None:
             raise UnreadableSource(f"{path} is empty; its first line must name the columns")
@@ -125,19 +116,24 @@ def _rows(
             blank.append(replace(record, cells=[""]))
 
 
-def _remember(file: TextIO, lines: list[str], *, blanks: bool) -> Iterator[str]:
-    """Yield the lines of a file, and add each to `lines`; with `blanks`, blanks separate cells."""
-    for line in file:
-        lines.append(line)
-        yield join_blanks(line) if blanks else line
+def _records(file: TextIO, start: Start, path: Path, settings: DataSettings) -> Iterator[Record]:
+    """Yield every record below what the start skips; a blank line has no cells."""
+    lines: list[str] = []  # of the record
+    blanks, quotes = start.delimiter == BLANKS, settings.quoting != "none"
 
+    def remember() -> Iterator[str]:
+        for line in islice(file, start.skipped, None):
+            lines.append(line)
+            yield join_blanks(line) if blanks else line
 
-def _records(
-    reader: Any, lines: list[str], path: Path, settings: DataSettings, *, skipped: int
-) -> Iterator[Record]:
-    """Yield every record; a blank line has no cells."""
+    reader = csv.reader(
+        remember(),
+        delimiter=start.delimiter,
+        strict=True,
+        quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
+    )
     while True:
-        start = skipped + reader.line_num + 1
+        line = start.skipped + reader.line_num + 1
         lines.clear()
         try:
             cells = next(reader)
@@ -146,29 +142,28 @@ def _records(
         except UnicodeError as error:
             raise wrong_encoding(path, settings, error) from error
         except csv.Error as error:
-            where, more, problem = f"{path}, line {start}", len(lines) - 1, str(error)
-            if "expected after" not in problem and "end of data" not in problem:
-                raise UnreadableSource(f"{where}: not a readable table: {problem}") from error
-            goes_on = f" of {more + 1} lines" if more else ""
-            if reader.dialect.delimiter != BLANKS and _BLANKS_BETWEEN.search(lines[0]):
+            where = f"{path}, line {line}"
+            if "expected after" not in str(error) and "end of data" not in str(error):
+                raise UnreadableSource(f"{where}: not a readable table: {error}") from error
+            if not blanks and _BLANKS_BETWEEN.search(lines[0]):
                 raise UnreadableSource(
                     f"{where}: blanks seem to separate quoted cells; set data.delimiter: blanks"
                 ) from error
+            goes_on = f" of {len(lines)} lines" if lines[1:] else ""
             raise UnreadableSource(
                 f"{where}: a quoted cell{goes_on} does not end with its quote; a stray quote?",
                 "set data.quoting: none if quotes are ordinary characters here, or write quotes"
                 " within a quoted cell twice",
             ) from error
-        if settings.quoting != "none" and any(' "' in line for line in lines):
-            for cell in cells:
-                if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
-                    raise UnreadableSource(
-                        f"{path}, line {start}: the quotes of {cell[:40]!r} come after a blank and"
-                        " would be read as part of the cell",
-                        "remove blanks before quotes, or set data.quoting: none if quotes are"
-                        " ordinary characters here",
-                    )
-        yield Record(cells=cells, line=start, text=[*lines])
+        for cell in cells if quotes and any(' "' in one for one in lines) else ():
+            if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
+                raise UnreadableSource(
+                    f"{path}, line {line}: the quotes of {cell[:40]!r} come after a blank and would"
+                    " be read as part of the cell",
+                    "remove blanks before quotes, or set data.quoting: none if quotes are ordinary"
+                    " characters here",
+                )
+        yield Record(cells=cells, line=line, text=[*lines])
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:

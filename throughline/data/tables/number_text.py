@@ -32,11 +32,26 @@ _TRUTH = r"^(?i:true|false)$"
 _PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
 _FLAGGED = re.compile(r"([+-]?\d+([.,]\d+)?)\s*[A-Za-z]{1,3}")  # as statistical offices do
 _NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
+MOST = 0.5  # a greater share of a column's cells says what it holds
+
+
+def matches(cells: pa.LargeStringArray, pattern: str) -> np.ndarray:
+    """Return in which cells a pattern is found, (rows,) bool."""
+    return np.asarray(pc.match_substring_regex(cells, pattern), bool)
+
+
+def count_filled(cells: pa.LargeStringArray) -> int:
+    return len(cells) - pc.sum(pc.equal(cells, "")).as_py() if len(cells) else 0
+
+
+def share(cells: pa.LargeStringArray, pattern: str) -> float:
+    """Return the share of the cells that are not empty in which a pattern is found."""
+    return int(matches(cells, pattern).sum()) / max(1, count_filled(cells))
 
 
 def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
     """Return which cells are numbers, (rows,) bool; `inf`, `nan` and `1_000` are not."""
-    return _matches(cells, _COMMA if decimal == "," else _POINT)
+    return matches(cells, _COMMA if decimal == "," else _POINT)
 
 
 def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = False) -> np.ndarray:
@@ -45,11 +60,10 @@ def read_numbers(cells: pa.LargeStringArray, decimal: str, *, known: bool = Fals
     true and false are 1 and 0 if no other cell is filled or, in a column `known` to hold numbers,
     if no cell is a number.
     """
-    truth, filled = _matches(cells, _TRUTH), pc.sum(pc.not_equal(cells, "")).as_py()
-    alone = not is_number(cells, decimal).any() if known else truth.sum() == filled
+    truth = matches(cells, _TRUTH)
+    alone = not is_number(cells, decimal).any() if known else truth.sum() == count_filled(cells)
     if truth.any() and alone:
-        ones = _matches(cells, r"^(?i:true)$")
-        return np.where(truth, ones.astype(np.float64), np.nan)
+        return np.where(truth, matches(cells, r"^(?i:true)$").astype(np.float64), np.nan)
     return read_digits(cells, decimal)
 
 
@@ -69,15 +83,15 @@ def divide_no_thousands(
     `mark` is the separator, `none`, or `auto` for one that is certain.
     """
     marks = {"auto": list(_GROUPED), "none": []}.get(mark, [mark])
-    divided = {name: cells for name, cells in columns.items() if _matches(cells, _DIVIDED).any()}
+    divided = {name: cells for name, cells in columns.items() if matches(cells, _DIVIDED).any()}
     for each in marks:
         grouped = {
             name: cells
             for name, cells in divided.items()
-            if _matches(cells, _GROUPED[each]).any()
-            and _mostly(cells, f"{_GROUPED[each]}|{_POINT}|{_COMMA}")
+            if matches(cells, _GROUPED[each]).any()
+            and share(cells, f"{_GROUPED[each]}|{_POINT}|{_COMMA}") > MOST
         }
-        certain = any(_matches(cells, _CERTAIN[each]).any() for cells in grouped.values())
+        certain = any(matches(cells, _CERTAIN[each]).any() for cells in grouped.values())
         if grouped and (certain or mark != "auto"):
             return {name: _join_thousands(cells, each) for name, cells in grouped.items()}, each
     return {}, ""
@@ -85,14 +99,14 @@ def divide_no_thousands(
 
 def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArray:
     joined = pc.replace_substring_regex(cells, "," if mark == "," else r"['’ \x{a0}\x{202f}]", "")
-    return pc.if_else(pa.array(_matches(cells, _GROUPED[mark])), joined, cells)
+    return pc.if_else(pa.array(matches(cells, _GROUPED[mark])), joined, cells)
 
 
 def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
     """Describe numbers that this module cannot read; "" unless most cells look like numbers."""
-    if not _mostly(cells, _NUMBER_LIKE):
+    if share(cells, _NUMBER_LIKE) <= MOST:
         return ""
-    cell = cells[int(np.argmax(_matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
+    cell = cells[int(np.argmax(matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
     remedy = explain_notation(cell) or "write them as 1234.5"
     return f"holds numbers such as {cell!r}, in a notation that cannot be read; {remedy}"
 
@@ -101,7 +115,7 @@ def explain_notation(cell: str) -> str:
     """Return how to write a number with letters, or a minus that is unknown; "" for other cells."""
     if flagged := _FLAGGED.fullmatch(cell):
         return f"write {flagged[1]}, without the letters"
-    if not _matches(pa.array([cell], pa.large_string()), _NUMBER_LIKE)[0]:
+    if not pc.match_substring_regex(cell, _NUMBER_LIKE).as_py():
         return ""
     if cell.startswith("("):
         return f"brackets are not read as a minus; write -{cell[1:-1].strip()}"
@@ -111,7 +125,7 @@ def explain_notation(cell: str) -> str:
 
 
 def have_fractions(cells: pa.LargeStringArray, decimal: str) -> bool:
-    return bool(_matches(cells, _FRACTION[decimal]).any())
+    return bool(matches(cells, _FRACTION[decimal]).any())
 
 
 def find_decimal(
@@ -135,30 +149,25 @@ def find_decimal(
     if settings.decimal != "auto":
         return settings.decimal
     commas = _find_fractions(columns, ",")
-    points = _find_fractions(columns, ".") if commas or likely or delimiter == ";" else {}
     if not commas:
-        if points and _all_thousands(points, "."):
-            if likely:
-                return "." if delimiter == "," else likely
+        doubtful = find_lone_points(columns) if likely or delimiter == ";" else ""
+        if likely or not doubtful:
+            return likely if doubtful and delimiter != "," else "."
+        remedy = "set data.decimal: '.' for a fraction, ',' for a separator"
+    else:
+        points, doubtful = _find_fractions(columns, "."), _first_fraction(commas, ",")
+        if points and not (likely == "," and _all_thousands(points, ".")):
             raise UnreadableSource(
-                f"{path}: {_first_fraction(points, '.')} may be a fraction or have a thousands"
-                " separator",
-                "set data.decimal: '.' for a fraction, ',' for a separator",
+                f"{path}: fractions are written both ways, {doubtful} and"
+                f" {_first_fraction(points, '.')}",
+                "set data.decimal",
             )
-        return "."
-    if points and not (likely == "," and _all_thousands(points, ".")):
-        raise UnreadableSource(
-            f"{path}: fractions are written both ways, {_first_fraction(commas, ',')} and"
-            f" {_first_fraction(points, '.')}",
-            "set data.decimal",
-        )
-    if _all_thousands(commas, ",") and likely != ",":
-        raise UnreadableSource(
-            f"{path}: {_first_fraction(commas, ',')} may be a fraction or have a thousands"
-            " separator",
-            "set data.decimal: ',' for a fraction, or data.thousands: ',' for a separator",
-        )
-    return ","
+        if likely == "," or not _all_thousands(commas, ","):
+            return ","
+        remedy = "set data.decimal: ',' for a fraction, or data.thousands: ',' for a separator"
+    raise UnreadableSource(
+        f"{path}: {doubtful} may be a fraction or have a thousands separator", remedy
+    )
 
 
 def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
@@ -182,28 +191,17 @@ def _find_fractions(
     return {
         name: cells
         for name, cells in columns.items()
-        if _mostly(cells, number) and have_fractions(cells, decimal)
+        if share(cells, number) > MOST and have_fractions(cells, decimal)
     }
 
 
 def _all_thousands(columns: Mapping[str, pa.LargeStringArray], decimal: str) -> bool:
     fraction, thousands = _FRACTION[decimal], _THOUSANDS[decimal]
     return all(
-        (_matches(cells, fraction) <= _matches(cells, thousands)).all()
-        for cells in columns.values()
+        (matches(cells, fraction) <= matches(cells, thousands)).all() for cells in columns.values()
     )
 
 
 def _first_fraction(columns: Mapping[str, pa.LargeStringArray], decimal: str) -> str:
     name, cells = next(iter(columns.items()))
-    return f"{cells[int(np.argmax(_matches(cells, _FRACTION[decimal])))].as_py()} in column {name}"
-
-
-def _mostly(cells: pa.LargeStringArray, pattern: str) -> bool:
-    """Return whether more than half of the cells that are not empty match."""
-    filled = pc.sum(pc.not_equal(cells, "")).as_py() or 0
-    return filled > 0 and 2 * int(_matches(cells, pattern).sum()) > filled
-
-
-def _matches(cells: pa.LargeStringArray, pattern: str) -> np.ndarray:
-    return np.asarray(pc.match_substring_regex(cells, pattern), bool)
+    return f"{cells[int(np.argmax(matches(cells, _FRACTION[decimal])))].as_py()} in column {name}"

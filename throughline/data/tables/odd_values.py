@@ -68,9 +68,8 @@ def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str])
     for name in table.columns.keys() - {*columns}:
         named = named or bool(np.isin(table.parse(name), numbers).any())
         table.forget(name)
-    return (
-        f"{{{', '.join(f'{write_name(name)}: {marks}' for name in columns)}}}" if named else marks
-    )
+    by_column = ", ".join(f"{write_name(name)}: {marks}" for name in columns)
+    return f"{{{by_column}}}" if named else marks
 
 
 def _list_sentinels(values: np.ndarray) -> Iterator[tuple[str, int]]:
@@ -107,15 +106,10 @@ def _stand_out(values: np.ndarray, counts: np.ndarray, others: np.ndarray, rows:
     many = len(others) >= _LEAST_VALUES
     far = many and distance > (_CODE_FAR if codes else _FAR) * spread
     below = values[-1] < 0 <= others[0] and (many or (codes and texts != ["-1"]))
-    least = np.where(
-        [bool(_NINES.fullmatch(text)) or distance > _VERY_FAR * spread for text in texts],
-        2,
-        max(_LEAST_REPEATED, _LEAST_SHARE * rows),
-    )
-    whole = all(
-        value % 1 == 0 or _NINES.fullmatch(text) for value, text in zip(values, texts, strict=True)
-    )
-    return bool((far or below) and whole and (counts >= least).all())
+    nines = np.array([bool(_NINES.fullmatch(text)) for text in texts])
+    twice = nines | (distance > _VERY_FAR * spread)
+    enough = counts >= np.where(twice, 2, max(_LEAST_REPEATED, _LEAST_SHARE * rows))
+    return bool((far or below) and ((values % 1 == 0) | nines).all() and enough.all())
 
 
 def _is_code(value: float) -> bool:
@@ -158,15 +152,9 @@ def find_totals(table: TextTable, names: Iterable[str], rejected: Collection[int
             if TOTAL.fullmatch(word) and pc.sum(pc.equal(cells, word)).as_py() == 1:
                 found.append(row)
         rows |= {row: f"row {row + 1} ({name}: {cells[row].as_py()})" for row in found}
-    shown = [rows[row] for row in sorted(rows) if row not in rejected]
-    return (
-        [
-            f"{name_some(shown, most=_SHOWN)}: named as the sum or mean of other rows; if so,"
-            " remove such rows"
-        ]
-        if shown
-        else []
-    )
+    shown = name_some([rows[row] for row in sorted(rows) if row not in rejected], most=_SHOWN)
+    said = f"{shown}: named as the sum or mean of other rows; if so, remove such rows"
+    return [said] if shown else []
 
 
 def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
@@ -176,15 +164,13 @@ def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
     """
     rows: list[int] = []
     while len(rows) < min(_MOST_UNITS, len(table) - 1):
-        cells = [table.columns[name][len(rows)].as_py() for name in numeric]
-        text = not any(
-            is_number(pa.array([cell], pa.large_string()), table.decimal_of(name))[0]
-            or explain_notation(cell)
-            for name, cell in zip(numeric, cells, strict=True)
-        )
-        times = [table.columns[name][len(rows)].as_py() for name in table.settings.time_columns]
+        row = {name: cells.slice(len(rows), 1) for name, cells in table.columns.items()}
+        numbers = any(is_number(row[name], table.decimal_of(name))[0] for name in numeric)
+        cells = [row[name][0].as_py() for name in numeric]
+        times = [row[name][0].as_py() for name in table.settings.time_columns]
         dated = any(map(str.isdecimal, "".join(times)))
-        if dated or not text or len({*cells, *times} - {""}) < 2:  # noqa: PLR2004 - all alike: a mark of missing
+        alike = len({*cells, *times} - {""}) < 2  # noqa: PLR2004 - a mark of missing cells
+        if dated or alike or numbers or any(map(explain_notation, cells)):
             break
         rows.append(len(rows))
     return rows
@@ -192,11 +178,8 @@ def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
 
 def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> list[str]:
     """Return warnings about columns, by name and values (rows,), that are a rescaled `label`."""
-    return [
-        _advise(name, "is the label in another unit")
-        for name, values in columns
-        if is_rescaled(values, label)
-    ]
+    found = [name for name, values in columns if is_rescaled(values, label)]
+    return _advise(found, "is the label in another unit")
 
 
 def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
@@ -205,14 +188,15 @@ def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
     if len(table) < _LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
         return []
     found = [name for name in names if _is_told(table, name, label)]
-    return [_advise(name, "has one label for each of its values") for name in found]
+    return _advise(found, "has one label for each of its values")
 
 
-def _advise(name: str, what: str) -> str:
-    return (
+def _advise(names: Iterable[str], what: str) -> list[str]:
+    return [
         f"column {name} {what}; if it is known only with the label, leave it out: data.ignore:"
         f" [{name}]"
-    )
+        for name in names
+    ]
 
 
 def is_rescaled(column: np.ndarray, label: np.ndarray) -> bool:

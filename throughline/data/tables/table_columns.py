@@ -54,10 +54,8 @@ class Listing(Found):
 
 def name_required(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
     """Return the columns that every example needs, by the keys of params.yaml that name them."""
-    return {
-        f"data.{key}": [getattr(settings, key)],
-        "data.label_column": settings.label_columns if settings.label_kind != "none" else (),
-    }
+    labels = settings.label_columns if settings.label_kind != "none" else ()
+    return {f"data.{key}": [getattr(settings, key)], "data.label_column": labels}
 
 
 def name_columns(settings: DataSettings, key: str) -> dict[str, Sequence[str]]:
@@ -93,10 +91,9 @@ def check_names(
 
 def read_listing(table: TextTable) -> Listing:
     """Read the columns that the model sees, and the numbers to predict, as the settings say."""
-    settings, numbers = table.settings, None
-    numeric: dict[str, Kind] = dict.fromkeys(settings.numeric, "number")
+    settings, numbers, columns = table.settings, None, TableColumns()
     kinds: dict[str, Kind] = {
-        **numeric,
+        **dict.fromkeys(settings.numeric, "number"),
         **dict.fromkeys(settings.categorical, "category"),
     }
     check_all(
@@ -105,7 +102,6 @@ def read_listing(table: TextTable) -> Listing:
         partial(check_missing, table, kinds),
         partial(refuse_text_labels, table),
     )
-    columns = TableColumns()
     if kinds:
         columns = choose_columns(table, settings.numeric, settings.categorical)
     values, problems = code_rows(table, columns, hint=True)
@@ -113,16 +109,15 @@ def read_listing(table: TextTable) -> Listing:
         numbers = read_targets(table, problems)
     seen = zip(settings.numeric, values.T, strict=False)
     predicted = zip(settings.label_columns, () if numbers is None else numbers.T, strict=False)
-    roles: dict[str, Kind] = {
-        name: "label" for name in settings.label_columns if name in table.columns
-    }
+    labels: dict[str, Kind] = dict.fromkeys(settings.label_columns, "label")
     return Listing(
         columns=ListedColumns(columns=columns, values=values) if kinds else None,
         numbers=numbers,
         problems=problems,
         readings=[
             column_kinds.describe_column(table, name, kind)
-            for name, kind in (roles | kinds).items()
+            for name, kind in (labels | kinds).items()
+            if name in table.columns
         ],
         dialect=table.describe_dialect() if kinds or numbers is not None else (),
         warnings=[
@@ -136,19 +131,15 @@ def choose_columns(
     table: TextTable, numeric: Sequence[str], categorical: Sequence[str]
 ) -> TableColumns:
     """Return the columns that a model sees, numbers first; medians are NaN until they are known."""
-    missing = table.settings.missing_in
+    missing, categories = table.settings.missing_in, []
+    for name in categorical:
+        words = pc.unique(table.columns[name]).to_pylist()
+        categories.append(
+            tuple(sorted(word for word in words if word or missing(name) != "reject"))
+        )
     return TableColumns(
         names=(*numeric, *categorical),
-        categories=tuple(
-            tuple(
-                sorted(
-                    word
-                    for word in pc.unique(table.columns[name]).to_pylist()
-                    if word or missing(name) != "reject"
-                )
-            )
-            for name in categorical
-        ),
+        categories=tuple(categories),
         decimal=table.decimal,
         thousands=table.thousands,
         medians={name: np.nan for name in numeric if missing(name) == "median"},
@@ -182,18 +173,14 @@ def code_rows(
             bad &= ~empty
         way = "median" if is_number else "category"
         for row in np.flatnonzero(bad).tolist():
-            reason = (
-                column_kinds.explain_no_number(table, name, row)
-                if is_number or empty[row]
-                else Reason(
-                    f"{name} is a category that the training has not seen",
-                    f": {cells[row].as_py()!r}",
-                )
-            )
-            keep = f"data.missing: {way} keeps the row" if empty[row] else MARK_MISSING
-            hinted = hint and (is_number or empty[row]) and np.isnan(column[row])
-            hinted &= not explain_notation(cells[row].as_py())
-            if hinted:
+            cell = cells[row].as_py()
+            if cell and not is_number:
+                unseen = f"{name} is a category that the training has not seen"
+                reasons[row] = reasons[row] or Reason(unseen, f": {cell!r}")
+                continue
+            reason = column_kinds.explain_no_number(table, name, row)
+            if hint and np.isnan(column[row]) and not explain_notation(cell):
+                keep = MARK_MISSING if cell else f"data.missing: {way} keeps the row"
                 reason = Reason(f"{reason.cause} ({keep})", reason.detail)
             reasons[row] = reasons[row] or reason
     return values.astype(np.float32), reasons
@@ -208,9 +195,8 @@ def fill_medians(
     filled cells. Raises UnreadableSource if a column is empty in all rows `train`.
     """
     values, medians, notes = values.copy(), {}, {}
-    places = {name: place for place, name in enumerate(columns.names)}
     for name in columns.medians:
-        column = values[:, places[name]]
+        column = values[:, columns.names.index(name)]
         empty = np.isnan(column)
         known = column[train][~empty[train]]
         if not len(known):
@@ -255,16 +241,15 @@ def check_missing(table: TextTable, kinds: Mapping[str, Kind]) -> None:
     features = {name: kind for name, kind in kinds.items() if kind in ("number", "category")}
 
     def check(name: str, way: str) -> None:
+        where = f"{table.path}: data.missing:"
         if name not in features:
-            raise UnreadableSource(
-                f"{table.path}: data.missing: no feature is named {name}",
-                did_you_mean(name, [*features]),
-            )
+            hint = did_you_mean(name, [*features])
+            raise UnreadableSource(f"{where} no feature is named {name}", hint)
         is_number = features[name] == "number"
         held, other = ("numbers", "median") if is_number else ("categories", "category")
         if way not in ("reject", other):
             raise UnreadableSource(
-                f"{table.path}: data.missing: {way} does not suit {name}, which holds {held}",
+                f"{where} {way} does not suit {name}, which holds {held}",
                 f"set data.missing: {{{name}: {other}}}",
             )
 
@@ -278,12 +263,9 @@ def read_targets(table: TextTable, reasons: list[str | None]) -> np.ndarray:
     for place, name in reversed([*enumerate(names)]):
         shown = "label" if len(names) == 1 else f"label {name}"
         for row in np.flatnonzero(~np.isfinite(targets[:, place])).tolist():
-            empty = not table.columns[name][row].as_py()
-            reasons[row] = (
-                f"{shown} missing"
-                if empty
-                else column_kinds.explain_no_number(table, name, row, shown=shown)
-            )
+            reasons[row] = f"{shown} missing"
+            if table.columns[name][row].as_py():
+                reasons[row] = column_kinds.explain_no_number(table, name, row, shown=shown)
     return targets
 
 

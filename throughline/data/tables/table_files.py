@@ -4,7 +4,7 @@ Classes that Hugging Face's `datasets` has numbered get their names back.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported
 SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
 SPLIT = "split"
 _SHOWN = 4
-_PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_PARQUET, _LONGEST = b"PAR1", 6  # first bytes of files
+_ARROW = {b"ARROW1": pa.ipc.open_file, b"\xff\xff\xff\xff": pa.ipc.open_stream}
 _ALIKE = {
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),
@@ -63,10 +64,8 @@ def _is_cache(path: Path) -> bool:
 def _read_kind(path: Path) -> bytes:
     """Return the signature of an Arrow or Parquet file, empty for other kinds of file."""
     with path.open("rb") as file:
-        first = file.read(len(_ARROW_FILE))
-    return next(
-        (one for one in (_PARQUET, _ARROW_FILE, _ARROW_STREAM) if first[: len(one)] == one), b""
-    )
+        first = file.read(_LONGEST)
+    return next(filter(first.startswith, (_PARQUET, *_ARROW)), b"")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +94,8 @@ class TableFiles:
     ) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
         """Yield columns, or fields such as `image.path`, in batches of at most `rows` rows.
 
-        A batch comes with its file, and the number (from 0) of its first row there.
-
-        Raises:
-          UnreadableSource: a file is damaged, or a number has no class; names the file.
+        A batch comes with its file, and the number (from 0) of its first row there. Raises
+        UnreadableSource, which names the file, if it is damaged or a number has no class.
         """
         for path, split in self.splits.items():
             start = 0
@@ -129,13 +126,9 @@ class TableFiles:
 
 
 def open_table_files(path: Path, splits: Mapping[Path, str | None], *, label: str) -> TableFiles:
-    """Open files, each with its split or None, as one table.
+    """Open files, each with its split or None, as one table; raise UnreadableSource if they differ.
 
     Files without any class in `label` are left out, unless all lack them: hubs hide test labels.
-
-    Raises:
-      UnreadableSource: a file cannot be read, or has other columns than the first one; names file
-        and column.
     """
     first, *others = splits
     schema = _read_schema(first)
@@ -164,17 +157,15 @@ def _find_nameless(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
     """Return a warning about folders whose names are not read."""
     if path.is_file():
         return []
-    folders: dict[str | None, set[str]] = {}
+    folders = defaultdict[str | None, set[str]](set)
     for file, split in splits.items():
-        folders.setdefault(split, set()).add(str(file.relative_to(path).parent))
-    named = max(folders.values(), key=len)
-    if len(named) == 1:
-        return []
+        folders[split].add(str(file.relative_to(path).parent))
+    named = sorted(max(folders.values(), key=len))
     return [
-        f"files of {len(named):,} folders ({', '.join(sorted(named)[:_SHOWN])}"
+        f"files of {len(named):,} folders ({', '.join(named[:_SHOWN])}"
         f"{', …' if len(named) > _SHOWN else ''}) are read as one table, without the folders'"
         " names; data.path can name one of them",
-    ]
+    ] * bool(named[1:])
 
 
 def _lacks_labels(path: Path, label: str) -> bool:
@@ -211,11 +202,8 @@ def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Sc
 
 def _read_schema(path: Path) -> pa.Schema:
     with _naming(path):
-        if _read_kind(path) in (_ARROW_FILE, _ARROW_STREAM):
-            with _open_arrow(path) as reader:
-                schema = reader.schema
-        else:
-            schema = pq.read_schema(path)
+        reader = _open_arrow(path)
+        schema = reader.schema if reader else pq.read_schema(path)
     refuse_doubled(schema.names, path)
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
 
@@ -237,18 +225,18 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _open_arrow(path: Path) -> Any:
-    source = pa.memory_map(str(path))
-    if _read_kind(path) == _ARROW_FILE:
-        return pa.ipc.open_file(source)
-    return pa.ipc.open_stream(source)
+    """Return a reader of an Arrow file or stream, or None for other files."""
+    open_as = _ARROW.get(_read_kind(path))
+    return open_as(pa.memory_map(str(path))) if open_as else None
 
 
 def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa.RecordBatch]:
-    if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
+    reader = _open_arrow(path)
+    if reader is None:
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches(batch_size=rows, columns=[*names])
         return
-    with _open_arrow(path) as reader:
+    with reader:
         is_file = hasattr(reader, "num_record_batches")
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
@@ -258,9 +246,9 @@ def _read_batches(path: Path, names: Sequence[str], *, rows: int) -> Iterator[pa
 
 def count_rows(path: Path) -> int:
     with _naming(path):
-        if _read_kind(path) not in (_ARROW_FILE, _ARROW_STREAM):
-            return pq.read_metadata(path).num_rows
-        return sum(batch.num_rows for batch in _read_batches(path, (), rows=1 << 30))
+        if _read_kind(path) in _ARROW:
+            return sum(batch.num_rows for batch in _read_batches(path, (), rows=1 << 30))
+        return pq.read_metadata(path).num_rows
 
 
 @contextmanager
@@ -270,9 +258,8 @@ def _naming(path: Path) -> Iterator[None]:
     except (UnreadableSource, MemoryError):
         raise
     except Exception as error:  # parsers of other people's files raise anything
-        raise UnreadableSource(
-            f"{path} is not a readable Parquet or Arrow table: {error}"
-        ) from error
+        what = f"{path} is not a readable Parquet or Arrow table: {error}"
+        raise UnreadableSource(what) from error
 
 
 def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -280,19 +267,15 @@ def _find_class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     try:
         kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = kept.get("info", {}).get("features", {})
-        found = {
+        return {
             name: tuple(map(str, feature["names"]))
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-            if feature.get("names")
+            if feature.get("names") and name in schema.names
+            if pa.types.is_integer(schema.field(name).type)
         }
     except (ValueError, AttributeError, TypeError):
         return {}
-    return {
-        name: names
-        for name, names in found.items()
-        if name in schema.names and pa.types.is_integer(schema.field(name).type)
-    }
 
 
 def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Array:
@@ -308,11 +291,8 @@ def _name_classes(numbers: pa.Array, names: Sequence[str], where: str) -> pa.Arr
 
 
 def find_floats(schema: pa.Schema) -> frozenset[str]:
-    return frozenset(
-        one.name
-        for one in schema
-        if pa.types.is_floating(one.type) or pa.types.is_decimal(one.type)
-    )
+    kinds = (pa.types.is_floating, pa.types.is_decimal)
+    return frozenset(one.name for one in schema if any(of_kind(one.type) for of_kind in kinds))
 
 
 class NoText(Exception):
@@ -323,10 +303,8 @@ def as_text(column: pa.ChunkedArray) -> pa.LargeStringArray:
     """Return typed cells as text; null and NaN become empty.
 
     Numbers have the shortest text that gives the same value back, and whole numbers no fraction.
-
-    Raises:
-      ArrowInvalid: a text is not UTF-8.
-      ArrowNotImplementedError, NoText: cells are not single values, or are bytes.
+    Raises ArrowInvalid if a text is not UTF-8, ArrowNotImplementedError if cells are not single
+    values, and NoText for bytes.
     """
     cells: Any = column
     if pa.types.is_dictionary(cells.type):

@@ -3,7 +3,6 @@
 import codecs
 import csv
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,21 +57,18 @@ def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> St
         except UnicodeError as error:
             raise wrong_encoding(path, settings, error) from error
     named = _SEPARATOR.fullmatch(lines[0]) if lines else None
-    skipped = 1 if named else 0
+    first = skipped = int(named is not None)
     of_texts = SOURCES[settings.source].encoding == "text"  # any line can be a text
     while skipped + 1 < len(lines) and _is_comment(lines[skipped], lines[skipped + 1], of_texts):
         skipped += 1
     if not of_texts:
         skipped = _skip_titles(lines, skipped)
-    if settings.delimiter != "auto":
-        delimiter, notes = _BY_NAME.get(settings.delimiter, settings.delimiter), []
-    elif named:
-        delimiter, notes = named[1], []
-    else:
-        delimiter, notes = _find_delimiter(path, lines[skipped:])
+    delimiter, notes = _BY_NAME.get(settings.delimiter, settings.delimiter), list[str]()
+    if delimiter == "auto":
+        delimiter, notes = (named[1], []) if named else _find_delimiter(path, lines[skipped:])
     if skipped and _is_header(lines[skipped - 1 :], delimiter):
         skipped -= 1
-    above = [line.strip() for line in lines[1 if named else 0 : skipped] if line.strip()]
+    above = [line.strip() for line in lines[first:skipped] if line.strip()]
     if above:
         more = f" and {len(above) - 1} more" if len(above) > 1 else ""
         notes.append(f"left out above the header: {above[0][:40]!r}{more}")
@@ -133,10 +129,8 @@ def _skip_titles(lines: Sequence[str], skipped: int) -> int:
                 continue
             above = lines[skipped:top]
             few = all(2 * sum(map(bool, _cells(one, delimiter))) <= len(rows[0]) for one in above)
-            few &= not any(
-                line.count('"') % 2 for line in above
-            )  # part of a quoted name of several lines
-            if few and all(rows[0]) and not any(map(_NUMBER.fullmatch, rows[0])):
+            quoted = any(line.count('"') % 2 for line in above)  # a quoted name of several lines
+            if few and not quoted and all(rows[0]) and not any(map(_NUMBER.fullmatch, rows[0])):
                 return top
     return skipped
 
@@ -166,17 +160,10 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     if not any(header[each] for each in ",;|") and _is_divided_by_blanks(lines):
         return BLANKS, ["cells are separated by blanks (data.delimiter sets it)"]
     # Take the delimiter of the header; of several, one that is equally often in every line.
-    present = sorted(
-        (each for each in _DELIMITERS if header[each]),
-        key=lambda each: (
-            Counter(line.count(each) for line in lines).most_common(1)[0]
-            != (header[each], len(lines)),
-            each != usual,
-            -header[each],
-        ),
-    )
-    found = present[0] if present else usual
+    present = [each for each in _DELIMITERS if header[each]]
     alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
+    present.sort(key=lambda each: (each not in alike, each != usual, -header[each]))
+    found = present[0] if present else usual
     if len(alike) > 1 and len(lines) > 1:
         raise UnreadableSource(
             f"{path}: {' or '.join(_DELIMITERS[each] for each in alike)} could separate the cells,"
@@ -190,10 +177,9 @@ def _is_divided_by_blanks(lines: Sequence[str]) -> bool:
     """Return whether blanks split all lines into the same number of cells, mostly numbers."""
     counts = {len(_cells(join_blanks(line), BLANKS)) for line in lines}
     first = [line.split("\t")[0].split() for line in lines[1:] or lines]
-    numbers = (sum(map(bool, map(_NUMBER.fullmatch, cells))) for cells in first)
     return len(counts) == 1 and all(
-        len(cells) > 1 and 2 * count > len(cells)
-        for cells, count in zip(first, numbers, strict=True)
+        len(cells) > 1 and 2 * sum(map(bool, map(_NUMBER.fullmatch, cells))) > len(cells)
+        for cells in first
     )
 
 

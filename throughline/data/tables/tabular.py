@@ -70,10 +70,8 @@ class TextTable:
             passed_over |= self.columns.keys() - {*self.trained.names, *self.settings.time_columns}
         texts = {name: cells for name, cells in self.columns.items() if name not in self.floats}
         used = {name: cells for name, cells in texts.items() if name not in passed_over}
-        if not number_text.leave_decimal_open(used):
-            texts = used
         return number_text.find_decimal(
-            texts,
+            texts if number_text.leave_decimal_open(used) else used,
             self.settings,
             self.path,
             delimiter=self.delimiter,
@@ -100,15 +98,12 @@ class TextTable:
         texts = {name: self.columns[name] for name in names if name not in self.floats}
         commas = self.trained.decimal == ","
         doubtful = number_text.find_lone_points(texts) if commas or self.delimiter == ";" else ""
-        if not doubtful:
-            return []
+        how = "is a fraction, as the training had decimal points"
         if self.decimal == ",":
             how = "is a whole number, as the training had decimal commas"
         elif commas:
             how = "is a fraction, as commas separate the cells"
-        else:
-            how = "is a fraction, as the training had decimal points"
-        return [f"{doubtful} {how}"]
+        return [f"{doubtful} {how}"] if doubtful else []
 
     def describe_unread(self) -> list[str]:
         """Describe nested columns that are not ignored, and unused `data.missing_values`."""
@@ -122,10 +117,8 @@ class TextTable:
     def parse(self, name: str) -> np.ndarray:
         """Return the numbers of a column as `read_numbers` does, (rows,) float64, read-only."""
         if name not in self._parsed:
-            cells, mark = self.columns[name], self.decimal_of(name)
-            self._parsed[name] = number_text.read_numbers(
-                cells, mark, known=self.trained is not None
-            )
+            cells, known = self.columns[name], self.trained is not None
+            self._parsed[name] = number_text.read_numbers(cells, self.decimal_of(name), known=known)
             self._parsed[name].flags.writeable = False
         return self._parsed[name]
 
@@ -146,10 +139,7 @@ class TextTable:
 def read_table(
     path: Path, settings: DataSettings, *, trained: TableColumns | None = None
 ) -> TextTable:
-    """Read the table at `path` as text, in the notation that `settings` name or that it shows.
-
-    `trained` are the columns of the model that it is read for, if any.
-    """
+    """Read the table at `path` as text, in the notation that `settings` name or that it shows."""
     files = table_paths.open_files(path, settings)
     table = _read_files(files, settings) if files else _read_delimited(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
@@ -167,40 +157,35 @@ def check_all(path: Path, *checks: Callable[[], Any]) -> list[Any]:
     if len(found) == 1:
         raise found[0]
     if found:
-        heading, start = f"{path}: {len(found)} problems:", f"{path}: "
-        texts = [str(error).removeprefix(start).replace("\n", "\n    ") for error in found]
-        listed = "\n".join([heading, *(f"  - {text}" for text in texts)])
-        raise UnreadableSource(listed, several=found)
+        texts = [str(one).removeprefix(f"{path}: ").replace("\n", "\n    ") for one in found]
+        heading = f"{path}: {len(found)} problems:"
+        raise UnreadableSource("\n  - ".join([heading, *texts]), several=found)
     return results
 
 
 def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> None:
     """Refuse a table that lacks columns, given by the keys of params.yaml that name them."""
-    check_all(
-        table.path,
-        *(partial(_check_column, table, name, key) for key in columns for name in columns[key]),
-    )
+    path, nested = table.path, table.nested
 
-
-def _check_column(table: TextTable, column: str, key: str) -> None:
-    if column in table.nested and column in table.settings.ignore:
-        return
-    if column in table.nested:
+    def check(column: str, key: str) -> None:
+        if column in table.columns or (column in nested and column in table.settings.ignore):
+            return
+        if column in nested:
+            raise UnreadableSource(
+                f"{path}: the cells of column {column} are {nested[column]}, not single values;"
+                " write them to separate columns",
+                f"or set {key}",
+            )
+        if path.is_dir() or {suffix.lower() for suffix in path.suffixes} & TABLES:
+            auto = bool(table.delimiter) and table.settings.header == "auto"
+            refuse_column(str(path), column, [*table.columns], key, auto=auto)
         raise UnreadableSource(
-            f"{table.path}: the cells of column {column} are {table.nested[column]}, not single"
-            " values; write them to separate columns",
-            f"or set {key}",
+            f"{path}: no column {column}; its {len(table.columns)} columns are listed only if it is"
+            f" named {', '.join(sorted(TABLES))}",
+            f"set {key}",
         )
-    if column in table.columns:
-        return
-    if table.path.is_dir() or {suffix.lower() for suffix in table.path.suffixes} & TABLES:
-        auto = bool(table.delimiter) and table.settings.header == "auto"
-        refuse_column(str(table.path), column, [*table.columns], key, auto=auto)
-    raise UnreadableSource(
-        f"{table.path}: no column {column}; its {len(table.columns)} columns are listed only if it"
-        f" is named {', '.join(sorted(TABLES))}",
-        f"set {key}",
-    )
+
+    check_all(path, *(partial(check, name, key) for key in columns for name in columns[key]))
 
 
 def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto: bool) -> None:
@@ -216,13 +201,9 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     if isinstance(value, list | tuple | dict | np.ndarray):
         return None, Reason("split is not a name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
-    if not split:
-        return None, None
-    return (
-        (split, None)
-        if split in SPLITS
-        else (None, Reason(f"split is not one of {', '.join(SPLITS)}", f": {split}"))
-    )
+    if split and split not in SPLITS:
+        return None, Reason(f"split is not one of {', '.join(SPLITS)}", f": {split}")
+    return split or None, None
 
 
 def read_splits(table: TextTable) -> list[tuple[str | None, str | None]]:
@@ -266,12 +247,10 @@ def _blank_missing(table: TextTable) -> TextTable:
 
 def _drop_empty_end(table: TextTable) -> TextTable:
     """Drop empty rows at the end, unless there are nested columns, which are not read."""
-    if table.nested:
-        return table
     last = table.rows
     while last and not any(cells[last - 1].as_py() for cells in table.columns.values()):
         last -= 1
-    if last == table.rows:
+    if table.nested or last == table.rows:
         return table
     note = f"empty rows at the end are left out: {table.rows - last:,}"
     columns = {name: cells.slice(0, last) for name, cells in table.columns.items()}
@@ -302,30 +281,26 @@ def _read_delimited(path: Path, settings: DataSettings) -> TextTable:
 
 def _read_csv(path: Path, settings: DataSettings) -> TextTable:
     with delimited.open_delimited(path, settings) as text:
-        names, total = text.header, 0
-        count = delimited.FieldCount(names, path)
-        parts: list[list[pa.LargeStringArray]] = [[] for _ in names]
+        count = delimited.FieldCount(text.header, path)
 
         def fit(record: delimited.Record) -> list[str]:
             if settings.quoting == "auto":
                 delimited.refuse_joined_lines(record, path)
             return count.fit(record)
 
-        records = progress(
-            text.records, total=delimited.count_lines(path), label="read", unit="rows"
-        )
-        rows = map(fit, records)
-        at_once = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // max(1, len(names)) + 1)
+        lines = delimited.count_lines(path)
+        rows = map(fit, progress(text.records, total=lines, label="read", unit="rows"))
+        at_once = min(_ROWS_AT_ONCE, _CELLS_AT_ONCE // len(text.header) + 1)
+        parts = [[pa.array([], pa.large_string())] for _ in text.header]
         while some := [*islice(rows, at_once)]:
-            total += len(some)
             for part, cells in zip(parts, zip(*some, strict=True), strict=True):
                 part.append(pa.array(cells, pa.large_string()))
         notes = [note for note in (*text.detected, count.check()) if note]
-    columns = (pa.concat_arrays([pa.array([], pa.large_string()), *part]) for part in parts)
+    columns = dict(zip(text.header, map(pa.concat_arrays, parts), strict=True))
     return TextTable(
         path=path,
-        columns=dict(zip(names, columns, strict=True)),
-        rows=total,
+        columns=columns,
+        rows=len(columns[text.header[0]]),
         settings=settings,
         notes=notes,
         delimiter=text.divides,
@@ -346,13 +321,12 @@ def _read_files(files: table_files.TableFiles, settings: DataSettings) -> TextTa
         try:
             columns[name] = table_files.as_text(column)
         except pa.ArrowInvalid as error:
-            if name in settings.ignore:
-                nested[name] = str(column.type)
-                continue
-            raise UnreadableSource(
-                f"{path}: column {name} ({column.type}) cannot be read as text: {error};"
-                f" data.ignore: [{name}] leaves it out"
-            ) from error
+            nested[name] = str(column.type)
+            if name not in settings.ignore:
+                raise UnreadableSource(
+                    f"{path}: column {name} ({column.type}) cannot be read as text: {error};"
+                    f" data.ignore: [{name}] leaves it out"
+                ) from error
     return TextTable(
         path=path,
         columns=columns,
