@@ -143,18 +143,7 @@ def _records(file: TextIO, start: Start, path: Path, settings: DataSettings) -> 
             raise wrong_encoding(path, settings, error) from error
         except csv.Error as error:
             where = f"{path}, line {line}"
-            if "expected after" not in str(error) and "end of data" not in str(error):
-                raise UnreadableSource(f"{where}: not a readable table: {error}") from error
-            if not blanks and _BLANKS_BETWEEN.search(lines[0]):
-                raise UnreadableSource(
-                    f"{where}: blanks seem to separate quoted cells; set data.delimiter: blanks"
-                ) from error
-            goes_on = f" of {len(lines)} lines" if lines[1:] else ""
-            raise UnreadableSource(
-                f"{where}: a quoted cell{goes_on} does not end with its quote; a stray quote?",
-                "set data.quoting: none if quotes are ordinary characters here, or write quotes"
-                " within a quoted cell twice",
-            ) from error
+            raise _explain_broken(str(error), where, lines, blanks=blanks) from error
         for cell in cells if quotes and any(' "' in one for one in lines) else ():
             if cell[:1] == " " and cell.lstrip(" ")[:1] == '"':
                 raise UnreadableSource(
@@ -164,6 +153,22 @@ def _records(file: TextIO, start: Start, path: Path, settings: DataSettings) -> 
                     " characters here",
                 )
         yield Record(cells=cells, line=line, text=[*lines])
+
+
+def _explain_broken(
+    problem: str, where: str, lines: Sequence[str], *, blanks: bool
+) -> UnreadableSource:
+    if "expected after" not in problem and "end of data" not in problem:
+        return UnreadableSource(f"{where}: not a readable table: {problem}")
+    if not blanks and _BLANKS_BETWEEN.search(lines[0]):
+        what = "blanks seem to separate quoted cells; set data.delimiter: blanks"
+        return UnreadableSource(f"{where}: {what}")
+    goes_on = f" of {len(lines)} lines" if lines[1:] else ""
+    return UnreadableSource(
+        f"{where}: a quoted cell{goes_on} does not end with its quote; a stray quote?",
+        "set data.quoting: none if quotes are ordinary characters here, or write quotes within a"
+        " quoted cell twice",
+    )
 
 
 def refuse_joined_lines(record: Record, path: Path) -> None:

@@ -133,10 +133,8 @@ def choose_columns(
     """Return the columns that a model sees, numbers first; medians are NaN until they are known."""
     missing, categories = table.settings.missing_in, []
     for name in categorical:
-        words = pc.unique(table.columns[name]).to_pylist()
-        categories.append(
-            tuple(sorted(word for word in words if word or missing(name) != "reject"))
-        )
+        words = {*pc.unique(table.columns[name]).to_pylist()}
+        categories.append(tuple(sorted(words - {""} if missing(name) == "reject" else words)))
     return TableColumns(
         names=(*numeric, *categorical),
         categories=tuple(categories),
