@@ -11,6 +11,8 @@ from throughline.config.cli import options_stage_cli
 from throughline.data.glance import tabulate, tabulate_columns, to_text
 from throughline.data.ingest import ingest
 from throughline.data.manifest import SPLITS, Manifest
+from throughline.plan.shapes import choose_window
+from throughline.settings import WindowSettings
 from throughline.shared.engine import use_engine
 from throughline.shared.file_lock import hold_outputs
 from throughline.shared.layout import Layout, from_here
@@ -25,8 +27,19 @@ def count_splits(manifest: Manifest) -> str:
     if not manifest.schema.is_series:
         counts = manifest.stats["examples"].items()
         return ", ".join(f"{count:,} {split}" for split, count in counts)
-    steps = {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
-    return ", ".join(f"{count:,} {split}" for split, count in steps.items()) + " time steps"
+    steps = _count_steps(manifest).items()
+    return ", ".join(f"{count:,} {split}" for split, count in steps) + " time steps"
+
+
+def _count_steps(manifest: Manifest) -> dict[str, int]:
+    return {split: sum(manifest.for_split(split)["label"].tolist()) for split in SPLITS}
+
+
+def check_windows(manifest: Manifest, settings: WindowSettings) -> None:
+    """Refuse a series without a window in one of its splits, as the build stage would."""
+    if manifest.schema.is_series:
+        steps = {split: count for split, count in _count_steps(manifest).items() if count}
+        choose_window(settings, steps, manifest.schema.columns.names, cuts=manifest.cuts)
 
 
 def report(manifest: Manifest) -> None:
@@ -81,6 +94,7 @@ def main() -> None:
                 params.data, layout.manifest, inspections=layout.inspections, verify=options.verify
             )
         report(manifest)
+        check_windows(manifest, params.window)
 
 
 if __name__ == "__main__":

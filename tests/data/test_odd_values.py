@@ -1,5 +1,7 @@
 """Numbers that stand for missing ones, thousands, totals, leaks and groups of rows."""
 
+import re
+
 import pandas as pd
 import pytest
 from pydantic import ValidationError
@@ -54,6 +56,23 @@ def test_numbers_and_columns_that_say_something_else_are_named(tmp_path, cell, w
     rows = [[cell(row), row % 17, noise(row)] for row in range(80)]
     said = " · ".join(scan(write(tmp_path, "x;y;label", rows, delimiter=";")).warnings)
     assert warning in said if warning else not said
+
+
+def test_classes_in_a_column_each_are_not_learned_from_one_another(tmp_path):
+    header = "path, size, a, b, c, hot, x, y, z"
+    flags = [[int(row * 7 % 3 == place) for place in range(3)] for row in range(60)]
+    rows = [[f"{row}.png", row % 17, *flags[row], row % 2, *flags[row // 2]] for row in range(60)]
+    path = write(tmp_path, header, rows)
+    for row in rows:
+        (tmp_path / row[0]).touch()
+    said = "one of the columns a, b, c is 1 in each row: .* names only a; .*ignore: .b, c."
+    with pytest.raises(UnreadableSource, match=said):
+        scan(path, label_column="a", ignore=["path"])
+    assert not scan(path, label_column="a", ignore=["path", "b", "c"]).warnings
+    for settings in ({"numeric": ["size", "c"], "ignore": ["path"]}, {"source": "image_table"}):
+        found = scan(path, label_column="a", **settings)
+        assert [one for one in found.warnings if re.match(said, one)]
+    assert not scan(path, label_column="hot", ignore=["path"]).warnings
 
 
 def test_a_mark_of_three_rows_in_thousands_is_named_in_columns_and_labels(tmp_path):

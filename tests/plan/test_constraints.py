@@ -188,6 +188,11 @@ def test_a_series_is_cut_into_windows_of_the_columns_that_are_named_or_all():
 def test_a_split_shorter_than_a_window_is_refused():
     with pytest.raises(InvalidParams, match="the test split has 11 time steps, fewer than"):
         choose_window(SETTINGS, {"train": 40, "test": 11}, ["rain", "wind"])
+    with pytest.raises(InvalidParams, match="has 40 time steps, at most 10 between gaps, fewer"):
+        choose_window(SETTINGS, {"train": 40}, ["rain", "wind"], cuts=(10, 20, 30, 31))
+    sparse = SETTINGS.model_copy(update={"stride": 30})
+    with pytest.raises(InvalidParams, match=r"between gaps, where no multiple of window\.stride"):
+        choose_window(sparse, {"train": 40}, ["rain", "wind"], cuts=(5, 29))
     assert choose_token_window(8, {"train": 90, "test": 9}).count(9) == 1
     with pytest.raises(InvalidParams, match="the test split has 8 tokens, fewer than 8 plus one"):
         choose_token_window(8, {"train": 90, "test": 8})

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.data import presets
-from tasks.ingest import count_splits
+from tasks.ingest import check_windows, count_splits
 from tests.support.docs_blocks import read_blocks
 from tests.support.kinds import COLORS, SEEN, make_items, write_items
 from tests.support.lanes import slow_but_first
@@ -395,6 +395,10 @@ def test_no_window_crosses_a_gap_of_a_series(tmp_path):
     layout, stored = opened(tmp_path, params)
     said = "the series is cut at 3 rows with an empty cell and 1 gap in time"
     assert read_manifest(layout.manifest).stats["problems"] == [f"{said}: no window crosses them"]
+    too_long = params.window.model_copy(update={"length": 299})
+    said = r"at most 300 between gaps, fewer than window\.length .* = 301; .*interpolate"
+    with pytest.raises(InvalidParams, match=said):
+        check_windows(read_manifest(layout.manifest), too_long)
     kept = [row for row in range(1000) if row not in left_out]
     for split in ("train", "validation", "test"):
         steps, kept = np.split(kept, [stored.shards.examples(split)])

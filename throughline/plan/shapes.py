@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from throughline.plan.ops import Decode, DecodeImage, Op, Shape
 from throughline.plan.schema import Schema
@@ -112,12 +113,17 @@ def choose_window(
     )
     for split, count in steps.items():
         if window.count(split, count) == 0:
-            needed = f"window.length + window.horizon = {window.length + window.horizon}"
-            fewer = "but no window fits between gaps:" if window.cuts_of(split) else "fewer than"
+            cuts = window.cuts_of(split)
+            longest = max(end - begin for begin, end in pairwise([0, *cuts, count]))
+            between = f"at most {longest} between gaps, " if cuts else ""
+            lack = f"fewer than window.length + window.horizon = {window.size}"
+            if longest >= window.size:
+                lack = f"where no multiple of window.stride begins a window of {window.size}"
+            fill = ", or fill empty cells (data.missing: interpolate or previous)" if cuts else ""
             raise InvalidParams(
                 [
-                    f"window: the {split} split has {count} time steps, {fewer} {needed}; shorten"
-                    " the window or give the split more data"
+                    f"window: the {split} split has {count} time steps, {between}{lack}; shorten"
+                    f" the window or give the split more data{fill}"
                 ]
             )
     return window

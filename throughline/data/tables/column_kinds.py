@@ -26,7 +26,7 @@ from throughline.data.tables.number_text import (
 from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnreadableSource
-from throughline.shared.wording import write_name
+from throughline.shared.wording import name_some, write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -53,6 +53,7 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _LEAST_TIMES = 3  # columns that are named as times
+LEAST_ROWS = 20  # fewer rows tell nothing
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
 
 
@@ -96,6 +97,10 @@ def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
                 "name it in data.categorical instead, or in neither",
             )
 
+    def refuse_one_hot() -> None:
+        if {*find_one_hot(table)} & {name for name in kinds if kinds[name] != "ignored"} - chosen:
+            raise UnreadableSource(f"{table.path}: {explain_one_hot(table)}")
+
     doubts = {
         name: doubt
         for name, kind in kinds.items()
@@ -104,7 +109,44 @@ def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
     check_all(
         table.path,
         *(partial(refuse_text, name) for name in settings.numeric),
+        refuse_one_hot,
         partial(refuse_columns, table, doubts),
+    )
+
+
+def find_one_hot(table: TextTable) -> list[str]:
+    """Return columns that share the classes with the label: one of them all is 1 in each row."""
+    label, *more = table.settings.label_columns
+    own = table.numbers(label) if label in table.columns and not more else np.empty(0)
+    rows = np.isfinite(own)
+    own = own[rows]
+    if len(own) < LEAST_ROWS or not own.any() or not np.isin(own, (0, 1)).all():
+        return []
+    flags: dict[str, np.ndarray] = {}
+    for name in [name for name in table.columns if guess_kind(table, name) == "number"]:
+        values = table.numbers(name)[rows]
+        if values.any() and np.isin(values, (0, 1)).all() and not (values * own).any():
+            flags[name] = values
+    if len(flags) < 2:  # noqa: PLR2004 - a single one is the label itself, reversed
+        return []
+    # Other flags may never be 1 with the label by chance; least squares give them no weight.
+    matrix, rest = np.column_stack([*flags.values()]), 1 - own
+    weights = np.linalg.lstsq(matrix.T @ matrix, matrix.T @ rest, rcond=None)[0]
+    found = [name for name, weight in zip(flags, weights, strict=True) if weight > MOST]
+    return found if np.array_equal(sum(flags[name] for name in found), rest) else []
+
+
+def explain_one_hot(table: TextTable) -> str:
+    """Say which columns `find_one_hot` finds and what to do; "" if all of them are ignored."""
+    label, others = table.settings.label_columns[0], find_one_hot(table)
+    if {*others} <= {*table.settings.ignore}:
+        return ""
+    names, ignore = [label, *others], ", ".join(map(write_name, others))
+    return (
+        f"one of the columns {name_some(names)} is 1 in each row: they look like a single label,"
+        f" of which data.label_column names only {label}; write the classes into one column, in"
+        f" pandas as table['class'] = table[{names!r}].idxmax(axis=1), or, to tell {label} from all"
+        f" others, set data.ignore: [{ignore}] (data.numeric learns from them)"
     )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from throughline.data.tables.column_kinds import guess_kind
+from throughline.data.tables.number_text import matches
 from throughline.data.tables.odd_values import TOTAL
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.errors import UnreadableSource
@@ -73,42 +74,42 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
     else:
         readings = read_moments(cells)
     _refuse_reversed(table, name, readings)
-    problem = find_time_problem(readings)
-    if problem is None:
-        gaps = min(map(_find_gaps, readings), key=len)
-        if not len(gaps):
-            return gaps, []
-        first = int(gaps[0])
-        count = f"{len(gaps):,} steps" if len(gaps) > 1 else "1 step"
-        return gaps, [
-            f"{name} has {count} longer than {GAP} times the median, first before row {first + 1}"
-            f" ({cells[first - 1]}, {cells[first]}): rows are missing there, or times are not"
-            " regular, but windows treat rows as regular steps (data.missing: cut keeps windows"
-            " from crossing such places)"
-        ]
+    if problem := find_time_problem(readings):
+        _refuse_times(table, name, readings, problem, cells[problem.row])
+    gaps = min(map(_find_gaps, readings), key=len)
+    if not len(gaps):
+        return gaps, []
+    first = int(gaps[0])
+    count = f"{len(gaps):,} steps" if len(gaps) > 1 else "1 step"
+    return gaps, [
+        f"{name} has {count} longer than {GAP} times the median, first before row {first + 1}"
+        f" ({cells[first - 1]}, {cells[first]}): rows are missing there, or times are not regular,"
+        " but windows treat rows as regular steps (data.missing: cut keeps windows from crossing"
+        " such places)"
+    ]
+
+
+def _refuse_times(
+    table: TextTable, name: str, readings: Sequence[pd.Series], problem: TimeProblem, cell: str
+) -> NoReturn:
     row = problem.row + 1
     if problem.unreadable:
-        cell = cells[problem.row]
-        raise UnreadableSource(
-            f"{table.path}: {name} in row {row} is {cell!r}, neither a number nor a date",
-            _suggest_time(cell),
+        remedy = "write times as 2026-01-31 13:00"
+        if TOTAL.fullmatch(cell):
+            remedy = "remove this row if it sums up others"
+        elif re.search(r"\b24[:.]00", cell):
+            remedy = "write midnight as 00:00 of the next day"
+        what = f"in row {row} is {cell!r}, neither a number nor a date"
+    elif problem.two_ways:
+        what = (
+            "holds dates that can be read in several ways (day, month or year first), and in one"
+            f" of them does not increase in row {row} ({cell})"
         )
-    if problem.two_ways:
-        raise UnreadableSource(
-            f"{table.path}: {name} holds dates that can be read in several ways (day, month or"
-            f" year first), and in one of them does not increase in row {row}"
-            f" ({cells[problem.row]})",
-            "write dates as 2026-01-31",
-        )
-    advice = _explain_late(table, name, readings)
-    raise UnreadableSource(f"{table.path}: {name} does not increase in row {row}; {advice}")
-
-
-def _suggest_time(cell: str) -> str:
-    if TOTAL.fullmatch(cell):
-        return "remove this row if it sums up others"
-    midnight = "midnight as 00:00 of the next day" if re.search(r"\b24[:.]00", cell) else ""
-    return f"write {midnight or 'times as 2026-01-31 13:00'}"
+        remedy = "write dates as 2026-01-31"
+    else:
+        what = f"does not increase in row {row}"
+        remedy = _explain_late(table, name, readings)
+    raise UnreadableSource(f"{table.path}: {name} {what}", remedy)
 
 
 def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
@@ -122,7 +123,7 @@ def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
             continue
         times.append(name)
         back = [np.flatnonzero(np.diff(_as_numbers(each)) < 0) for each in readings]
-        if all(map(len, back)) and not _holds_times_of_day(table, name):
+        if all(map(len, back)) and not matches(table.columns[name], _OF_DAY).all():
             row = int(max(each[0] for each in back)) + 1
             raise UnreadableSource(
                 f"{table.path}: {name} goes back in row {row + 1}, from {cells[row - 1]} to"
@@ -160,8 +161,7 @@ def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
     if not problems:
         return None
     last = max(problems, key=lambda problem: problem.row)
-    two_ways = len(problems) < len(readings)
-    return TimeProblem(row=last.row, unreadable=last.unreadable, two_ways=two_ways)
+    return replace(last, two_ways=len(problems) < len(readings))
 
 
 def _find_late(moments: pd.Series) -> TimeProblem | None:
@@ -177,10 +177,10 @@ def _find_late(moments: pd.Series) -> TimeProblem | None:
 def _read_digits(numbers: np.ndarray) -> pd.Series | None:
     """Read whole numbers (rows,), such as 20260131 and 202601, as dates; None if that fails."""
     texts = pd.Series(numbers).astype("int64").astype(str)
-    pattern = _DIGITS.get(len(texts.iloc[0])) if len(texts) else None
-    if not pattern or not texts.str.fullmatch(rf"(19|20)\d{{{len(texts.iloc[0]) - 2}}}").all():
+    length = len(texts.iloc[0]) if len(texts) else 0
+    if length not in _DIGITS or not texts.str.fullmatch(rf"(19|20)\d{{{length - 2}}}").all():
         return None
-    moments = pd.to_datetime(texts, format=pattern, errors="coerce", utc=True)
+    moments = pd.to_datetime(texts, format=_DIGITS[length], errors="coerce", utc=True)
     return None if moments.isna().any() else moments
 
 
@@ -275,13 +275,9 @@ def _count_late(moments: pd.Series) -> int:
     return int((np.diff(_as_numbers(moments)) <= 0).sum())
 
 
-def _holds_times_of_day(table: TextTable, name: str) -> bool:
-    return pc.all(pc.match_substring_regex(table.columns[name], _OF_DAY)).as_py()
-
-
 def _is_time_of_day(table: TextTable, name: str, late: int) -> bool:
     """Return whether a column holds times of day that put nearly all `late` rows in order."""
-    if not _holds_times_of_day(table, name):
+    if not matches(table.columns[name], _OF_DAY).all():
         return False
     joined = read_moments(_join_times(table, [*table.settings.time_columns, name]).to_pylist())
     return any(not each.isna().any() and _count_late(each) <= _STILL_LATE * late for each in joined)

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from throughline.data.tables.column_kinds import LEAST_ROWS, explain_one_hot, find_one_hot
 from throughline.data.tables.number_text import explain_notation, is_number
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
-_LEAST_ROWS = 20  # fewer rows tell nothing
 _LEAST_VALUES = 5  # fewest different values from which another can be far
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
 # Distances as multiples of the range of all others; beyond the last one, two rows are enough. Of
@@ -75,7 +75,7 @@ def _name_marks(table: TextTable, values: Sequence[str], columns: Sequence[str])
 def _list_sentinels(values: np.ndarray) -> Iterator[tuple[str, int]]:
     """Yield the lowest and highest values (rows,) that repeat and stand out, with their counts."""
     distinct, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    while counts.sum() >= _LEAST_ROWS and (ends := _find_ends(distinct, counts)):
+    while counts.sum() >= LEAST_ROWS and (ends := _find_ends(distinct, counts)):
         start, stop = ends[0], len(distinct) - ends[1]
         for place in (*range(start), *range(stop, len(distinct))):
             yield _write(distinct[place]), int(counts[place])
@@ -185,10 +185,11 @@ def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> l
 def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
     """Return warnings about columns whose value determines the class of each row."""
     label = table.settings.label_columns[0]
-    if len(table) < _LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
+    if len(table) < LEAST_ROWS or pc.count_distinct(table.columns[label]).as_py() < 2:  # noqa: PLR2004
         return []
     found = [name for name in names if _is_told(table, name, label)]
-    return _advise(found, "has one label for each of its values")
+    spread = [explain_one_hot(table)] if {*find_one_hot(table)} & {*names} else []
+    return _advise(found, "has one label for each of its values") + spread
 
 
 def _advise(names: Iterable[str], what: str) -> list[str]:
@@ -203,7 +204,7 @@ def is_rescaled(column: np.ndarray, label: np.ndarray) -> bool:
     """Return whether a column (rows,) is the other one in another unit."""
     both = np.isfinite(column) & np.isfinite(label)
     values, labels = column[both].astype(np.float64), label[both].astype(np.float64)
-    if len(values) < _LEAST_ROWS or not np.ptp(values) or not np.ptp(labels):
+    if len(values) < LEAST_ROWS or not np.ptp(values) or not np.ptp(labels):
         return False
     return abs(float(np.corrcoef(values, labels)[0, 1])) > _SAME
 

@@ -123,6 +123,7 @@ def read_listing(table: TextTable) -> Listing:
         warnings=[
             *column_kinds.find_missing_marks(columns),
             *find_sentinels(table, [*seen, *predicted]),
+            *filter(None, [column_kinds.explain_one_hot(table)]),
         ],
     )
 
