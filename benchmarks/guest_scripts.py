@@ -109,17 +109,60 @@ def train_by_tape(model, data):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     loop(data, keep, step)
 """
-TORCH = f"""
-{TRUTH}
-import itertools
+TORCH = """
+import functools, itertools, os, queue, tempfile, threading, time
+from pathlib import Path
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+EPOCHS, TRUTH = 200, "TRUTH" in os.environ
+if TRUTH:  # epochs of real and of kept batches in alternation, for SPAN_S each
+    EPOCHS, PAIRS, FEWEST, LONG_S, SPAN_S = 1_000_000, 7, 4, 60, 1.0
+    read_loader, kept, is_first = DataLoader.__iter__, [], True
+
+    def alternate():
+        started = time.perf_counter()
+        for number in range(1 + PAIRS):
+            if number > FEWEST and time.perf_counter() - started > LONG_S:
+                break
+            took = {}
+            for kind in sorted(("real", "memory"), reverse=number % 2 == 0):
+                seconds, steps = 0.0, 0
+                while seconds < SPAN_S:
+                    some_s, some = yield kind
+                    seconds, steps = seconds + some_s, steps + some
+                took[kind] = 1e3 * seconds / steps
+            if number:  # the first compiles
+                print("PAIR", took["real"], took["memory"], flush=True)
+        os._exit(0)
+
+    schedule = alternate()
+    kind = next(schedule)
+
+    def epoch(data, read=read_loader):
+        global kind, is_first
+        if not torch.is_grad_enabled():  # a validation
+            yield from read(data)
+            return
+        began, steps = time.perf_counter(), 0
+        try:
+            for batch in kept if kind == "memory" else read(data):
+                if is_first:
+                    kept.append(batch)
+                steps += 1
+                yield batch
+        finally:  # a trainer may leave it before its end
+            kind, is_first = schedule.send((time.perf_counter() - began, steps)), False
+
+    DataLoader.__iter__ = epoch
 
 class Rows(Dataset):
-    def __init__(self, seconds, waits=False):
-        self.seconds, self.waits = seconds, waits
+    def __init__(self, seconds, waits=False, count=960):
+        self.seconds, self.waits, self.count = seconds, waits, count
     def __len__(self):
-        return 960
+        return self.count
     def __getitem__(self, number):
         end = time.perf_counter() + self.seconds
         if self.waits:
@@ -129,17 +172,23 @@ class Rows(Dataset):
         return torch.randn(64), number % 2
 
 def network(width):
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width),
-        torch.nn.ReLU(), torch.nn.Linear(width, 2))
+    return nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+
+def convolutions(width):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, 2), nn.ReLU(), nn.Conv2d(width, width, 3, 2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2))
+
+loss = nn.CrossEntropyLoss()
 
 def train(loader, model):
-    optimizer, loss = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
-    def step(x, y):
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-    loop(loader, lambda data: list(itertools.islice(data, 64)), step)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
 """
 
 
@@ -163,6 +212,234 @@ class Case:
         return f"LIBRARY = {self.library!r}\n{KERAS}{self.script}"
 
 
+# A stream over the rows, for one process or for workers that share it.
+STREAM = """
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = {info}
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        rows = Rows(0.001)
+        return (rows[number] for number in range(first, len(rows), step))
+train(DataLoader(Stream(), 32), network(256))
+"""
+PYTORCH = {
+    "no workers": "train(DataLoader(Rows(0.001), 32), network(256))",
+    "a store": "train(DataLoader(Rows(0.002, waits=True), 32, num_workers=2), network(256))",
+    "workers that keep up": """
+rows = Rows(0.0003, waits=True)
+train(DataLoader(rows, 32, num_workers=2, persistent_workers=True), network(2048))
+""",
+    "arrays": """
+x, y = torch.randn(20_000, 64), torch.randint(0, 2, (20_000,))
+train(DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True), network(32))
+""",
+    "arrays, a large model": """
+x, y = torch.randn(960, 3, 64, 64), torch.randint(0, 2, (960,))
+train(DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True), convolutions(64))
+""",
+    "class folders": """
+root = Path(tempfile.mkdtemp())
+for number in range(480):
+    (root / "ab"[number % 2]).mkdir(exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 9, (96, 96, 3), dtype=np.uint8)
+    np.savez_compressed(root / "ab"[number % 2] / f"{number}.npz", image=pixels)
+
+class Folders(Dataset):
+    def __init__(self, root):
+        self.files = sorted(root.glob("*/*.npz"))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, number):
+        top, left = torch.randint(0, 32, (2,))
+        image = np.load(self.files[number])["image"][top : top + 64, left : left + 64]
+        label = "ab".index(self.files[number].parent.name)
+        return torch.tensor(image).permute(2, 0, 1) / 255, label
+
+train(DataLoader(Folders(root), batch_size=16, shuffle=True), convolutions(16))
+""",
+    "a stream that splits": STREAM.format(info="get_worker_info()"),
+    "a stream that does not": STREAM.format(info="None"),
+    "Trainer": """
+from transformers import Trainer, TrainingArguments
+
+class Records(Rows):
+    def __getitem__(self, number):
+        x, y = super().__getitem__(number)
+        return {"x": x, "labels": y}
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = network(256)
+    def forward(self, x, labels):
+        logits = self.layers(x)
+        return {"loss": loss(logits, labels), "logits": logits}
+
+arguments = TrainingArguments(
+    tempfile.mkdtemp(), num_train_epochs=EPOCHS, per_device_train_batch_size=32,
+    save_strategy="no" if TRUTH else "epoch", report_to="none", disable_tqdm=True)
+Trainer(Classifier(), arguments, train_dataset=Records(0.001)).train()
+""",
+    "Lightning": """
+import lightning
+
+class Classifier(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = network(512)
+    def training_step(self, batch, number):
+        x, y = batch
+        return loss(self.layers(x), y)
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+loader = DataLoader(Rows(0.001, waits=True), 32, shuffle=True, num_workers=2)
+lightning.Trainer(max_epochs=EPOCHS, logger=False, default_root_dir=tempfile.mkdtemp(),
+    enable_checkpointing=not TRUTH, enable_progress_bar=False).fit(Classifier(), loader)
+""",
+    "accelerate": """
+from accelerate import Accelerator
+accelerator, model = Accelerator(cpu=True), network(1024)
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.Adam(model.parameters()), DataLoader(Rows(0.0002), 32, shuffle=True))
+for number in range(EPOCHS):
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            accelerator.backward(loss(model(x), y))
+            optimizer.step()
+""",
+    "a GAN": """
+generator, critic = network(512), network(512)
+generator[-1], ones, zeros = nn.Linear(512, 64), torch.ones(32).long(), torch.zeros(32).long()
+optimizers = [torch.optim.Adam(each.parameters(), 2e-4) for each in (critic, generator)]
+for number in range(EPOCHS):
+    for x, _ in DataLoader(Rows(0.0005), 32, shuffle=True, drop_last=True):
+        fake = generator(torch.randn(32, 64))
+        optimizers[0].zero_grad()
+        (loss(critic(x), ones) + loss(critic(fake.detach()), zeros)).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        loss(critic(fake), ones).backward()
+        optimizers[1].step()
+""",
+    "LBFGS": """
+model, loader = network(512), DataLoader(Rows(0.0003), 64)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5)
+for number in range(EPOCHS):
+    for x, y in loader:
+        def closure():
+            optimizer.zero_grad()
+            value = loss(model(x), y)
+            value.backward()
+            return value
+        optimizer.step(closure)
+""",
+    "accumulated gradients": """
+model, loader = network(1024), DataLoader(Rows(0.0005, waits=True), 16, num_workers=1)
+optimizer = torch.optim.AdamW(model.parameters())
+for number in range(EPOCHS):
+    for index, (x, y) in enumerate(loader):
+        (loss(model(x), y) / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    "torch.compile": """
+train(DataLoader(Rows(0.0001), 64, drop_last=True), torch.compile(network(1536)))
+""",
+    "a memmap": """
+path = Path(tempfile.mkdtemp(), "train.bin")
+np.random.default_rng(0).integers(0, 512, 2_000_000, dtype=np.uint16).tofile(path)
+
+def get_batch():
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    starts = torch.randint(len(tokens) - 65, (16,))
+    rows = torch.stack([torch.from_numpy(tokens[i : i + 65].astype(np.int64)) for i in starts])
+    return rows[:, :-1], rows[:, 1:]
+
+if TRUTH:
+    read = lambda _: (get_batch() for _ in range(30))
+    batches = itertools.chain.from_iterable(epoch(None, read) for _ in itertools.count())
+model = nn.Sequential(
+    nn.Embedding(512, 128), nn.TransformerEncoderLayer(128, 4, 256, batch_first=True),
+    nn.Linear(128, 512))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for step in range(1000 * EPOCHS):
+    x, y = next(batches) if TRUTH else get_batch()
+    optimizer.zero_grad(set_to_none=True)
+    loss(model(x).flatten(0, 1), y.flatten()).backward()
+    optimizer.step()
+""",
+    "a thread": """
+ready = queue.Queue(4)
+def feed():
+    for number in range(EPOCHS):
+        for batch in DataLoader(Rows(0.002, waits=True), 32):
+            ready.put(batch)
+    ready.put(None)
+threading.Thread(target=feed, daemon=True).start()
+model = network(512)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for x, y in iter(ready.get, None):
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+""",
+    "padded texts": """
+rng = np.random.default_rng(0)
+words = ["good", "bad", "so", "la"]
+texts = [" ".join(rng.choice(words, rng.integers(20, 200))) for _ in range(960)]
+
+class Texts(Dataset):
+    def __len__(self):
+        return len(texts)
+    def __getitem__(self, number):
+        ids = [words.index(word) + 1 for word in texts[number].lower().split()]
+        return torch.tensor(ids), texts[number].count("good") % 2
+
+def collate(examples):
+    ids, labels = zip(*examples)
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(labels)
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(len(words) + 1, 32), nn.Linear(32, 2)
+        self.gru = nn.GRU(32, 32, batch_first=True)
+    def forward(self, ids):
+        return self.head(self.gru(self.embed(ids))[1][-1])
+
+train(DataLoader(Texts(), 32, shuffle=True, collate_fn=collate), Network())
+""",
+    "validation between": """
+loader, held = DataLoader(Rows(0.001), 32), DataLoader(Rows(0.0005, count=320), 32)
+model = network(512)
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.OneCycleLR(
+    optimizer, 0.01, epochs=EPOCHS, steps_per_epoch=len(loader))
+
+@torch.no_grad()
+def evaluate(data):
+    return sum((model(x).argmax(1) == y).sum().item() for x, y in data)
+
+evaluate(loader)
+for number in range(EPOCHS):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+    evaluate(held)
+""",
+    "rows kept by the dataset": """
+class Kept(Rows):
+    @functools.cache
+    def __getitem__(self, number):
+        return super().__getitem__(number)
+train(DataLoader(Kept(0.003), 32, shuffle=True), network(512))
+""",
+}
 CASES = {
     # Random ops that a later cache would freeze.
     "map of random crops": Case(
@@ -192,25 +469,5 @@ train(network(), tf.data.Dataset.from_generator(examples, output_signature=spec)
     ),
     "tf_keras": Case("train(network(), jpegs().map(decode).batch(BATCH))", library="tf_keras"),
     "JAX, decoding": Case("train(network(), jpegs().map(decode).batch(BATCH))", library="jax"),
-    "PyTorch, no workers": Case("train(DataLoader(Rows(0.001), 32), network(256))", "torch"),
-    "PyTorch, a store": Case(
-        "train(DataLoader(Rows(0.002, waits=True), 32, num_workers=2), network(256))", "torch"
-    ),
-    "PyTorch, workers that keep up": Case(
-        "rows = Rows(0.0003, waits=True)\n"
-        "loader = DataLoader(rows, 32, num_workers=2, persistent_workers=True)\n"
-        "train(loader, network(2048))",
-        "torch",
-    ),
-    "PyTorch, validation between": Case(
-        """
-loader = DataLoader(Rows(0.001), 32)
-model = network(512)
-with torch.no_grad():
-    for x, y in loader:
-        model(x)
-train(loader, model)
-""",
-        "torch",
-    ),
+    **{f"PyTorch, {name}": Case(script, "torch") for name, script in PYTORCH.items()},
 }

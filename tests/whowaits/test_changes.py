@@ -17,8 +17,8 @@ from tests.support.small_data import save_photos
 from whowaits.changes import trials
 from whowaits.changes.advice import DRAWN_ONCE, ORDER, SAME, SEVERAL, THREADS, find_first
 from whowaits.changes.cache_files import delete_unfinished
-from whowaits.changes.digests import FEWEST_PROVEN, digest_some
 from whowaits.changes.edits import CannotBeWritten, edit_source
+from whowaits.changes.passes import FEWEST_PROVEN, digest_some
 from whowaits.changes.patch import _write
 from whowaits.changes.places import is_changed
 from whowaits.changes.proposals import CACHED_STEPS, InputChange, propose_changes
@@ -157,9 +157,10 @@ def test_what_takes_long_is_compared_as_far_as_time_allows():
             now[0] += 0.5
             yield number
 
-    read = digest_some(read_slowly(), most_s=5.0, clock=lambda: now[0])
-    assert read.count == 11 and read.mean_bytes == 8
-    assert digest_some(read_slowly(), most_s=0.0, clock=lambda: now[0]).count == FEWEST_PROVEN
+    digests, mean_bytes = digest_some(read_slowly(), most_s=5.0, clock=lambda: now[0])
+    assert len(digests) == 11 and mean_bytes == 8
+    fewest, _ = digest_some(read_slowly(), most_s=0.0, clock=lambda: now[0])
+    assert len(fewest) == FEWEST_PROVEN
 
 
 def test_calls_in_parallel_keep_their_order_and_ask_for_it_where_the_options_leave_it_open():

@@ -1,7 +1,8 @@
-"""Calls actions once a module has been imported; the script decides when, and how."""
+"""Calls actions once a module has been imported, and puts functions in the place of its own."""
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -11,6 +12,20 @@ from types import ModuleType
 from typing import Any
 
 Action = Callable[[ModuleType], object]
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorate a function that is called in place of `owner.name`, with that one as its first."""
+    original = getattr(owner, name)
+
+    def replace(function: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+    return replace
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):

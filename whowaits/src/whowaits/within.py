@@ -52,7 +52,7 @@ def make_callback(keras: Any = None) -> Any:
     session.close()  # so that only that `fit` is timed
     if before is not None:
         observe(before)
-    return fits.ReportingClock.of(found, session, observer)
+    return fits.make_callback(found, fits.ReportingClock, session=session, watch=observer)
 
 
 def register_magic(shell: Any) -> None:

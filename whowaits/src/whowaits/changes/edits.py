@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from whowaits.callers import name_from_here
 
@@ -74,8 +75,10 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
     given = _given(call, added)
     if given is not None:
         return _replace(source, given.value, added.partition("=")[2])
-    meant = ast.dump(_change(tree, call, adds))
-    for line_of, column, text in _candidates(call, added):
+    candidates = list(_candidates(call, added))
+    _change(call, adds)
+    meant = ast.dump(tree)
+    for line_of, column, text in candidates:
         edited = _insert(source, line_of, column, text)
         if becomes:  # before the added text, so the position is still right
             end = call.func.end_lineno or 0, call.func.end_col_offset or 0
@@ -172,27 +175,20 @@ def _tensorflow(tree: ast.Module, name: str) -> str:
     raise CannotBeWritten(f"{name} has no `import tensorflow`, which the change needs")
 
 
-def _change(tree: ast.Module, call: ast.Call, adds: str) -> ast.Module:
-    class Change(ast.NodeTransformer):
-        def visit_Call(self, node: ast.Call) -> ast.AST:
-            if node is not call:
-                return self.generic_visit(node)
-            if not adds.startswith("."):
-                becomes, added = _split(adds)
-                function = node.func
-                if becomes and isinstance(function, ast.Attribute):
-                    function = ast.Attribute(function.value, becomes, function.ctx)
-                keywords = _parse_call(f"_({added})").keywords
-                return ast.Call(function, node.args, [*node.keywords, *keywords])
-            chain = _parse_call(f"_{adds}")
-            ending: ast.expr = chain
-            while not isinstance(ending.func.value, ast.Name):  # type: ignore[attr-defined]
-                ending = ending.func.value  # type: ignore[attr-defined]
-            ending.func.value = node  # type: ignore[attr-defined]
-            return chain
-
-    # Edits the tree itself: nodes are compared by identity, and the next edit needs the change.
-    return Change().visit(tree)
+def _change(call: ast.Call, adds: str) -> None:
+    """Change a call within its tree."""
+    if adds.startswith("."):
+        chain: Any = _parse_call(f"_{adds}")
+        ending = chain
+        while not isinstance(ending.func.value, ast.Name):
+            ending = ending.func.value
+        ending.func.value = ast.Call(call.func, call.args, call.keywords)
+        call.func, call.args, call.keywords = chain.func, chain.args, chain.keywords
+        return
+    becomes, added = _split(adds)
+    call.keywords += _parse_call(f"_({added})").keywords
+    if becomes and isinstance(call.func, ast.Attribute):
+        call.func.attr = becomes
 
 
 def _split(adds: str) -> tuple[str, str]:

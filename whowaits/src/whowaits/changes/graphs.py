@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -83,12 +84,6 @@ def as_dataset(graph: Graph, spec: object) -> tf.data.Dataset:
 
 def serialize(graph: Graph) -> bytes:
     return graph.SerializeToString()
-
-
-def count_bytes(part: tf.Tensor) -> int:
-    if part.dtype == tf.string:
-        return int(tf.reduce_sum(tf.strings.length(part)))
-    return int(tf.size(part)) * part.dtype.size
 
 
 class Functions:
@@ -204,7 +199,7 @@ def parallel_edits(
         if cycle_length is not None:
             # A parallel one would choose another number, and thus another order.
             calls = f"cycle_length={cycle_length}, {calls}"
-        yield f"interleave(…, {calls})", calls, _parallel_interleave
+        yield f"interleave(…, {calls})", calls, _interleave
 
 
 def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
@@ -214,13 +209,15 @@ def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node
     """
     if reader:
         reads = f"num_parallel_reads={AUTOTUNE}"
-        yield reads, reads, _read_in_parallel
+        # One element of each in turn, as num_parallel_reads does.
+        yield reads, reads, partial(_interleave, sizes=(AUTOMATIC, 1))
     else:
         given = (
             f"cycle_length={AT_ONCE}, block_length={IN_BLOCKS_OF}, num_parallel_calls={AUTOTUNE},"
             " deterministic=True"
         )
-        yield f"interleave(…, {given})", f"interleave({given})", _read_together
+        edit = partial(_interleave, sizes=(AT_ONCE, IN_BLOCKS_OF))
+        yield f"interleave(…, {given})", f"interleave({given})", edit
 
 
 def _parallel_map(graph: Graph, node: Node) -> None:
@@ -234,24 +231,11 @@ def _parallel_batch(graph: Graph, node: Node) -> None:
     node.input[:] = [source, size, add_constant(graph, AUTOMATIC), drop]
 
 
-def _parallel_interleave(graph: Graph, node: Node) -> None:
-    _interleave(graph, node, list(node.input))
-
-
-def _read_together(graph: Graph, node: Node) -> None:
-    sizes = [add_constant(graph, size) for size in (AT_ONCE, IN_BLOCKS_OF)]
-    _interleave(graph, node, [*node.input, *sizes])
-
-
-def _read_in_parallel(graph: Graph, node: Node) -> None:
-    sizes = [add_constant(graph, size) for size in (AUTOMATIC, 1)]  # as num_parallel_reads does
-    _interleave(graph, node, [*node.input, *sizes])
-
-
-def _interleave(graph: Graph, node: Node, inputs: list[str]) -> None:
-    automatic = [add_constant(graph, AUTOMATIC) for _ in range(3)]
+def _interleave(graph: Graph, node: Node, sizes: tuple[int, ...] = ()) -> None:
+    """Interleave in parallel; `sizes` are cycle and block length, unless the node has them."""
+    inputs = [add_constant(graph, each) for each in (*sizes, AUTOMATIC, AUTOMATIC, AUTOMATIC)]
     change_op(node, "ParallelInterleaveDatasetV4")
-    node.input[:] = [*inputs, *automatic]
+    node.input.extend(inputs)
 
 
 def may_draw(op: str) -> bool:

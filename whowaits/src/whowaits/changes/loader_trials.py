@@ -1,9 +1,11 @@
 """Measures what changes of its DataLoader gain a PyTorch loop, which trains on batches of changed
-copies in alternation with those of an unchanged copy.
+copies in alternation with those of an unchanged copy. `ServedLoader` lets a script alternate with a
+changed copy of itself, as `serve` does for `fit`.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Generator
 from time import perf_counter
@@ -15,7 +17,7 @@ from whowaits.timing.machine import count_cores, wait_until_idle
 from whowaits.timing.rounds import Block, Step
 
 from .advice import LOADER, SHARED, UNSHOWN, WORTH, Tried, sort_by_gain
-from .loader_proof import LoaderProof, run_forked
+from .loader_proof import UNCHANGED, LoaderProof, run_forked
 from .loaders import (
     LoaderChange,
     LoaderPlace,
@@ -101,7 +103,7 @@ class LoaderTrials:
         self._proof = LoaderProof(torch, loader)
         self._shown: dict[LoaderChange, tuple[str, str]] = {}
         self._feeds: dict[LoaderChange, _Feed] = {}
-        self._unchanged = _Feed(copy_loader(torch, loader, LoaderChange()))
+        self._unchanged = _Feed(copy_loader(torch, loader, UNCHANGED))
         self._shared = spoils_another(torch, loader, place)
         self._unchanged.gaps_s.extend(timing.gaps_s)
         self.found: list[Tried] = []
@@ -135,8 +137,7 @@ class LoaderTrials:
             changes.append(stays)
             yield from self._pair(stays, ratios, len(changes) - 1)
         while self._has_time():
-            known = self._describe_all(changes, ratios)
-            best = ratios.find_doubtful(known, [at for at in known if known[at].may_be_proven])
+            best = ratios.find_doubtful(self._describe_all(changes, ratios))
             if best is None:
                 break
             yield from self._pair(changes[best], ratios, best)
@@ -274,3 +275,26 @@ class LoaderTrials:
             number=number,
             shared=shared,
         )
+
+
+class ServedLoader(LoaderTrials):
+    """What can be asked of a loop, by `ask_` methods."""
+
+    def ask_batches(self) -> dict[str, Any]:
+        """Digest an epoch's (first) batches in order, and their examples in any order."""
+        return self._proof.digest(UNCHANGED, by_example=False)
+
+    def ask_drawn(self) -> dict[str, Any]:
+        """Digest an epoch's (first) batches, with random draws seeded by the example's index."""
+        return self._proof.digest(UNCHANGED, by_example=True)
+
+    def ask_changed(self, _kind: str, _number: int, added: str) -> bool:
+        name, _, value = added.partition("=")
+        name = name[len(self._place.prefix) :]
+        return getattr(self._loader, name) == ast.literal_eval(value)
+
+    def ask_fill(self) -> bool:
+        return True
+
+    def ask_rate(self, _step_s: float) -> Steps:
+        return self._rate(self._unchanged)

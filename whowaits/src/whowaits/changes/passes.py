@@ -1,12 +1,15 @@
 """Digests of the batches that a pass over an input delivers, and how two passes compare."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
 from typing import Any
 
 from .advice import ORDER, SAME
 
 LEAST_BATCHES = 16  # to compare, if an epoch is too long to compare all
+FEWEST_PROVEN = 4  # elements, however long that takes
 
 
 def digest_epoch(
@@ -31,6 +34,40 @@ def digest_epoch(
             whole = False
             break
     return {"in_order": digests, "in_any_order": str(total), "count": count}, whole
+
+
+def digest_some(
+    elements: Iterable[Any], *, most_s: float, clock: Callable[[], float] = perf_counter
+) -> tuple[list[str], float]:
+    """Return digests of elements of tf.data, and their mean size [bytes].
+
+    After `most_s` only FEWEST_PROVEN elements are digested.
+    """
+    began, size = clock(), 0
+
+    def arrays_of(element: Any) -> list[Any]:
+        nonlocal size
+        arrays = arrays_of_tensors(element)
+        size += sum(map(_bytes_of, arrays))
+        return arrays
+
+    def is_over(count: int) -> bool:
+        return count >= FEWEST_PROVEN and clock() - began > most_s
+
+    digests = digest_epoch(elements, arrays_of, is_over, by_example=False)[0]["in_order"]
+    return digests, size / max(1, len(digests))
+
+
+def arrays_of_tensors(element: Any) -> list[Any]:
+    """Return the arrays of an element of tf.data; a single string is bytes."""
+    tf = sys.modules["tensorflow"]
+    return [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]
+
+
+def _bytes_of(part: Any) -> int:
+    if isinstance(part, bytes):
+        return len(part)
+    return sum(map(len, part.flat)) if part.dtype == object else part.nbytes
 
 
 def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str, str]:

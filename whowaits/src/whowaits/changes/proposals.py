@@ -24,7 +24,6 @@ import tensorflow as tf
 from whowaits.timing.machine import memory_left_bytes
 
 from .advice import DRAWN_ONCE, ORDER, SAME, THREADS
-from .digests import digest, digest_some
 from .graphs import (
     AUTOMATIC,
     AUTOTUNE,
@@ -51,6 +50,7 @@ from .graphs import (
     title_of,
     without_version,
 )
+from .passes import digest_some
 from .places import ONE_KIND, READERS, find_made, locate
 
 CACHED_STEPS = 16
@@ -251,10 +251,10 @@ class _Draft:
         source = leave_shuffles_out(graph, node.name)
         count = PROVEN_ELEMENTS if batched else PROVEN_EXAMPLES
         elements = as_dataset(end_at(graph, source), spec_of(node)).take(count)
-        first = digest_some(elements, most_s=PROVEN_S)
-        second = Counter(map(digest, elements.take(first.count)))
-        both = (first.digests & second).values()
-        return 100 * sum(both) / max(1, sum(second.values())), first.mean_bytes
+        first, mean_bytes = digest_some(elements, most_s=PROVEN_S)
+        second, _ = digest_some(elements.take(len(first)), most_s=math.inf)
+        both = Counter(first) & Counter(second)
+        return 100 * sum(both.values()) / max(1, len(second)), mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
         """Yield a cache after the last transformation that gives the same each epoch, if useful."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from whowaits.timing.blocks import statistics  # the script may have a module of this name
 from whowaits.timing.rounds import median_interval
 
-from .advice import WORTH, Tried, find_first
+from .advice import THREADS, WORTH, Tried, find_first
 
 MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
 # With fewer pairs than FEW the interval is wider: by this factor, or, if that is more, by SPREADS
@@ -42,23 +42,17 @@ class Ratios:
             low, high = low / wider, high * wider
         return statistics.median(factors), low, high
 
-    def find_doubtful(self, known: Mapping[int, Tried], plain: Sequence[int]) -> int | None:
+    def find_doubtful(self, known: Mapping[int, Tried]) -> int | None:
         """Return the number of a change that may lead by chance, or None.
 
-        It has few pairs, and gains most, of all or of the `plain` ones, or would be named first.
+        It has few pairs, and gains most, of all or of those to advise, or would be named first.
         """
         named = find_first(list(known.values()))
-        groups = (group for group in (plain, list(known)) if group)
-        best = [max(group, key=lambda at: known[at].gain) for group in groups]
+        plain = [at for at in known if known[at].may_be_proven and known[at].meaning != THREADS]
+        best = [max(group, key=lambda at: known[at].gain) for group in (plain, known) if group]
         best += [at for at, each in known.items() if each is named]
-        return next(
-            (
-                at
-                for at in best
-                if len(self._factors[at]) <= MORE_ROUNDS and known[at].gain >= WORTH
-            ),
-            None,
-        )
+        few = (at for at in best if len(self._factors[at]) <= MORE_ROUNDS)
+        return next((at for at in few if known[at].gain >= WORTH), None)
 
     @property
     def _spread(self) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from .passes import digest_epoch
+from .passes import arrays_of_tensors, digest_epoch
 from .places import find, is_changed
 from .proof import answer
 from .trials import Epochs
@@ -59,15 +58,10 @@ def _digest_epochs(dataset: Any, steps: int | None, *, by_example: bool) -> dict
     passes = [
         digest_epoch(
             itertools.islice(iterator, steps) if iterator else iter(dataset),
-            _arrays_of,
+            arrays_of_tensors,
             lambda _: perf_counter() > deadline,
             by_example=by_example,
         )
         for _ in range(2)
     ]
     return {"epochs": [epoch for epoch, _ in passes], "whole": all(whole for _, whole in passes)}
-
-
-def _arrays_of(element: Any) -> list[Any]:
-    tf = sys.modules["tensorflow"]
-    return [part.numpy() for part in tf.nest.flatten(element, expand_composites=True)]

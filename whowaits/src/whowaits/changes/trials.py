@@ -12,7 +12,7 @@ from whowaits.timing.batches import ENDS, MAX_DRAIN_S, drain, drained_s
 from whowaits.timing.feeds import wait_for
 from whowaits.timing.machine import memory_left_bytes
 
-from .advice import THREADS, Edit, Tried, sort_by_gain
+from .advice import Edit, Tried, sort_by_gain
 from .places import find_others, locate
 from .proposals import InputChange, propose_changes
 from .ratios import Ratios
@@ -72,9 +72,7 @@ class Trials:
             had, left = left, _left_bytes()
             most = max(most, had - left)
         while self._has_time(2):
-            known = self._describe_all(changes, ratios)
-            plain = [at for at in known if known[at].may_be_proven and known[at].meaning != THREADS]
-            best = ratios.find_doubtful(known, plain)
+            best = ratios.find_doubtful(self._describe_all(changes, ratios))
             if best is None:
                 break
             self._pair(unchanged, feeds[best], ratios, best)

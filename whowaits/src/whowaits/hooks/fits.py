@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import math
 import sys
@@ -16,13 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from whowaits.callers import find_caller
+from whowaits.imports import replaces
 from whowaits.session import FIRST_STEP_S, STEP_S, Session
 from whowaits.timing.accelerators import default_accelerator
 from whowaits.timing.blocks import LEAST_STEPS
 from whowaits.timing.waits import Waits
 from whowaits.training import Training
 
-from .sources import count_steps, explain_untried, has_cache, tried_dataset
+from .sources import count_steps, explain_untried, has_cache, strategy_of, tried_dataset
 from .timed_function import TimedFunction
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
@@ -49,46 +49,43 @@ class FitWatch:
         owner = next((each for each in keras.Model.__mro__ if "fit" in vars(each)), None)
         if owner is None or getattr(owner.fit, "whowaits", False):
             return
-        original = owner.fit
-        signature = inspect.signature(original)
-        watch = self
+        signature = inspect.signature(owner.fit)
 
-        @functools.wraps(original)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.active:
-                return original(model, *args, **kwargs)
-            if not watch.session.here:
-                with watch.closing(model):  # a callback that it was given may time it
-                    return original(model, *args, **kwargs)
+        @replaces(owner, "fit")
+        def _(fit: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.active:
+                return fit(model, *args, **kwargs)
+            if not self.session.here:
+                with self.closing(model):  # a callback that it was given may time it
+                    return fit(model, *args, **kwargs)
             short = False
             try:
                 bound = signature.bind(model, *args, **kwargs)
                 short = count_steps(bound.arguments) < LEAST_STEPS
                 if short:  # too short, but perhaps part of a training loop
-                    watch.session.short_fits += 1
-                    watch.session.marks += 1
+                    self.session.short_fits += 1
+                    self.session.marks += 1
                 else:
-                    watch._begin(keras, model, bound)
+                    self._begin(keras, model, bound)
             except Exception as error:  # noqa: BLE001 - the script must not fail because of us
-                watch.session.fail(error)
-                return original(model, *args, **kwargs)
-            watch.active = True
+                self.session.fail(error)
+                return fit(model, *args, **kwargs)
+            self.active = True
             try:
-                untouched = short or watch.session.options.keep
+                untouched = short or self.session.options.keep
                 with contextlib.nullcontext() if untouched else warnings.catch_warnings():
                     if not untouched:  # Keras misses the batches taken here
                         warnings.filterwarnings("ignore", "Your input ran out of data")
-                    with watch.closing(model):
-                        history = original(*bound.args, **bound.kwargs)
+                    with self.closing(model):
+                        history = fit(*bound.args, **bound.kwargs)
             finally:
-                watch.active = False
-                watch.session.beat(expects=None)
-            if watch.session.repeats and not short:
-                watch.session.end()  # the rest of the script expects another model than this
+                self.active = False
+                self.session.beat(expects=None)
+            if self.session.repeats and not short:
+                self.session.end()  # the rest of the script expects another model than this
             return history
 
-        setattr(fit, "whowaits", True)  # noqa: B010 - a function with an attribute
-        owner.fit = fit
+        owner.fit.whowaits = True
 
     @contextlib.contextmanager
     def closing(self, model: Any) -> Iterator[None]:
@@ -119,18 +116,14 @@ class FitWatch:
                 self._patch_counting(owner)
 
     def _patch_counting(self, owner: Any) -> None:
-        original = owner.catch_stop_iteration
-        watch = self
-
+        @replaces(owner, "catch_stop_iteration")
         @contextlib.contextmanager
-        def catch(epochs: Any) -> Iterator[None]:
+        def _(catch: Any, epochs: Any) -> Iterator[None]:
             known = {name: getattr(epochs, name) for name in COUNTED if hasattr(epochs, name)}
-            with original(epochs):
+            with catch(epochs):
                 yield
-            if watch.active and any(each.timing.active for each in watch.session.measured):
+            if self.active and any(each.timing.active for each in self.session.measured):
                 vars(epochs).update(known)
-
-        owner.catch_stop_iteration = catch
 
     def make_train_function(self, model: Any) -> None:
         """Make a model's train function again if it was made before its waits were timed."""
@@ -148,9 +141,9 @@ class FitWatch:
         training.untried = explain_untried(model, bound.arguments)
         training.fills_cache = has_cache(bound.arguments.get("x"))
         training.steps = bound.arguments.get("steps_per_epoch")
-        callback = _Clock.of(keras, self.session, self)
-        callback.training = training
-        first = _Pause.of(keras, self.session, training, callback)
+        facts = {"session": self.session, "training": training}
+        callback = make_callback(keras, _Clock, watch=self, **facts)
+        first = make_callback(keras, _Pause, clock=callback, **facts)
         given: Any = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
             # Its callbacks know their model already, and the script may use the list again.
@@ -190,7 +183,7 @@ def _describe(keras: Any, model: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"backend": backend}
     if backend == "tensorflow":
         tf = sys.modules["tensorflow"]
-        strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
+        strategy = strategy_of(model)
         kind, replicas = type(strategy).__name__, strategy.num_replicas_in_sync
         facts["on_accelerator"] = bool(tf.config.get_visible_devices("GPU"))
         facts["synchronous"] = not facts["on_accelerator"]
@@ -231,10 +224,16 @@ def _backend(keras: Any) -> str:
 
 
 def _steps_per_execution(model: Any) -> int:
-    steps = getattr(model, "steps_per_execution", None)
-    if steps is None:  # tf_keras
-        steps = getattr(model, "_steps_per_execution", None)
-    return 1 if steps is None else int(steps if isinstance(steps, int) else steps.numpy())
+    named = (getattr(model, f"{each}steps_per_execution", None) for each in ("", "_"))  # tf_keras
+    steps = next((each for each in named if each is not None), 1)
+    return int(steps if isinstance(steps, int) else steps.numpy())
+
+
+def make_callback(keras: Any, kind: type, **facts: Any) -> Any:
+    """Make one of the classes below a callback of the user's Keras, with `facts` as attributes."""
+    made: Any = type(kind.__name__, (kind, keras.callbacks.Callback), {})()
+    vars(made).update(keras=keras, **facts)
+    return made
 
 
 class _Pause:
@@ -244,12 +243,6 @@ class _Pause:
     session: Session
     training: Training
     clock: _Clock
-
-    @classmethod
-    def of(cls, keras: Any, session: Session, training: Training, clock: _Clock) -> Any:
-        made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
-        made.session, made.training, made.clock = session, training, clock
-        return made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prepare for the script's callbacks; end the script if one stopped this epoch early."""
@@ -263,23 +256,16 @@ class _Pause:
 
 
 class _Clock:
-    """The callback that times a `fit`; `of` makes it a callback of the user's Keras."""
-
-    model: Any
-    params: dict[str, Any] | None
-    timed: TimedFunction | None = None
-    fitted: Any = None  #: the model, while it is timed
-
-    @classmethod
-    def of(cls, keras: Any, session: Session, watch: FitWatch) -> Any:
-        made: Any = type(cls.__name__, (cls, keras.callbacks.Callback), {})()
-        made.keras, made.session, made.watch, made.training = keras, session, watch, None
-        return made
+    """The callback that times a `fit`."""
 
     keras: Any
     session: Session
     watch: FitWatch
-    training: Training | None
+    training: Training | None = None
+    model: Any
+    params: dict[str, Any] | None
+    timed: TimedFunction | None = None
+    fitted: Any = None  #: the model, while it is timed
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replace the model's train function by the timed one."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import calls_by_itself, find_caller
-from whowaits.imports import ImportWatch
+from whowaits.imports import ImportWatch, replaces
 from whowaits.session import Session
 
 # Functions by module that save a training or delete a saved one.
@@ -65,17 +65,16 @@ class SaveWatch:
         for module, names in FILE_CALLS.items():
             for name in names:
                 self._wrap(module, name, called=f"{module.__name__}.{name}", of_script=True)
-        original = builtins.open
 
-        @functools.wraps(original)
-        def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            replaces = not REPLACING.isdisjoint(mode) and not isinstance(file, int)
-            if replaces and self.session.saves.are_left_out and self._saves(sys._getframe(1)):
-                self.session.saves.add(f"open at {find_caller(sys._getframe(1))}")
+        @replaces(builtins, "open")
+        def _(open_file: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            is_new = not REPLACING.isdisjoint(mode) and not isinstance(file, int)
+            if is_new and self.session.saves.are_left_out and self._saves(sys._getframe(2)):
+                self.session.saves.add(f"open at {find_caller(sys._getframe(2))}")
                 file, mode = os.devnull, mode.replace("x", "w")
-            return original(file, mode, *args, **kwargs)
+            return open_file(file, mode, *args, **kwargs)
 
-        builtins.open = io.open = open_file
+        io.open = builtins.open
 
     def _saves(self, caller: Any) -> bool:
         """Return whether the script itself makes a call, in its main thread and not for a batch."""
@@ -97,17 +96,13 @@ class SaveWatch:
 
     def _wrap(self, owner: Any, name: str, *, called: str, of_script: bool) -> None:
         """Skip calls while saves are left out, except to memory; if `of_script`, the script's."""
-        original = getattr(owner, name)
 
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            if not self.session.saves.are_left_out:
-                return original(*args, **kwargs)
-            caller = sys._getframe(1)
+        @replaces(owner, name)
+        def _(save: Any, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(2)
             in_memory = any(isinstance(each, io.BytesIO) for each in (*args, *kwargs.values()))
-            if in_memory or (of_script and not self._saves(caller)):
-                return original(*args, **kwargs)
+            of_other = in_memory or (of_script and not self._saves(caller))
+            if of_other or not self.session.saves.are_left_out:
+                return save(*args, **kwargs)
             self.session.saves.add(f"{called} at {find_caller(caller)}")
             return None
-
-        setattr(owner, name, save)

@@ -32,7 +32,7 @@ def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
     if is_dataset(x):
         if arguments.get("class_weight"):
             return "no change is tried with class_weight, for which `fit` makes another dataset"
-        strategy = strategy_of(model)
+        strategy = type(strategy_of(model)).__name__
         if "Default" not in strategy:
             return (
                 f"no change is tried under {strategy}, which trains on another dataset than the one"
@@ -109,7 +109,6 @@ def has_cache(x: Any) -> bool:
     return is_dataset(x) and any(kind_of_dataset(each) == "cache" for each in upstream(x))
 
 
-def strategy_of(model: Any) -> str:
+def strategy_of(model: Any) -> Any:
     tf = sys.modules["tensorflow"]
-    strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
-    return type(strategy).__name__
+    return getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()

@@ -1,13 +1,12 @@
 """Hooks into TensorFlow's iterators, for Keras' train functions and loops with a GradientTape."""
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import find_caller, is_of_keras
 from whowaits.changes.places import remember
-from whowaits.imports import ImportWatch
+from whowaits.imports import ImportWatch, replaces
 from whowaits.timing.accelerators import synchronize, uses_cuda
 
 from .fits import FitWatch
@@ -49,15 +48,12 @@ class _Hooks:
 
     def patch_datasets(self, module: Any) -> None:
         """Note on every dataset which line of the script made it, by which call."""
-        original = module.DatasetV2.__init__
 
-        @functools.wraps(original)
-        def initialize(dataset: Any, *args: Any, **kwargs: Any) -> None:
-            original(dataset, *args, **kwargs)
+        @replaces(module.DatasetV2, "__init__")
+        def _(initialize: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(dataset, *args, **kwargs)
             if module.context.executing_eagerly():  # else it is within a function
-                remember(dataset, sys._getframe(1))
-
-        module.DatasetV2.__init__ = initialize
+                remember(dataset, sys._getframe(2))
 
     def patch_refused(self, module: Any) -> None:
         """Refuse strategies whose workers take batches elsewhere, once one is made."""
@@ -66,63 +62,48 @@ class _Hooks:
                 self._patch_strategy(strategy)
 
     def _patch_strategy(self, strategy: Any) -> None:
-        original, loops = strategy.__init__, self._loops
+        session = self._loops.session
 
-        @functools.wraps(original)
-        def initialize(made: Any, *args: Any, **kwargs: Any) -> None:
-            original(made, *args, **kwargs)
-            if type(made) is strategy and loops.session.here:
-                loops.session.refuse(
+        @replaces(strategy, "__init__")
+        def _(initialize: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(made, *args, **kwargs)
+            if type(made) is strategy and session.here:
+                session.refuse(
                     f"a {strategy.__name__} was made: its workers take batches where whowaits does"
                     " not see them, so nothing is measured"
                 )
 
-        strategy.__init__ = initialize
-
     def patch_gradients(self, module: Any) -> None:
-        original = module.GradientTape.gradient
-        loops, fits = self._loops, self._fits
-
-        @functools.wraps(original)
-        def gradient(tape: Any, *args: Any, **kwargs: Any) -> Any:
-            if not fits.active:
-                loops.mark()
-            return original(tape, *args, **kwargs)
-
-        module.GradientTape.gradient = gradient
+        @replaces(module.GradientTape, "gradient")
+        def _(gradient: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._fits.active:
+                self._loops.mark()
+            return gradient(*args, **kwargs)
 
     def patch_functions(self, module: Any) -> None:
         """Mark each call of a `tf.function` that takes gradients, not only its tracing."""
-        original = module.Function.__call__
-        loops, fits = self._loops, self._fits
 
-        @functools.wraps(original)
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if fits.active:
-                return original(function, *args, **kwargs)
-            before = loops.session.marks
-            result = original(function, *args, **kwargs)
-            if loops.session.marks > before:
+        @replaces(module.Function, "__call__")
+        def _(call: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._fits.active:
+                return call(function, *args, **kwargs)
+            before = self._loops.session.marks
+            result = call(function, *args, **kwargs)
+            if self._loops.session.marks > before:
                 function.whowaits_trains = True
             elif getattr(function, "whowaits_trains", False):
-                loops.mark()
+                self._loops.mark()
             return result
 
-        module.Function.__call__ = call
-
     def _patch(self, owner: Any, name: str) -> None:
-        original = vars(owner).get(name)
-        if original is None:
+        if name not in vars(owner):
             return
-        hooks = self
 
-        @functools.wraps(original)
-        def take(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            if hooks._fits.active:
-                return hooks._fits.take(lambda: original(iterator, *args, **kwargs))
-            return hooks._take(iterator, lambda: original(iterator, *args, **kwargs))
-
-        setattr(owner, name, take)
+        @replaces(owner, name)
+        def _(take: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._fits.active:
+                return self._fits.take(lambda: take(iterator, *args, **kwargs))
+            return self._take(iterator, lambda: take(iterator, *args, **kwargs))
 
     def _take(self, iterator: Any, take: Callable[[], Any]) -> Any:
         tf = sys.modules["tensorflow"]
@@ -130,7 +111,7 @@ class _Hooks:
         eager = session.here and hasattr(tf, "executing_eagerly") and tf.executing_eagerly()
         if not eager:
             return take()
-        caller = sys._getframe(2)
+        caller = sys._getframe(3)
         if is_of_keras(caller):  # evaluate, predict, adapt
             return self._loops.pass_by(take, validates=False)
         where = find_caller(caller)

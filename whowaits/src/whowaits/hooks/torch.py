@@ -1,7 +1,6 @@
 """Hooks into PyTorch: where a DataLoader gives a batch, and where an optimizer steps."""
 
 import contextlib
-import functools
 import operator
 import sys
 import weakref
@@ -9,7 +8,7 @@ from typing import Any
 
 from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
 from whowaits.changes.loaders import LoaderPlace, made_loaders
-from whowaits.imports import ImportWatch
+from whowaits.imports import ImportWatch, replaces
 from whowaits.timing.accelerators import synchronize
 from whowaits.timing.batches import copy_batch
 from whowaits.timing.machine import OtherPrograms
@@ -58,72 +57,53 @@ class _Hooks:
                 self._patch_schedule(owner)
 
     def _patch_schedule(self, owner: Any) -> None:
-        original, loops = owner.step, self._loops
-
-        @functools.wraps(original)
-        def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
-            return None if loops.repeats else original(schedule, *args, **kwargs)
-
-        owner.step = step
+        @replaces(owner, "step")
+        def _(step: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if self._loops.repeats else step(*args, **kwargs)
 
     def patch_keras(self, keras: Any) -> None:
         """Mark steps of Keras' optimizers in loops that use them with PyTorch."""
         if not hasattr(keras.backend, "backend") or keras.backend.backend() != "torch":
             return
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
-        original = owner.apply
-        hooks = self
 
-        @functools.wraps(original)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hooks._fits.active:
-                hooks._loops.mark()
-            return original(optimizer, *args, **kwargs)
-
-        owner.apply = apply
+        @replaces(owner, "apply")
+        def _(apply: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._fits.active:
+                self._loops.mark()
+            return apply(*args, **kwargs)
 
     def patch_arguments(self, module: Any) -> None:
-        owner, hooks = module.TrainingArguments, self
-        original = owner.__post_init__
-
-        @functools.wraps(original)
-        def finish(arguments: Any, *args: Any, **kwargs: Any) -> Any:
-            hooks._arguments_at = find_caller(sys._getframe(1))
-            if hooks._loops.session.ends_the_first:
+        @replaces(module.TrainingArguments, "__post_init__")
+        def _(finish: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
+            self._arguments_at = find_caller(sys._getframe(1))
+            if self._loops.session.ends_the_first:
                 if arguments.max_steps > 0:  # a stream has no length, and needs them
                     arguments.max_steps = 10**9
                 else:
                     arguments.num_train_epochs = 1e6
-            return original(arguments, *args, **kwargs)
-
-        owner.__post_init__ = finish
+            return finish(arguments, *args, **kwargs)
 
     def patch_loader(self, module: Any) -> None:
         self._patch_init(module.DataLoader)
         self._patch_iter(module.DataLoader)
         base = module._BaseDataLoaderIter
-        original = base.__next__
-        hooks = self
 
-        @functools.wraps(original)
-        def take(iterator: Any) -> Any:
-            if hooks._fits.active:
-                return hooks._fits.take(lambda: original(iterator))
-            return hooks._take(iterator, lambda: original(iterator))
+        @replaces(base, "__next__")
+        def _(take: Any, iterator: Any) -> Any:
+            if self._fits.active:
+                return self._fits.take(lambda: take(iterator))
+            return self._take(iterator, lambda: take(iterator))
 
-        base.__next__ = base.next = take
+        base.next = base.__next__
 
     def _patch_init(self, owner: Any) -> None:
-        original, hooks = owner.__init__, self
-
-        @functools.wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            original(loader, *args, **kwargs)
+        @replaces(owner, "__init__")
+        def _(init: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            init(loader, *args, **kwargs)
             with contextlib.suppress(Exception):  # another kind of loader: no advice on its call
-                loader.whowaits_place = hooks._find_place(loader, sys._getframe(1))
+                loader.whowaits_place = self._find_place(loader, sys._getframe(2))
                 made_loaders.add(loader)
-
-        owner.__init__ = init
 
     def _find_place(self, loader: Any, caller: Any) -> LoaderPlace:
         """Return the script's call that sets a loader's keywords, also for a library's loader."""
@@ -134,34 +114,27 @@ class _Hooks:
             return LoaderPlace(self._arguments_at, "TrainingArguments", "dataloader_")
         return self._places.get(dataset, LoaderPlace(call.where))
 
-    def _patch_iter(self, loader: Any) -> None:
-        original = loader.__iter__
-        hooks = self
-
-        @functools.wraps(original)
-        def make_iterator(loader: Any) -> Any:
-            clock = hooks._loops.session.clock
+    def _patch_iter(self, owner: Any) -> None:
+        @replaces(owner, "__iter__")
+        def _(make_iterator: Any, loader: Any) -> Any:
+            clock = self._loops.session.clock
             began = clock()
-            iterator = original(loader)
-            try:
+            iterator = make_iterator(loader)
+            with contextlib.suppress(AttributeError):  # of another iterator, whose loop is untimed
                 # A loader is one loop, on whatever line its epochs start.
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
                 iterator.whowaits_loader = weakref.ref(loader)
-                hooks._opening[id(iterator)] = clock() - began
-            except AttributeError:  # another kind of iterator: its loop is not timed
-                return iterator
+                self._opening[id(iterator)] = clock() - began
             return iterator
-
-        loader.__iter__ = make_iterator
 
     def _take(self, iterator: Any, take: Any) -> Any:
         torch = sys.modules["torch"]
         session = self._loops.session
         if not session.here:
             return take()
-        caller = sys._getframe(2)
+        caller = sys._getframe(3)
         if is_of_keras(caller):  # evaluate, predict, adapt
             return self._loops.pass_by(take, validates=False)
         if not torch.is_grad_enabled():
@@ -189,8 +162,7 @@ class _Hooks:
 
     def _try_changes(self, torch: Any, loader: Any, training: Training) -> Any:
         """Yield batches of copies of a loader until its changes are tried or the time is over."""
-        from whowaits.changes.loader_serve import ServedLoader
-        from whowaits.changes.loader_trials import CannotBeTried
+        from whowaits.changes.loader_trials import CannotBeTried, ServedLoader
         from whowaits.changes.proof import answer
 
         if loader is None:
