@@ -9,12 +9,14 @@ from typing import Any
 WORK = Path(".throughline") / "benchmarks"
 
 
+def parse_by(description: str | None) -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=form)
+
+
 def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parse_by(description)
+    parser.prog = f"python -m benchmarks.{name}"
     text = f"folder of prepared data and results (default: {WORK})"
     parser.add_argument("--work", type=_absolute, default=WORK.absolute(), metavar="DIR", help=text)
     return parser
@@ -34,9 +36,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cases(
-    path: Path,
-    names: Sequence[str],
-    run: Callable[[str], dict[str, Any]],
+    path: Path, names: Sequence[str], run: Callable[[str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Run the cases whose results are not in the file yet; print and return the results of all.
 

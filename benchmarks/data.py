@@ -43,7 +43,6 @@ def demo(name: str) -> dict[str, Any]:
 
 
 def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
-    """Write this project's params.yaml with these overlays into a folder."""
     changes = Changes(overlay=reduce(join_overlays, overlays, {}))
     (folder / PARAMS_FILE).write_text(resolve(ROOT, changes).text)
 
@@ -59,13 +58,9 @@ def prepare(folder: Path, *overlays: Mapping[str, Any]) -> Path:
 
 
 def run_module(folder: Path, module: str, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'whowaits' / 'src'}"},
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", module, *arguments]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'whowaits' / 'src'}"}
+    subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
 def read_params(folder: Path, **changes: Any) -> Params:
@@ -109,8 +104,8 @@ def fashion_mnist(work: Path) -> Path:
 
 def small(work: Path) -> Path:
     """Tiny gray images: reading them takes hardly any time but what a benchmark adds."""
-    work.mkdir(parents=True, exist_ok=True)
     source = work / "small.npz"
+    work.mkdir(parents=True, exist_ok=True)
     if not source.exists():
         images = np.random.default_rng(0).integers(0, 256, (SMALL, 4, 4), np.uint8)
         np.savez(source, x=images, y=np.arange(SMALL) % 4)

@@ -1,6 +1,5 @@
-"""How long preparation takes when data changes: at first, with nothing changed, with one file
-changed, and with one removed. Measures `dvc repro snapshot` in a clone of this project, and the
-ingest stage with nothing changed.
+"""How long `dvc repro snapshot` takes in a clone of this project: at first, with nothing changed
+(also the ingest stage alone), with one file changed, and with one removed.
 
     python -m benchmarks.growing_data [--files 100000] [--rounds 3]
 """
@@ -20,21 +19,18 @@ from benchmarks.command_line import command_line
 from benchmarks.data import ROOT, demo, write_params
 from throughline.data.inspection_cache import SETTLED_NS
 
-CLASSES = 10
-SIDE = 48  # pixels
+CLASSES, SIDE = 10, 48  # pixels of a side
 SNAPSHOT = ("dvc", "repro", "snapshot")
 INGEST = (sys.executable, "-m", "tasks.ingest")
 
 
 def write_picture(path: Path, seed: int) -> None:
-    """Write a JPEG file of about 1.5 kB."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(path)
 
 
 def make_project(root: Path, folder: Path) -> None:
-    """Make a clone of this project that reads the files of `root`, with nothing prepared."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     data = {"source": "image_folder", "path": str(root), "fetch": "none"}

@@ -6,10 +6,10 @@ photos, Fashion-MNIST and windows of a series.
     python -m venv ENV && ENV/bin/pip install -r benchmarks/peers-requirements.txt
     python -m benchmarks.input_pipelines --data photos --peers ENV/bin/python
 
-Every configuration has its own process. All take turns, and the median over rounds counts. The
-start of an iterator is not counted. The limit for photos is memcpy of the same bytes by one thread.
-With --peers, other libraries' loaders deliver the same photos (224×224 uint8, batches of 64) on all
-cores, each in its own processes. One that cannot be imported is left out, with a message.
+Every configuration has its own process, which takes turns without its start; the median over rounds
+counts. The limit for photos is memcpy of the same bytes by one thread. With --peers, other
+libraries' loaders deliver the same photos (224×224 uint8, batches of 64) on all cores; one that
+cannot be imported is left out, with a message.
 """
 
 from benchmarks import data

@@ -3,10 +3,8 @@
     python -m benchmarks.our_loader NAME --data DIR
 
 Batches are uint8, as an accelerator would get them; configurations named `_float` cast on the host.
-`memcpy` copies batches of photos on one thread: no loader of photos can be faster.
 """
 
-import argparse
 import itertools
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command_line import parse_by
 from benchmarks.data import CROP_224, read_params
 from benchmarks.peer_loaders import serve
 from throughline.shared.allocator import raise_malloc_thresholds
@@ -60,9 +59,7 @@ def copy_batches() -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parse_by(__doc__)
     parser.add_argument("name", help="a configuration of the data's params.yaml, or memcpy")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     options = parser.parse_args()

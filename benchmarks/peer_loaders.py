@@ -8,7 +8,6 @@ instead. Imports nothing of this project: the environment is that of peers-requi
 """
 
 # pyright: reportMissingImports=false
-# The libraries are in an environment of their own.
 
 import argparse
 import os
@@ -47,7 +46,6 @@ def serve(batches: Iterator[Any], count: Callable[[Any], int]) -> None:
 
 
 def with_opencv(data: bytes) -> np.ndarray:
-    """Decode and resize as fast as Python libraries can."""
     import cv2
     import simplejpeg
 
@@ -56,7 +54,6 @@ def with_opencv(data: bytes) -> np.ndarray:
 
 
 def torch_opencv(files: list[Path], batch: int, decode: Any = with_opencv) -> Iterator[Any]:
-    """Yield batches of PyTorch's DataLoader with a map-style dataset."""
     from torch.utils.data import DataLoader, Dataset
 
     class Photos(Dataset):
@@ -86,7 +83,6 @@ def torch_pil(files: list[Path], batch: int) -> Iterator[Any]:
 
 
 def webdataset(files: list[Path], batch: int) -> Iterator[Any]:
-    """Yield batches of WebDataset: tar shards, a shuffle buffer, PyTorch's workers."""
     import webdataset
 
     mixed = random.Random(0).sample(files, len(files))
@@ -108,20 +104,18 @@ def webdataset(files: list[Path], batch: int) -> Iterator[Any]:
 def grain(files: list[Path], batch: int) -> Iterator[Any]:
     import grain
 
-    source = grain.MapDataset.source([str(file) for file in files]).shuffle(seed=0).repeat()
-    batches = source.map(lambda name: with_opencv(Path(name).read_bytes())).batch(batch)
+    source = grain.MapDataset.source(files).shuffle(seed=0).repeat()
+    batches = source.map(lambda file: with_opencv(file.read_bytes())).batch(batch)
     options = grain.ReadOptions(num_threads=CORES, prefetch_buffer_size=8)
     yield from batches.to_iter_dataset(options)
 
 
 def dali(files: list[Path], batch: int) -> Iterator[Any]:
-    """Yield batches of NVIDIA DALI on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
-
-    names = [str(file) for file in files]
 
     @pipeline_def(batch_size=batch, num_threads=CORES, device_id=None)
     def photos() -> Any:
+        names = [*map(str, files)]
         encoded, _ = fn.readers.file(files=names, random_shuffle=True, initial_fill=1000)
         images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
         return fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
@@ -141,8 +135,7 @@ def dlio(files: list[Path], batch: int) -> Iterator[Any]:
         image = tf.io.parse_single_example(record, features)["image"]
         return tf.io.decode_raw(image, tf.uint8)
 
-    names = [str(file) for file in files]
-    records = tf.data.TFRecordDataset(names, buffer_size=TRANSFER_BYTES).repeat()
+    records = tf.data.TFRecordDataset([*map(str, files)], buffer_size=TRANSFER_BYTES).repeat()
     images = records.map(
         lambda record: tf.py_function(parse, [record], tf.uint8), num_parallel_calls=READER_THREADS
     )

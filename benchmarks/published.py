@@ -5,14 +5,12 @@
 
 dlio: ResNet-50 of MLPerf Storage. Records of 114,660 bytes, which are not decoded, in batches of
 each accelerator's size; the last line says how many accelerators are kept busy for 90 % of the
-time. Our configurations are compared with that benchmark's TensorFlow reader, rewritten. Its rules
-require five times as much data as memory; here data is in the page cache, so readers are compared,
-not disks.
+time. Compared with that benchmark's TensorFlow reader, rewritten. Its rules require five times as
+much data as memory; here data is in the page cache, so readers are compared, not disks.
 
 presto: the image pipeline of PRESTO (decode, shorter side to 256, center, random crop of 224), from
-what each of its cuts stores, beside the published rates and what `python -m tasks.tune` chooses.
-PRESTO read ImageNet's photos, of 115 kB, from a cluster of hard disks; here they are in the page
-cache.
+what each of its cuts stores, beside the published rates (photos of 115 kB from a cluster of hard
+disks; here they are in the page cache) and what `python -m tasks.tune` chooses.
 """
 
 import sys
@@ -25,8 +23,7 @@ from benchmarks.command_line import add_photos, command_line
 from benchmarks.turns import our_loaders, peer_loaders, show, take_turns
 from throughline.results.tuning import TuningResult
 
-RECORD = (182, 210, 3)  # 114,660 bytes
-RECORDS = 4_096
+RECORD, RECORDS = (182, 210, 3), 4_096  # 114,660 bytes each
 BUSY = 0.9  # share of time in which an accelerator has to compute
 # Batch size and seconds to compute a batch.
 ACCELERATORS = {"resnet50_tf": (64, 0.098), "resnet50_h100": (400, 0.224)}
@@ -43,14 +40,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    if options.suite == "dlio":
-        dlio(options.work, options.rounds)
-    else:
-        presto(options.work, data.find_photos(options.work, options.photos), options.rounds)
+    {"dlio": dlio, "presto": presto}[options.suite](options.work, options.photos, options.rounds)
 
 
-def dlio(work: Path, rounds: int) -> None:
-    """Read records without decoding, in batches of each accelerator's size."""
+def dlio(work: Path, _: Path | None, rounds: int) -> None:
     archive = work / "records.npz"
     if not archive.exists():
         records = np.random.default_rng(0).integers(0, 256, (RECORDS, *RECORD), np.uint8)
@@ -62,22 +55,20 @@ def dlio(work: Path, rounds: int) -> None:
             {"data": source | {"split": {"validation": 0.01, "test": 0.0}}, "augment": []},
             {"batch_size": batch_size, **data.choose_presets(*STREAMS, *STORED)},
         )
-        reader = peer_loaders(
-            sys.executable, folder / "data" / "shards", ["dlio"], f"--batch={batch_size}"
-        )
+        shards, size = folder / "data" / "shards", f"--batch={batch_size}"
+        reader = peer_loaders(sys.executable, shards, ["dlio"], size)
         rates = take_turns(our_loaders(folder, [*STREAMS, *STORED]) | reader, rounds=rounds)
         show(name, rates, max(STREAMS, key=lambda each: rates[each]))
         busy = BUSY * batch_size / compute_s
         print("accelerators:", *(f"{each} {rate / busy:.1f}" for each, rate in rates.items()))
 
 
-def presto(work: Path, photos: Path, rounds: int) -> None:
-    """Run the image pipeline from what each cut stores, and search for the best cut."""
+def presto(work: Path, photos: Path | None, rounds: int) -> None:
     ahead = {"map": {"parallel": "cores"}, "prefetch": 2}
     folder = data.prepare(
         work / "presto",
         data.from_files(
-            photos,
+            data.find_photos(work, photos),
             preprocess=["decode", {"resize": {"shorter": 256}}],
             augment=[{"random_crop": data.CROP_224}],
             postprocess=[{"rescale": {"scale": 1 / 127.5, "offset": -1.0}}],

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from throughline.results.race import RaceResult
 from throughline.results.train import HeldOut, TrainResult
 
 HELD_OUT = HeldOut(split="test", examples=0, constant_metric=0.0, constant_stderr=0.0)
-NO_USAGE: dict[str, float] = {each.name: 0.0 for each in fields(Usage)}
 UNTRAINED = TrainResult(
     metric="", held_out=HELD_OUT, last_epoch={}, throughput=None, step=None,
-    cpu_seconds_per_1k_examples=None, usage=Usage(**NO_USAGE),
+    cpu_seconds_per_1k_examples=None, usage=Usage(**dict.fromkeys(Usage.__annotations__, 0.0)),
 )  # fmt: skip
 LONG_TURN_S = 5.0
 HALF_A_CORE = """
@@ -60,12 +58,8 @@ def long_rate(job: str, params: Params, root: Path, *, order: str = "train") -> 
 @contextmanager
 def half_a_core(taken: bool = True) -> Iterator[None]:
     """Keep one core busy half of the time during the block, if `taken`."""
-    if not taken:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-c", HALF_A_CORE])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", HALF_A_CORE if taken else ""]) as process:
+        try:
+            yield
+        finally:
+            process.kill()

@@ -4,9 +4,9 @@
     python -m benchmarks.ranking [--races 40]
 
 The first simulates rounds, with a random factor that all contestants of a round share and one for
-each turn, and ranks them: in races of a fixed number of rounds, and in races that end when all
-places are decided, as the stage's do. The second races one configuration under several names, every
-other time beside a program that takes a core half of the time.
+each turn, in races of a fixed number of rounds and in races that end, as the stage's do, when all
+places are decided. The second races one configuration under several names, every other time beside
+a program that takes a core half of the time.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,6 @@ NAMES = (BASELINE, *(f"other_{number}" for number in range(1, max(COUNTS))))
 
 
 def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], count: int) -> list[Round]:
-    """Simulate rounds of contestants with these speeds."""
     shared = draw.lognormal(0, SHARED_NOISE, (count, 1))
     rates = shared * draw.lognormal(0, OWN_NOISE, (count, len(speeds))) * speeds
     return rounds(dict(zip(NAMES, rates.T.tolist(), strict=False)), phase=OWN)
@@ -61,12 +60,10 @@ def rank(run: Sequence[Round]) -> Ranking:
 
 
 def is_split(ranking: Ranking) -> bool:
-    """Return whether any configuration is called faster than another one."""
     return bool(ranking.winners) or len(ranking.tied) < len(ranking.names)
 
 
 def simulate() -> None:
-    """Print how often equal configurations are called different, and a faster one is found."""
     cells = [(count, fixed) for count in COUNTS for fixed in (*ROUNDS, None)]
     print("configurations  rounds  called different       1.1× found      1.3× found")
     with ProcessPoolExecutor() as processes:
@@ -76,7 +73,6 @@ def simulate() -> None:
 
 
 def simulate_cell(cell: tuple[int, int | None]) -> list[float]:
-    """Return a row's shares for its numbers of configurations and rounds (None: until decided)."""
     (count, fixed), draw, shares = cell, np.random.default_rng(0), []
     for gain in GAINS:
         hits, races = 0, RACES if fixed and gain == 1 else FEWER_RACES
@@ -98,13 +94,8 @@ def main() -> None:
         return
     root = data.small(options.work)
     config = {"read": "shards", "vectorize": True, "prefetch": 2}
-    params = data.read_params(
-        root,
-        batch_size=64,
-        model={"name": "mlp"},
-        measure={"seconds": SECONDS},
-        pipelines=dict.fromkeys(NAMES[:3], config),
-    )
+    given: Any = {"batch_size": 64, "model": {"name": "mlp"}, "measure": {"seconds": SECONDS}}
+    params = data.read_params(root, **given, pipelines=dict.fromkeys(NAMES[:3], config))
 
     def run(name: str) -> dict[str, Any]:
         with half_a_core(taken=name.startswith("beside")):

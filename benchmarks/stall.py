@@ -2,9 +2,8 @@
 
     python -m benchmarks.stall [--beside]
 
-Inputs and models sleep, so that no core is used and the true stall can be computed (by simulating a
-queue); how long they take beyond their sleep is measured once. With `--beside`, another program
-takes a core half of the time.
+Inputs and models sleep, so the true stall can be computed by simulating a queue; what they take
+beyond their sleep is measured once. With `--beside`, another program takes a core half of the time.
 """
 
 import heapq
@@ -50,9 +49,8 @@ class Sleeping:
         step = {"step_ms": self.model_ms, **drawn}
         config: dict[str, Any] = {"read": "snapshot", "shuffle": {"kind": "global"}}
         if self.workers:
-            service = {"workers": self.workers, "sharding": "dynamic"}
-            kind = {"kind": "none"}
-            config = {"read": "shards", "vectorize": True, "shuffle": kind, "service": service}
+            config = {"read": "shards", "vectorize": True, "shuffle": {"kind": "none"}}
+            config["service"] = {"workers": self.workers, "sharding": "dynamic"}
         if self.calls > 1:
             config["map"] = {"parallel": self.calls}
         return {

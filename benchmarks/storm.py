@@ -4,9 +4,9 @@ killed at random and resumed with another number of processes?
     python -m benchmarks.storm [--trials 100]
 
 A trial draws a configuration (shuffle, where the split is, steps per execution, checkpoints) and
-trains it undisturbed in one process. It then trains again with 1, 2 or 4 processes, kills one of
-them at a random step, and resumes with 1, 2 or 4 processes, up to five times. The model notes each
-process's examples of every step. Uses the train stage unchanged.
+trains it undisturbed in one process, then with 1, 2 or 4 processes, of which one is killed at a
+random step, resumed with 1, 2 or 4, up to five times. The model notes each process's examples of
+every step. Uses the train stage unchanged.
 """
 
 import csv
@@ -31,7 +31,7 @@ COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5
 LONGEST_S = 600.0
 CLOSE = 1e-5  # relative, for losses
 NAME, NO_KILL = "optimized", "-1 0"
-OWN_CODE = '''
+OWN_CODE = """
 import hashlib, json, os, signal
 
 import keras
@@ -43,7 +43,6 @@ INDEX, COUNT = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
 
 
 def note(step, images):
-    """Write down a step with its examples: which ones, and how augmented."""
     examples = [[int(image[0, 0, 0]), hashlib.md5(image.tobytes()).hexdigest()] for image in images]
     line = json.dumps([int(step), INDEX, COUNT, examples])
     with open(f"noted-{INDEX}.jsonl", "a") as file:
@@ -59,9 +58,7 @@ class Noting(keras.Model):
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills the process of an index after so many executions: KILL="index executions"."""
-
-    executions = 0
+    executions = 0  # KILL="index executions" kills the process of an index after so many
 
     def on_train_batch_end(self, batch, logs=None):
         self.executions += 1
@@ -74,7 +71,7 @@ def noting(input_shape, outputs):
     inputs = keras.Input(input_shape)
     hidden = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))
     return Noting(inputs, keras.layers.Dense(outputs)(hidden))
-'''
+"""
 
 
 def make_trainings(work: Path) -> Path:
@@ -106,14 +103,8 @@ def draw_configuration(draw: random.Random) -> dict[str, Any]:
         "steps_per_execution": draw.choice([1, 1, 3]),
         "checkpoint_every": draw.choice(["1 steps", "2 steps", "3 steps", "1 epoch"]),
     }
-    return {
-        **SMALL,
-        "batch_size": BATCH,
-        "postprocess": [],
-        "model": {"name": "own:noting"},
-        "pipelines": {NAME: pipeline},
-        "train": SMALL["train"] | train,
-    }
+    own = {"batch_size": BATCH, "postprocess": [], "model": {"name": "own:noting"}}
+    return {**SMALL, **own, "pipelines": {NAME: pipeline}, "train": SMALL["train"] | train}
 
 
 Batch = list[list[int | str]]  # which examples, and a digest of each
@@ -127,7 +118,6 @@ class Trainings:
     served: Mapping[str, str]
 
     def train(self, params: dict[str, Any], *, processes: int, kill: str = NO_KILL) -> bool:
-        """Train, and return whether the training was completed."""
         params["train"]["processes"] = processes
         write_params(self.folder, params)
         command = (sys.executable, "-m", "tasks.train", "--pipeline", NAME)

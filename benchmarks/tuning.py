@@ -4,10 +4,10 @@ that people choose without a search.
     python -m benchmarks.tuning [--only photos] [--epochs 30] [--ram SIZE] [--disk SIZE]
 
 `python -m tasks.tune` searches each case. Then all plans within the budgets race for three rounds;
-the fastest three, the search's choice and the presets race for fifteen more, in alternation. Regret
-is how many times as long the chosen training takes as the fastest, less one, by the lower end of
-its interval. A choice that breaks a budget has lost. Budgets of memory apply to contestants,
-without the kernel's cache of data files, and not to the search as a whole.
+the fastest three, the search's choice and the presets race for fifteen more. Regret is how many
+times as long the chosen training takes as the fastest, less one, by the lower end of its interval;
+a choice that breaks a budget has lost. Budgets of memory apply to contestants, without the kernel's
+cache of data files.
 """
 
 import math
@@ -53,8 +53,7 @@ def judge(folder: Path, budgets: Budgets) -> dict[str, Any]:
         race_phase(search, pool, "final", finalists, rounds=FINAL_ROUNDS)
     rounds = [each for each in search.race.rounds if each.heat == "final"]
     race = replace(search.race, rounds=rounds)
-    fastest = race.fastest(finalists)
-    regret = race.ratio(chosen, fastest)
+    regret = race.ratio(chosen, fastest := race.fastest(finalists))
     return {
         "outcome": found.outcome,
         "chosen": found.chosen,
@@ -70,16 +69,10 @@ def judge(folder: Path, budgets: Budgets) -> dict[str, Any]:
 
 
 def open_search(folder: Path, budgets: Budgets) -> Search:
-    """Return a new search with a journal of its own."""
     journal = Journal(folder / "benchmark" / f"{budgets.ram}-{budgets.disk}-{budgets.epochs}")
     journal.folder.mkdir(parents=True, exist_ok=True)
-    question = Question(
-        params=load_params(folder / PARAMS_FILE),
-        root=folder,
-        budgets=budgets,
-        limits=find_limits(budgets, folder),
-    )
-    return Search(question, journal)
+    params, limits = load_params(folder / PARAMS_FILE), find_limits(budgets, folder)
+    return Search(Question(params=params, root=folder, budgets=budgets, limits=limits), journal)
 
 
 def race_all(search: Search, anchor: str) -> None:

@@ -1,6 +1,5 @@
-"""Loaders of batches that take turns, round after round, so that a machine's drift affects all.
-
-Each is a process that answers a line on its standard input with its examples per second.
+"""Loaders of batches that take turns, round after round, so that a machine's drift affects all:
+each is a process that answers a line on its standard input with its examples per second.
 """
 
 import os
@@ -55,7 +54,6 @@ def take_turns(commands: Mapping[str, Sequence[str]], *, rounds: int) -> dict[st
 
 
 def show(title: str, rates: Mapping[str, float], base: str) -> None:
-    """Print rates, the highest first, and each as a multiple of the rate of `base`."""
     print(f"\n{title}\n{'loader':<24}{'examples/s':>12}{f'× {base}':>14}")
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         print(f"{name:<24}{rate:>12,.0f}{rate / rates[base]:>14.2f}")

@@ -2,13 +2,12 @@
 
     python -m benchmarks.whowaits [--python FILE] [--only TEXT]
 
-Every case is a script. Its true stall is measured separately: the script trains on real batches and
-on batches from memory in alternating epochs, and the median of pairs counts. The true gain of the
-advised change is measured by epochs of the script with and without it. `--python` names an
-interpreter with what the cases need (TensorFlow; PyTorch, JAX and tf_keras for some).
+Every case is a script. Its true stall is measured separately: it trains on real batches and on
+batches from memory in alternating epochs, and the median of pairs counts. The true gain of the
+advised change is that of epochs with it. `--python` names an interpreter with what the cases need
+(TensorFlow; PyTorch, transformers, Lightning, accelerate, JAX and tf_keras for some).
 """
 
-import json
 import os
 import re
 import statistics
@@ -20,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import add_choice, command_line, run_cases
-from benchmarks.guest_scripts import CASES
-from whowaits.changes.advice import Edit, Tried, find_first
+from benchmarks.guest_scripts import CASES, DRAWING
+from whowaits.changes.advice import Tried, find_first
 from whowaits.changes.edits import CannotBeWritten, edit_source
+from whowaits.changes.patch import read_report
+from whowaits.report import Report
 from whowaits.timing.rounds import median_interval
 
 LIMIT_S = 240.0
@@ -35,29 +36,24 @@ def judge(name: str, *, python: str) -> dict[str, Any]:
     """Let `whowaits` watch a script, and measure the truth about it."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
-        script.write_text(CASES[name].text)
+        script.write_text(CASES[name])
         said = _run([sys.executable, "-m", "whowaits", "--python", python, "--json", str(script)])
-        report: dict[str, Any] = (
-            json.loads(said.stdout) if said.stdout.startswith("{") else {"verdict": "CRASH"}
-        )
-        report.setdefault("reason", said.stderr[-300:])
+        crash = Report(str(script), training="", verdict="CRASH", reason=said.stderr[-300:])
+        report = read_report(said.stdout.encode()) or crash
         pairs = _pairs(python, script)
         step_ms = statistics.median(as_it_is for as_it_is, _ in pairs)
-        tried = [
-            Tried(**{**each, "edits": tuple(Edit(**edit) for edit in each["edits"])})
-            for each in report.get("changes", ())
-        ]
-        first = find_first(tried)
-        best = first or max(tried, key=lambda each: each.gain, default=None)
+        first = find_first(report.changes)
+        best = first or max(report.changes, key=lambda each: each.gain, default=None)
         edited_ms = _edited_step_ms(python, script, best) if best else None
     stalls = [100 * (1 - memory / as_it_is) for as_it_is, memory in pairs]
+    frozen = (f"{DRAWING.get(name)}: .cache()", "batch: .cache()")
     result = {
-        **{key: report.get(key) for key in REPORTED},
+        **{key: getattr(report, key) for key in REPORTED},
         "true_pct": statistics.median(stalls),
         "true_range": median_interval(stalls),
         "true_step_ms": step_ms,
         "first": first.text if first else "",
-        "unsafe": bool(first) and first.text.startswith(CASES[name].unsafe),
+        "unsafe": bool(first) and name in DRAWING and first.text.startswith(frozen),
         "predicted_gain": best.gain if best and edited_ms else None,
         "real_gain": step_ms / edited_ms if edited_ms else None,
     }
@@ -94,13 +90,9 @@ def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
 
 
 def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": LIMIT_S}
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        command, **given, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
     )
 
 

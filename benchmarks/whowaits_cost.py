@@ -2,19 +2,18 @@
 
     python -m benchmarks.whowaits_cost [--pairs 25]
 
-One process trains a model by `fit` as it is and a second, equal one by `fit` under
-`whowaits.watch()`, in alternation. A block is an epoch without its first steps. The cost is the
-median difference of a step over pairs, with an interval. CPU time of the training thread is
-compared, too: other programs hardly change it.
+One process trains two equal models by `fit` in alternation, one of them under `whowaits.watch()`. A
+block is an epoch without its first steps. The cost is the median difference of a step over pairs,
+with an interval; that of the thread's CPU time is hardly changed by other programs.
 """
 
-import argparse
 import contextlib
 import io
 import statistics
 import time
 from typing import Any
 
+from benchmarks.command_line import parse_by
 from whowaits.timing.rounds import median_interval
 
 SKIPPED = 10  # steps at the start of a block
@@ -23,10 +22,7 @@ BATCH = 128
 
 
 def main() -> None:
-    """Print the cost of being watched, for models of three sizes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parse_by(__doc__)
     parser.add_argument("--pairs", type=int, default=25)
     options = parser.parse_args()
     print("| model | a step, ms | watched, µs more | of its thread, µs more |")
@@ -58,7 +54,6 @@ def measure(layers: int, width: int, steps: int, *, pairs: int) -> str:
             self.ended = time.perf_counter(), time.thread_time()
 
     def time_step(watched: bool) -> list[float]:
-        """Return a step's time and the CPU time of its thread [µs]."""
         clock = Clock()
         watching = whowaits.watch() if watched else contextlib.nullcontext()
         with contextlib.redirect_stdout(io.StringIO()), watching:

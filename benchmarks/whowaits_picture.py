@@ -2,11 +2,9 @@
 
     python -m benchmarks.whowaits_picture [--to FILE]
 
-Runs the command on the script below and draws what it prints. Fails if there is no patch, which
-happens on a machine that other programs keep busy.
+Fails if there is no patch, as on a machine that other programs keep busy.
 """
 
-import argparse
 import io
 import os
 import re
@@ -17,6 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from benchmarks.command_line import parse_by
 
 SCRIPT = """\
 import keras
@@ -50,9 +50,7 @@ STYLES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parse_by(__doc__)
     parser.add_argument("--to", type=Path, default=Path("docs/images/whowaits.svg"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

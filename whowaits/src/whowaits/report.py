@@ -14,6 +14,7 @@ from .lines import WORTH_SHOWING_PCT, LineTime
 from .timing.blocks import LEAST_GAPS, Timing
 from .timing.rounds import Block
 from .timing.verdict import DISTURBED_PCT, UNDECIDED, Conditions, Verdict, describe_others
+from .version import __version__
 
 MEANINGS = {
     SAME: "the same examples in the same order",
@@ -58,7 +59,7 @@ class Report:
     notes: tuple[str, ...] = ()
     changes: tuple[Tried, ...] = ()
     line_times: tuple[LineTime, ...] = ()  #: of a training whose batches are not seen
-    version: str = ""
+    version: str = __version__
 
     @property
     def lines(self) -> list[str]:
@@ -119,15 +120,11 @@ class Report:
         if not self.changes:
             return
         first = find_first(self.changes)
-        if first is None:
-            yield "  no change can be advised; tried, each by itself:"
-        else:
-            at = f"{first.where}: " if first.where else ""
-            yield f"  change first: {at}{first.text}"
-            span = f"{first.low:.2f} to {first.high:.2f}"
+        if first is not None:
             says = f": {first.says}" if first.says else ""
-            yield f"    gains {first.gain:.2f} × ({span}); {MEANINGS[first.meaning]}{says}"
-            yield "  tried, each by itself:"
+            yield f"  change first: {first.at}{first.text}"
+            yield f"    gains {first.span}; {MEANINGS[first.meaning]}{says}"
+        yield f"  {'' if first else 'no change can be advised; '}tried, each by itself:"
         for each in self.changes:
             yield f"    {each}"
 
@@ -171,14 +168,10 @@ def make_report(
 
 
 def _epoch_times(epochs: list[Block]) -> tuple[float | None, float | None]:
-    later = Block()
-    for block in epochs[1:]:
-        later.steps += block.steps
-        later.wait_s, later.work_s = later.wait_s + block.wait_s, later.work_s + block.work_s
-        later.between_s += block.between_s
-    if not later.steps or not epochs[0].steps:
+    steps = sum(each.steps for each in epochs[1:])
+    if not steps or not epochs[0].steps:
         return None, None
-    return _known(epochs[0].step_ms), _known(later.step_ms)
+    return epochs[0].step_ms, 1e3 * sum(each.total_s for each in epochs[1:]) / steps
 
 
 def undecided(script: str, reason: str, **facts: object) -> Report:

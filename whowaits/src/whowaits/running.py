@@ -13,7 +13,6 @@ import traceback
 import types
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,12 @@ def run_script(session: Session, arguments: list[str]) -> int:
         if session.ended is None:
             code = _exit_code(error)
             if session.repeats and isinstance(error, Exception) and not session.in_child:
-                return _report_in_spite_of(error, session)
+                _flush()
+                found = session.print_report(
+                    "the script failed, maybe because whowaits took or repeated some of its"
+                    f" batches, which --keep does not do: {error!r}"
+                )
+                return found if found or session.was_measured else 1
     _flush()
     if session.in_child:  # the parent process reports
         return code
@@ -123,16 +127,6 @@ def run_script(session: Session, arguments: list[str]) -> int:
     return code or found
 
 
-def _report_in_spite_of(error: Exception, session: Session) -> int:
-    """Report on a script that failed, maybe because batches were taken or repeated."""
-    _flush()
-    found = session.print_report(
-        "the script failed, maybe because whowaits took or repeated some of its batches, which"
-        f" --keep does not do: {error!r}"
-    )
-    return found if found or session.was_measured else 1
-
-
 def _execute(session: Session, arguments: list[str]) -> None:
     options, spec, code = session.options, None, None
     if is_torchrun(options.script, as_module=options.as_module):
@@ -143,7 +137,8 @@ def _execute(session: Session, arguments: list[str]) -> None:
         sys.path[0] = str(Path.cwd() if options.as_module else Path(script).resolve().parent)
     sys.argv = ["-m" if options.as_module else options.script, *arguments]
     if options.as_module:
-        spec, code = _find_module(options.script)
+        find: Any = runpy._get_module_details  # pyright: ignore[reportAttributeAccessIssue]
+        _, spec, code = find(options.script, CannotStart)  # imports packages, as `python -m` does
         script = sys.argv[0] = str(spec.origin)
         session.options = replace(options, script=script.removeprefix(HERE + os.sep))
     take_for_own(script)
@@ -165,17 +160,6 @@ def _execute(session: Session, arguments: list[str]) -> None:
     module.__dict__.setdefault("__annotations__", {})
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
-
-
-def _find_module(name: str) -> tuple[ModuleSpec, types.CodeType]:
-    """Find a module as `python -m` does, which imports its packages.
-
-    Raises:
-      CannotStart: it does not exist, or is a package that cannot be run.
-    """
-    find: Any = runpy._get_module_details  # pyright: ignore[reportAttributeAccessIssue]
-    _, spec, code = find(name, CannotStart)
-    return spec, code
 
 
 def _exit_code(error: BaseException) -> int:

@@ -26,7 +26,6 @@ from .report import Report, undecided
 from .timing import machine
 from .timing.blocks import LEAST_STEPS, Timing
 from .training import Training
-from .version import __version__
 
 FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
 # Limits after the first steps: for the verdict (--seconds + SPARE_S if longer), and trials on top.
@@ -222,11 +221,10 @@ class Session:
         if not self.trainings:
             reason = self.refusal or reason or self._unseen or NOTHING_SEEN
             lines = self.line_times.list_lines() if self.line_times else ()
-            return undecided(script, reason, version=__version__, line_times=tuple(lines))
+            return undecided(script, reason, line_times=tuple(lines))
         if not self.measured:
             fewer = f"--training {self.options.training}: fewer trainings that can be seen have"
-            reason = f"{fewer} begun: {len(self.trainings)}"
-            return undecided(script, reason, version=__version__)
+            return undecided(script, f"{fewer} begun: {len(self.trainings)}")
         if self.options.training > 1:
             (best,) = self.measured
         else:
@@ -234,11 +232,10 @@ class Session:
         if reason:
             best.notes.append(reason)
         best.notes += self.saves.notes
-        number = self.trainings.index(best) + 1
         if len(self.trainings) > 1:
             best.notes.append(
-                f"this is training {number} of {len(self.trainings)} that were seen; --training N"
-                " measures another one"
+                f"this is training {self.trainings.index(best) + 1} of {len(self.trainings)} that"
+                " were seen; --training N measures another one"
             )
         return best.report(script)
 
@@ -313,9 +310,8 @@ class Session:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        with contextlib.suppress(Exception):
-            started = sys.modules.get("multiprocessing")
-            for child in started.active_children() if started else ():
+        with contextlib.suppress(Exception):  # also if it was not imported
+            for child in sys.modules["multiprocessing"].active_children():
                 child.terminate()
         with contextlib.suppress(Exception):
             if not self.in_child:

@@ -12,7 +12,6 @@ from .timing import machine
 from .timing.batches import count_examples
 from .timing.blocks import Timing
 from .timing.verdict import COMPUTE_BOUND, INPUT_BOUND, SLIGHTLY_BOUND, Conditions, judge
-from .version import __version__
 
 
 @dataclass
@@ -85,7 +84,7 @@ class Training:
         conditions = self.freeze_conditions()
         verdict = judge(self.timing, conditions)
         waits = verdict.name in (INPUT_BOUND, SLIGHTLY_BOUND) and not self.changes
-        notes = [*self.notes, self.untried] if self.untried and waits else self.notes
+        untried = [self.untried] if self.untried and waits else []
         return make_report(
             self.timing,
             conditions,
@@ -95,7 +94,6 @@ class Training:
             backend=self.backend,
             examples=self.examples,
             steps_per_epoch=self.timing.steps_per_epoch,
-            notes=tuple(notes),
+            notes=(*self.notes, *untried),
             changes=tuple(self.changes),
-            version=__version__,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Any
 
 from .hooks import fits
@@ -29,12 +28,7 @@ class Watch:
         observe(self._session)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is not None:  # such as the command's, which goes on
             observe(self._before)
         self.report = self._session.make_report()

@@ -84,14 +84,19 @@ class Tried:
         """Whether the whole interval of the gain is large enough."""
         return self.low >= WORTH
 
+    @property
+    def at(self) -> str:
+        return f"{self.where}: " if self.where else ""
+
+    @property
+    def span(self) -> str:
+        return f"{self.gain:.2f} × ({self.low:.2f} to {self.high:.2f})"
+
     def __str__(self) -> str:
-        notes = [f"it keeps {self.keeps}"] if self.keeps else []
-        if not self.fits_memory:
-            notes.append("there may be no memory for that")
-        notes += [self.says] if self.says else []
-        noted = f" ({'; '.join(notes)})" if notes else ""
-        at = f"{self.where}: " if self.where else ""
-        return f"{self.gain:.2f} × ({self.low:.2f} to {self.high:.2f}) {at}{self.text}{noted}"
+        keeps = f"it keeps {self.keeps}" if self.keeps else ""
+        lacks = "" if self.fits_memory else "there may be no memory for that"
+        noted = "; ".join(filter(None, (keeps, lacks, self.says)))
+        return f"{self.span} {self.at}{self.text}{f' ({noted})' if noted else ''}"
 
 
 def sort_by_gain(tried: Iterable[Tried]) -> list[Tried]:

@@ -45,8 +45,6 @@ def change_op(node: Node, op: str) -> None:
 def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
     """Insert a transformation between a node and its consumers; return its name."""
     source = next(node for node in graph.node if node.name == after)
-    if source.op == "_Retval":
-        raise ValueError(f"{after} is not a transformation")
     name = f"changed/{len(graph.node)}"
     for node in graph.node:
         for number, other in enumerate(node.input):
@@ -54,10 +52,7 @@ def insert(graph: Graph, after: str, op: str, inputs: list[str]) -> str:
                 node.input[number] = name
     added = graph.node.add(name=name, op=op, input=[after, *inputs])
     for key in ("output_types", "output_shapes"):
-        if key in source.attr:
-            added.attr[key].CopyFrom(source.attr[key])
-        else:
-            added.attr[key].CopyFrom(source.attr["T" + key])
+        added.attr[key].CopyFrom(source.attr[key if key in source.attr else "T" + key])
     return name
 
 
@@ -226,9 +221,8 @@ def _parallel_map(graph: Graph, node: Node) -> None:
 
 
 def _parallel_batch(graph: Graph, node: Node) -> None:
-    source, size, drop = node.input
     change_op(node, "ParallelBatchDataset")
-    node.input[:] = [source, size, add_constant(graph, AUTOMATIC), drop]
+    node.input.insert(2, add_constant(graph, AUTOMATIC))  # before drop_remainder
 
 
 def _interleave(graph: Graph, node: Node, sizes: tuple[int, ...] = ()) -> None:

@@ -6,6 +6,7 @@ changed copy of itself, as `serve` does for `fit`.
 from __future__ import annotations
 
 import ast
+import functools
 import os
 from collections.abc import Generator
 from time import perf_counter
@@ -145,28 +146,21 @@ class LoaderTrials:
 
     def _propose(self) -> list[LoaderChange]:
         loader, torch = self._loader, self._torch
-        changes = list(
-            propose_changes(
-                loader,
-                cores=count_cores(),
-                on_cuda=torch.cuda.is_initialized(),
-                gap_matters=self._has_long_gaps(self._timing.gaps_s, self._timing.step_ms),
-            )
+        proposed = propose_changes(
+            loader,
+            cores=count_cores(),
+            on_cuda=torch.cuda.is_initialized(),
+            gap_matters=self._has_long_gaps(self._timing.gaps_s, self._timing.step_ms),
         )
         handle = "" if loader.num_workers else find_handle(loader.dataset)
-        if handle:
-            changes = [each for each in changes if not each.more_workers]
+        changes = [each for each in proposed if not (handle and each.more_workers)]
         whole = None if is_iterable(torch, loader) else propose_whole_batches(torch, loader)
-        if (
-            whole
-            and run_forked(lambda: gives_whole_batches(torch, loader), limit_s=PROBE_S) is True
-        ):
+        probe = functools.partial(gives_whole_batches, torch, loader)
+        if whole and run_forked(probe, limit_s=PROBE_S) is True:
             changes.insert(0, whole)
         if not changes:
-            because = (
-                f": its dataset holds `{handle}`, which workers cannot share" if handle else ""
-            )
-            raise CannotBeTried(f"the DataLoader leaves nothing to try{because}")
+            because = f": its dataset holds `{handle}`, which workers cannot share"
+            raise CannotBeTried(f"the DataLoader leaves nothing to try{because if handle else ''}")
         return changes
 
     def _has_long_gaps(self, gaps_s: list[float], step_ms: float) -> bool:
@@ -227,10 +221,8 @@ class LoaderTrials:
         block = yield from self._train(feed, BLOCK_S, MIN_STEPS)
         gaps_s, steps = feed.gaps_s or self._unchanged.gaps_s, self._timing.steps_per_epoch
         if gaps_s and steps:
-            block = block.with_gaps(statistics.median(gaps_s), steps)
-        else:
-            block = block.without_gaps()
-        return 1e3 / block.step_ms
+            return 1e3 / block.with_gaps(statistics.median(gaps_s), steps).step_ms
+        return 1e3 / block.without_gaps().step_ms
 
     def _train(self, feed: _Feed, seconds: float, least: int) -> Steps:
         """Train on batches of a feed; return the block of steps."""
@@ -240,8 +232,7 @@ class LoaderTrials:
             batch, wait_s, opens = feed.take()
             work_s = yield batch
             if work_s is not None:
-                step = Step(wait_s=wait_s, work_s=work_s, epoch=1, opens_epoch=opens)
-                block.add(step)
+                block.add(Step(wait_s=wait_s, work_s=work_s, epoch=1, opens_epoch=opens))
             if perf_counter() > self._deadline:
                 raise _Over
         asked = perf_counter()

@@ -15,11 +15,8 @@ from .advice import Edit
 WHOLE = "so that the dataset is asked for whole batches"
 MORE_PREFETCHED = 8  # batches that each worker may make ahead, instead of two
 MOST_COUNTS = 3  # numbers of workers to try
-KEPT = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
-    *("multiprocessing_context", "persistent_workers", "prefetch_factor"),
-)
 OF_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
+OF_ALL = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
 # Packages whose open files cannot be shared by processes.
 FILES = frozenset(("h5py", "lmdb", "netCDF4", "socket", "sqlite3", "tables", "tarfile", "zipfile"))
 made_loaders: WeakSet[Any] = WeakSet()  #: those that exist, with `whowaits_place`
@@ -101,9 +98,9 @@ def gives_whole_batches(torch: Any, loader: Any) -> bool:
 def copy_loader(torch: Any, loader: Any, change: LoaderChange, dataset: Any = None) -> Any:
     """Return a DataLoader of the same parts with a change, and with another `dataset` if given."""
     data = torch.utils.data
-    given = {**{name: getattr(loader, name) for name in KEPT}, **dict(change.keywords)}
-    if not given["num_workers"]:
-        given = {name: value for name, value in given.items() if name not in OF_WORKERS}
+    workers = dict(change.keywords).get("num_workers", loader.num_workers)
+    kept = {name: getattr(loader, name) for name in (*OF_ALL, *(OF_WORKERS if workers else ()))}
+    given = {**kept, **dict(change.keywords)}
     given = {name: value for name, value in given.items() if value is not None}
     given["dataset"] = loader.dataset if dataset is None else dataset
     if is_iterable(torch, loader):

@@ -39,7 +39,7 @@ def _print_patch(command: Sequence[str], asked: dict[str, Any]) -> int:
     measured = subprocess.run(
         [*command[:2], json.dumps(asked), *command[2:]], stdout=subprocess.PIPE, check=False
     )
-    report = _read(measured.stdout)
+    report = read_report(measured.stdout)
     if report is not None:
         print("\n".join(report.lines), file=sys.stderr, flush=True)  # noqa: T201
     if report is None or measured.returncode:
@@ -79,7 +79,7 @@ def _write(change: Tried, source: bytes, script: str) -> bytes:
     return edit_source(source, script, change.edits)
 
 
-def _read(printed: bytes) -> Report | None:
+def read_report(printed: bytes) -> Report | None:
     """Return the printed report, or None if the script ended without one."""
     try:
         found = json.loads(printed)
@@ -87,7 +87,8 @@ def _read(printed: bytes) -> Report | None:
         return None
     for each in found["changes"]:
         each["edits"] = tuple(Edit(**edit) for edit in each["edits"])
-    return Report(**{**found, "changes": tuple(Tried(**each) for each in found["changes"])})
+    found["changes"] = tuple(Tried(**each) for each in found["changes"])
+    return Report(**found)
 
 
 def _say(text: str) -> None:

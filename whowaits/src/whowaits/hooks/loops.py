@@ -240,14 +240,9 @@ class LoopWatch:
             timing.ran_alone(pulls.work_s, steps=pulls.steps, warm_up=loop.warm_up > 0)
             loop.warm_up -= 1
             return
-        step = Step(
-            wait_s=pulls.wait_s,
-            work_s=pulls.work_s,
-            epoch=loop.epoch,
-            opens_epoch=opens,
-            steps=pulls.steps,
+        timing.trained(
+            Step(pulls.wait_s, pulls.work_s, 0.0, loop.epoch, opens_epoch=opens, steps=pulls.steps)
         )
-        timing.trained(step)
 
     def _add_pull(self, loop: Loop, now: float) -> Pulls:
         work_s, loop.handed = now - (loop.handed or now), None

@@ -58,7 +58,7 @@ class TimedFunction:
     def close_epoch(self) -> None:
         """Record remaining steps, or the time after the last one, before the training pauses."""
         if self._unrecorded and self._returned is not None:
-            self._record(self._skipped_until - self._returned, steps=self._unrecorded)
+            self._record_together(self._skipped_until - self._returned, steps=self._unrecorded)
         elif self._returned is not None and self._epoch > 0 and not self._took:
             self._timing.closings_s.append(self._clock() - self._returned)
         self._returned = None
@@ -73,11 +73,13 @@ class TimedFunction:
             self._together = 1
         return result
 
-    def _record(self, took_s: float, *, steps: int) -> None:
+    def _record_together(self, took_s: float, *, steps: int) -> None:
         """Record steps that together took `took_s`, without interruption."""
         wait_s = min(took_s, self._waits.take())
         epoch = max(0, self._epoch)
-        step = Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps)
+        self._record(Step(wait_s=wait_s, work_s=took_s - wait_s, epoch=epoch, steps=steps))
+
+    def _record(self, step: Step) -> None:
         self._timing.trained(step)
         self._together, self._unrecorded = self._count_together(step), 0
         self._returned = self._clock()
@@ -109,9 +111,9 @@ class TimedFunction:
         began = self._clock()
         result = self._feed.train(arguments)
         took = self._clock() - began
+        self.steps_in_epoch += 1
         if self._unrecorded and self._returned is not None:
-            self.steps_in_epoch += 1
-            self._record(self._clock() - self._returned, steps=self._unrecorded + 1)
+            self._record_together(self._clock() - self._returned, steps=self._unrecorded + 1)
             return result
         within = 0.0 if self._feed.waits_between_calls else min(took, self._waits.take())
         # Making an epoch's iterator before its first step is the input's work, too.
@@ -124,10 +126,7 @@ class TimedFunction:
             opens_epoch=self._opens and not self._took,
         )
         self._opens = False
-        self.steps_in_epoch += 1
-        self._timing.trained(step)
-        self._together = self._count_together(step)
-        self._returned = self._clock()
+        self._record(step)
         return result
 
     def _count_together(self, step: Step) -> int:
@@ -183,23 +182,20 @@ class TimedFunction:
         except Exception as error:  # noqa: BLE001 - the verdict stands without it
             training.note_failed_trials(error)
 
-    def _count_batches(self) -> int | None:
-        """Return the number of batches in the input; None if unknown, as with `steps_per_epoch`."""
-        steps = None if self._training.steps else self._timing.steps_per_epoch
-        return steps and steps * self._training.steps_per_execution
-
     def _run_trials(self, step: Callable[[Any], Any]) -> None:
         from whowaits.changes.trials import Pace, Trials  # imports TensorFlow, as the script has
 
         training, timing = self._training, self._timing
+        steps = None if training.steps else timing.steps_per_epoch  # the script cuts its epochs
+        pace = Pace(
+            step_ms=timing.step_ms,
+            between_ms=timing.between_ms if training.synchronous else 0.0,
+            batches=steps and steps * training.steps_per_execution,
+        )
         trials = Trials(
             step,
             training.dataset,
-            Pace(
-                step_ms=timing.step_ms,
-                between_ms=timing.between_ms if training.synchronous else 0.0,
-                batches=self._count_batches(),
-            ),
+            pace,
             deadline=self._session.trials_end(training),
             # filling a buffer may take long, which is no fault of the script
             beat=lambda: self._session.beat(expects=None),

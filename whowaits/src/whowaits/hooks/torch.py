@@ -54,12 +54,10 @@ class _Hooks:
         for owner in list(vars(module).values()):
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
             if is_own and "step" in vars(owner):
-                self._patch_schedule(owner)
+                replaces(owner, "step")(self._step_schedule)
 
-    def _patch_schedule(self, owner: Any) -> None:
-        @replaces(owner, "step")
-        def _(step: Any, *args: Any, **kwargs: Any) -> Any:
-            return None if self._loops.repeats else step(*args, **kwargs)
+    def _step_schedule(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if self._loops.repeats else step(*args, **kwargs)
 
     def patch_keras(self, keras: Any) -> None:
         """Mark steps of Keras' optimizers in loops that use them with PyTorch."""

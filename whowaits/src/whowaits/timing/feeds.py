@@ -10,15 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .accelerators import default_accelerator, synchronize
-from .batches import (
-    ENDS,
-    BatchesTaken,
-    copy_batch,
-    count_bytes,
-    drain,
-    keep_batches,
-    most_bytes,
-)
+from .batches import ENDS, BatchesTaken, copy_batch, count_bytes, drain, keep_batches, most_bytes
 from .waits import Waits
 
 MAX_KEPT = 16  # batches of a DataLoader
@@ -125,7 +117,12 @@ class JaxFeed(Feed):
 
     def prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *state, iterator = arguments
-        return (*state, _TimedIterator(iterator, self._waits))
+        batches = iter(iterator)
+
+        def take(_: None) -> Any:
+            return self._waits.time(lambda: next(batches))  # once, even if it is tf.data's
+
+        return (*state, map(take, itertools.repeat(None)))
 
     def memory(self, taken: BatchesTaken) -> Any:
         """Return the batches, to be kept and released with a copy of the model's state."""
@@ -187,19 +184,6 @@ class TorchFeed(Feed):
 class _JaxMemory:
     batches: Iterator[Any]
     state: Any = None
-
-
-class _TimedIterator:
-    """Counts the time spent waiting for its batches."""
-
-    def __init__(self, iterator: Any, waits: Waits) -> None:
-        self._iterator, self._waits = iter(iterator), waits
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        return self._waits.time(lambda: next(self._iterator))  # once, even if it is tf.data's
 
 
 def _convert(batch: Any, to: Callable[[Any], Any] = lambda array: array) -> Any:

@@ -77,16 +77,15 @@ def judge(timing: Timing, conditions: Conditions) -> Verdict:
     blocks = [each.training for each in timing.steady] or [timing.passive]
     if decided and conditions.fills_cache and any(block.first_epoch for block in blocks):
         reason = "too little was seen after the epoch that fills the cache, which later ones read"
-        return Verdict(UNDECIDED, verdict.stall, reason)
+        return _undecided(reason, verdict.stall)
     return verdict
 
 
+def _undecided(reason: str, stall: Stall | None = None) -> Verdict:
+    return Verdict(UNDECIDED, stall, reason)
+
+
 def _judge(timing: Timing, conditions: Conditions) -> Verdict:
-    if timing.passive.steps + len(timing.rounds) < LEAST_STEPS and not timing.rounds:
-        return Verdict(
-            UNDECIDED,
-            reason=f"too few steps were seen, {timing.seen}, of which the first compile",
-        )
     if not timing.rounds:
         return _judge_passively(timing, conditions)
     stalls = [each.stall_pct for each in timing.steady]
@@ -97,32 +96,28 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
     disturbed = f"; {_disturbance(conditions)}" if conditions.distance_pct else ""
     if middle < -CONTRADICTION_PCT:
         model = statistics.median(each.model_ms for each in timing.steady)
-        return Verdict(
-            UNDECIDED,
-            reason=f"the measurement failed: the model alone took {model:.2f} ms a step, longer"
-            f" than the training as a whole, {timing.step_ms:.2f} ms{disturbed}",
+        return _undecided(
+            f"the measurement failed: the model alone took {model:.2f} ms a step, longer than the"
+            f" training as a whole, {timing.step_ms:.2f} ms{disturbed}"
         )
     if len(stalls) < FEW_ROUNDS:
         low, high = low - FEW_ROUNDS_PCT, high + FEW_ROUNDS_PCT
     if conditions.synchronous:  # a training that waits for a batch does nothing else
         waited = min(each.training.waited_pct for each in least)
         if waited > high + CONTRADICTION_PCT:
-            return Verdict(
-                UNDECIDED,
-                reason=f"the measurement failed: the training stood in `next` for {waited:.0f} % of"
-                f" its time, but the model alone took {100 - max(0.0, high):.0f} % of it"
-                + disturbed,
+            return _undecided(
+                f"the measurement failed: the training stood in `next` for {waited:.0f} % of its"
+                f" time, but the model alone took {100 - max(0.0, high):.0f} % of it{disturbed}"
             )
         low, middle = max(low, min(waited, high)), max(middle, min(waited, high))
     stall = Stall(*(min(100.0, max(0.0, value)) for value in (middle, low, high)))
     # Work on the cores does not slow an accelerator.
     restless = not conditions.on_accelerator and sum(not each.rested for each in timing.steady)
     if 2 * restless > len(stalls) and stall.pct < INPUT_BOUND_FROM_PCT:
-        return Verdict(
-            UNDECIDED,
-            stall,
+        return _undecided(
             "the input did not come to rest while the model was timed alone, so it slowed the"
             " model then, too",
+            stall,
         )
     unexplained = [
         each.unexplained_pct for each in timing.steady if not math.isnan(each.unexplained_pct)
@@ -141,18 +136,19 @@ def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
     caused = max(0.0, stall.pct - unexplained_pct)
     if decide(caused, on_accelerator=False) == verdict.name:
         return verdict
-    return Verdict(
-        UNDECIDED,
-        stall,
+    return _undecided(
         f"the stall is {stall.pct:.0f} % of a step, but waits for the input and its work on the"
         f" cores explain at most {caused:.0f} %: the machine changed its pace; run it again",
+        stall,
     )
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
     """Judge by waits alone: the least the input costs, or the most if a device works meanwhile."""
+    if timing.passive.steps < LEAST_STEPS:
+        return _undecided(f"too few steps were seen, {timing.seen}, of which the first compile")
     if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
-        return Verdict(UNDECIDED, reason="it was not seen where its batches come from")
+        return _undecided("it was not seen where its batches come from")
     waited = timing.passive.waited_pct
     why = f"; {conditions.passive_because}" if conditions.passive_because else ""
     if conditions.synchronous and not conditions.on_accelerator:
@@ -160,21 +156,19 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
         if waited >= INPUT_BOUND_FROM_PCT + conditions.distance_pct:
             return Verdict(INPUT_BOUND, stall)
         if waited >= INPUT_BOUND_FROM_PCT:
-            return Verdict(UNDECIDED, stall, _disturbance(conditions))
-        return Verdict(
-            UNDECIDED,
-            stall,
+            return _undecided(_disturbance(conditions), stall)
+        return _undecided(
             f"the training waits for its input {waited:.0f} % of the time; how much the input slows"
             f" the model on the cores that they share was not seen{why}",
+            stall,
         )
     stall = Stall(waited, 0.0, waited)
     if decide(waited, on_accelerator=True) == COMPUTE_BOUND:
         return Verdict(COMPUTE_BOUND, stall)
-    return Verdict(
-        UNDECIDED,
-        stall,
+    return _undecided(
         f"the program waits for its input {waited:.0f} % of the time, but the device may have"
         f" worked on meanwhile{why}",
+        stall,
     )
 
 
@@ -184,19 +178,18 @@ def _within_thresholds(stall: Stall, low: float, high: float, conditions: Condit
     for threshold in (least, INPUT_BOUND_FROM_PCT):
         margin = -conditions.distance_pct or MARGIN_PCT
         below, above = low < threshold - margin, high > threshold + margin
-        if not (below and above):
-            continue
-        if conditions.distance_pct:
-            reason = (
+        if below and above and conditions.distance_pct:
+            return _undecided(
                 f"{_disturbance(conditions)}; to decide, the stall would have to be"
-                f" {conditions.distance_pct:.0f} points away from {threshold:.0f} %"
+                f" {conditions.distance_pct:.0f} points away from {threshold:.0f} %",
+                stall,
             )
-        else:
-            reason = (
+        if below and above:
+            return _undecided(
                 f"the stall lies anywhere from {stall.low:.0f} to {stall.high:.0f} %, on both"
-                f" sides of {threshold:.0f} %"
+                f" sides of {threshold:.0f} %",
+                stall,
             )
-        return Verdict(UNDECIDED, stall, reason)
     return Verdict(decide(stall.pct, on_accelerator=conditions.on_accelerator), stall)
 
 
