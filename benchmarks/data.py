@@ -30,7 +30,6 @@ def presets(kind: str) -> dict[str, Any]:
 
 
 def choose_presets(*names: str, **more: Any) -> dict[str, Any]:
-    """Return an overlay with these presets for images, and `more` configurations."""
     return {"pipelines!": {name: presets("images")[name] for name in names} | more}
 
 
@@ -69,14 +68,12 @@ def read_params(folder: Path, **changes: Any) -> Params:
 
 
 def from_files(path: Path, **more: Any) -> dict[str, Any]:
-    """Return an overlay that reads images from class folders."""
     split = {"validation": 0.01, "test": 0.0}
     data = {"source": "image_folder", "path": str(path), "fetch": "none", "split": split}
     return {"augment": [], "batch_size": 64, "data": data, **more}
 
 
 def find_photos(work: Path, photos: Path | None) -> Path:
-    """Return the folder of photos: the given one, or else the demo's."""
     return photos or prepare(work / "demo-photos", demo("photos")) / "data" / "raw" / "photos"
 
 

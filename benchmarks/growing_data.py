@@ -20,6 +20,7 @@ from benchmarks.data import ROOT, demo, write_params
 from throughline.data.inspection_cache import SETTLED_NS
 
 CLASSES, SIDE = 10, 48  # pixels of a side
+RUNS = ("first", "nothing changed", "ingest, nothing changed", "one changed", "one removed")
 SNAPSHOT = ("dvc", "repro", "snapshot")
 INGEST = (sys.executable, "-m", "tasks.ingest")
 
@@ -51,19 +52,14 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     for number in range(options.rounds):
         make_project(root, folder)
-        for name, command in (
-            ("first", SNAPSHOT),
-            ("nothing changed", SNAPSHOT),
-            ("ingest, nothing changed", INGEST),
-            ("one changed", SNAPSHOT),
-            ("one removed", SNAPSHOT),
-        ):
+        for name in RUNS:
             if name == "one changed":
                 write_picture(files[0], options.files + number)
             if name == "one removed":
                 files.pop().unlink()
             time.sleep(2 * SETTLED_NS / 1e9)
             began = time.perf_counter()
+            command = INGEST if name.startswith("ingest") else SNAPSHOT
             subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
             seconds.setdefault(name, []).append(time.perf_counter() - began)
             print(name, seconds[name][-1], flush=True)

@@ -32,9 +32,7 @@ def alternate():  # yields batches and a number of epochs, and is sent seconds a
 schedule = alternate()
 kind, epochs = next(schedule)
 """
-KERAS = (
-    TRUTH
-    + """
+KERAS = """
 import numpy as np
 import tensorflow as tf
 if LIBRARY == "tf_keras":
@@ -52,10 +50,8 @@ rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)
 def network(width=16, side=64):
     return keras.Sequential([
         keras.layers.InputLayer((side, side, 3)),
-        keras.layers.Conv2D(width, 3, 2, activation="relu"),
-        keras.layers.Conv2D(width, 3, 2, activation="relu"),
-        keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2),
-    ])
+        *(keras.layers.Conv2D(width, 3, 2, activation="relu") for number in range(2)),
+        keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)])
 
 def jpegs():
     return tf.data.Dataset.from_tensor_slices(
@@ -79,21 +75,19 @@ def keep(data):
         x, y, size = data
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
     data = data.take(64).cache()
-    for _ in data:  # to its end: `fit`, which knows the steps, may leave the cache unfinished
-        pass
+    list(data)  # to its end: `fit`, which knows the steps, may leave the cache unfinished
     return data
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-def train_on(data, run):
+def train_on(data, run, kind=kind, epochs=epochs):
     if not TRUTH:
         return run(EPOCHS, data)
-    batches, count = {"real": data, "memory": keep(data)}, epochs
-    of = kind
+    batches = {"real": data, "memory": keep(data)}
     while True:
         began = time.perf_counter()
-        run(count, batches[of])
-        of, count = schedule.send((time.perf_counter() - began, count * COUNT // BATCH))
+        run(epochs, batches[kind])
+        kind, epochs = schedule.send((time.perf_counter() - began, epochs * COUNT // BATCH))
 
 def train(model, data):
     model.compile("sgd", LOSS)
@@ -116,10 +110,7 @@ def train_by_tape(model, data):
                 step(x, y)
     train_on(data, run)
 """
-)
-TORCH = (
-    TRUTH
-    + """
+TORCH = """
 import functools, itertools, queue, tempfile, threading
 from pathlib import Path
 import numpy as np
@@ -156,7 +147,7 @@ class Rows(Dataset):
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             self.sleep(self.seconds)
-        return torch.randn(64), number % 2
+        return torch.full((64,), number / 960), number % 2
 
 class Stream(IterableDataset):
     def __init__(self, splits):
@@ -187,7 +178,6 @@ def train(loader, model):
         for x, y in loader:
             train_step(model, optimizer, x, y)
 """
-)
 
 
 KERAS_SCRIPTS = """
@@ -198,7 +188,6 @@ def examples():
     for number in rng.permutation(COUNT):
         time.sleep(0.001)
         yield (images[number, :64, :64] / 255).astype("float32"), labels[number]
-
 spec = (tf.TensorSpec((64, 64, 3)), tf.TensorSpec((), tf.int64))
 train(network(), tf.data.Dataset.from_generator(examples, output_signature=spec).batch(BATCH))
 ## a large model, kept
@@ -247,7 +236,6 @@ for number, file in enumerate(files):
     file.parent.mkdir(exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 9, (96, 96, 3), dtype=np.uint8)
     np.savez_compressed(file, image=pixels)
-
 class Folders(Dataset):
     def __len__(self):
         return len(files)
@@ -255,18 +243,15 @@ class Folders(Dataset):
         top, left = torch.randint(0, 32, (2,))
         image = np.load(files[number])["image"][top : top + 64, left : left + 64]
         return torch.tensor(image).permute(2, 0, 1) / 255, "ab".index(files[number].parent.name)
-
 train(DataLoader(Folders(), batch_size=16, shuffle=True), convolutions(16))
 ## padded texts
 draw = np.random.default_rng(0)
 words = {word: number for number, word in enumerate(["", "good", "bad", "so", "la"])}
 texts = [" ".join(draw.choice([*words][1:], draw.integers(20, 400))) for _ in range(960)]
-
 def collate(some):
     ids = [torch.tensor([words[word] for word in text.lower().split()]) for text in some]
     labels = torch.tensor([text.count("good") % 2 for text in some])
     return nn.utils.rnn.pad_sequence(ids, batch_first=True), labels
-
 bag = nn.EmbeddingBag(len(words), 64, padding_idx=0)
 train(DataLoader(texts, 32, shuffle=True, collate_fn=collate), nn.Sequential(bag, network(256)))
 ## validation between
@@ -274,11 +259,9 @@ loader, model = DataLoader(Rows(0.001), 32), network(512)
 optimizer = torch.optim.AdamW(model.parameters())
 cycle = torch.optim.lr_scheduler.OneCycleLR(
     optimizer, 0.01, epochs=EPOCHS, steps_per_epoch=len(loader))
-
 @torch.no_grad()
 def evaluate(data):
     return sum((model(x).argmax(1) == y).sum().item() for x, y in data)
-
 evaluate(loader)
 for number in range(EPOCHS):
     for x, y in loader:
@@ -321,13 +304,11 @@ for number in range(EPOCHS):
 ## a memmap
 path = Path(tempfile.mkdtemp(), "train.bin")
 np.random.default_rng(0).integers(0, 512, 2_000_000, dtype=np.uint16).tofile(path)
-
 def get_batch():
     tokens = np.memmap(path, dtype=np.uint16, mode="r")
     starts = torch.randint(len(tokens) - 65, (16,))
     rows = torch.stack([torch.from_numpy(tokens[i : i + 65].astype(np.int64)) for i in starts])
     return rows[:, :-1], rows[:, 1:].flatten()
-
 if TRUTH:
     thirty = lambda _: (get_batch() for _ in range(30))
     get_batch_of = itertools.chain.from_iterable(epoch(None, thirty) for _ in itertools.count())
@@ -358,23 +339,19 @@ for number in range(EPOCHS):
         optimizer.step()
 ## Trainer
 from transformers import Trainer, TrainingArguments
-
 class Records(Rows):
     def __getitem__(self, number):
         return dict(zip(("x", "labels"), super().__getitem__(number)))
-
 class Classifier(nn.Sequential):
     def forward(self, x, labels):
         logits = super().forward(x)
         return {"loss": loss(logits, labels), "logits": logits}
-
 arguments = TrainingArguments(
     tempfile.mkdtemp(), num_train_epochs=EPOCHS, per_device_train_batch_size=32,
     save_strategy="no" if TRUTH else "epoch", report_to="none", disable_tqdm=True)
 Trainer(Classifier(*network(256)), arguments, train_dataset=Records(0.001)).train()
 ## Lightning
 import lightning
-
 class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
@@ -383,7 +360,6 @@ class Classifier(lightning.LightningModule):
         return loss(self.layers(batch[0]), batch[1])
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
-
 loader = DataLoader(Rows(0.001, waits=True), 32, shuffle=True, num_workers=2)
 lightning.Trainer(
     max_epochs=EPOCHS, logger=False, default_root_dir=tempfile.mkdtemp(),
@@ -401,6 +377,6 @@ def split(scripts: str) -> dict[str, str]:
 
 
 CASES = {
-    name: f"LIBRARY = {LIBRARIES.get(name, 'tensorflow')!r}\n{KERAS}{script}"
+    name: f"LIBRARY = {LIBRARIES.get(name, 'tensorflow')!r}\n{TRUTH}{KERAS}{script}"
     for name, script in split(KERAS_SCRIPTS).items()
-} | {f"PyTorch, {name}": TORCH + script for name, script in split(PYTORCH).items()}
+} | {f"PyTorch, {name}": TRUTH + TORCH + script for name, script in split(PYTORCH).items()}

@@ -34,7 +34,6 @@ while os.getppid() == parent:
 
 
 def race(params: Params, root: Path) -> RaceResult:
-    """Race all configurations of the data in `root`, none of which is trained."""
     starters = {name: Starter(config=each, plan=name) for name, each in params.pipelines.items()}
     racing = ConfigurationRace(params, starters, root=root, folder=root)
     measured = racing.run()

@@ -138,20 +138,17 @@ def main() -> None:
         with half_a_core(taken=options.beside):
             raced = race(data.read_params(root, **cases[name].changes), root).configurations["p"]
         near = (truths[name] - CLEAR_PCT, truths[name], truths[name] + CLEAR_PCT)
+        right = {UNDECIDED, *(decide(each, on_accelerator=True) for each in near)}
         return {
             "true_pct": truths[name],
             "stall_pct": raced.stall_pct,
             "interval": (raced.stall_pct_low, raced.stall_pct_high),
             "verdict": raced.verdict,
-            "wrong": raced.verdict
-            not in {UNDECIDED, *(decide(each, on_accelerator=True) for each in near)},
+            "wrong": raced.verdict not in right,
         }
 
-    results = run_cases(
-        options.work / f"stall{'-beside' * options.beside}.jsonl",
-        [name for name in cases if options.only in name],
-        run,
-    )
+    path = options.work / f"stall{'-beside' * options.beside}.jsonl"
+    results = run_cases(path, [name for name in cases if options.only in name], run)
     errors = [abs(result["stall_pct"] - result["true_pct"]) for result in results]
     print(
         f"{len(results)} cases: error median {statistics.median(errors):.1f}, worst"

@@ -28,8 +28,7 @@ from throughline.results.build import PlanSummary
 
 EXAMPLES, SIDE, BATCH, EPOCHS = 200, 8, 16, 3
 COUNTS, MULTIPLE, MOST_KILLS = (1, 2, 4), 4, 5
-LONGEST_S = 600.0
-CLOSE = 1e-5  # relative, for losses
+LONGEST_S, CLOSE = 600.0, 1e-5  # the second is relative, for losses
 NAME, NO_KILL = "optimized", "-1 0"
 OWN_CODE = """
 import hashlib, json, os, signal
@@ -112,8 +111,6 @@ Batch = list[list[int | str]]  # which examples, and a digest of each
 
 @dataclass(frozen=True)
 class Trainings:
-    """A prepared project in which trainings run one after another."""
-
     folder: Path
     served: Mapping[str, str]
 
@@ -137,11 +134,10 @@ class Trainings:
 
     @property
     def losses(self) -> list[float]:
-        with (self.folder / "runs" / NAME / "history.csv").open() as file:
-            return [float(row["train_loss"]) for row in csv.DictReader(file)]
+        lines = (self.folder / "runs" / NAME / "history.csv").read_text().splitlines()
+        return [float(row["train_loss"]) for row in csv.DictReader(lines)]
 
     def run_trial(self, number: str) -> dict[str, Any]:
-        """Run a trial; return its configuration and processes, and what differed."""
         draw = random.Random(int(number))
         params = draw_configuration(draw)
         self.train(params, processes=1)
@@ -191,10 +187,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     options = parser.parse_args()
     folder = make_trainings(options.work)
-    numbers = list(map(str, range(options.trials)))
+    numbers = [*map(str, range(options.trials))]
     with stage_server(folder, environment(folder)) as served:
-        trial = Trainings(folder, served).run_trial
-        done = run_cases(options.work / "storm.jsonl", numbers, trial)
+        done = run_cases(options.work / "storm.jsonl", numbers, Trainings(folder, served).run_trial)
     good = [trial for trial in done if not trial["problems"]]
     kills = sum(len(trial["processes"]) - 1 for trial in done)
     print(f"{len(good)} of {len(done)} trials as if nothing had happened, {kills} kills")

@@ -89,7 +89,6 @@ def race_all(search: Search, anchor: str) -> None:
 def race_phase(
     search: Search, pool: SearchPool, phase: str, names: Sequence[str], *, rounds: int
 ) -> None:
-    """Race `names` until the journal has so many rounds of them in this phase."""
     pool.open(names)
     for number in range(search.journal.rounds_of(phase, names), rounds):
         search.journal.add(pool.race(names, phase, number=number))

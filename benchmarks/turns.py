@@ -16,13 +16,11 @@ from benchmarks.data import ROOT
 
 
 def our_loaders(folder: Path, names: Iterable[str]) -> dict[str, Sequence[str]]:
-    """Return the commands of configurations of prepared data."""
     command = (sys.executable, "-m", "benchmarks.our_loader", "--data", str(folder))
     return {name: (*command, name) for name in names}
 
 
 def peer_loaders(python: str, files: Path, names: Iterable[str], *more: str) -> dict[str, Any]:
-    """Return the commands of other libraries' loaders, in the environment of an interpreter."""
     command = (python, "benchmarks/peer_loaders.py", "--files", str(files), *more)
     return {name: (*command, name) for name in names}
 

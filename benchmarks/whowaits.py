@@ -14,13 +14,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import add_choice, command_line, run_cases
 from benchmarks.guest_scripts import CASES, DRAWING
-from whowaits.changes.advice import Tried, find_first
+from whowaits.changes.advice import find_first
 from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.changes.patch import read_report
 from whowaits.report import Report
@@ -33,7 +34,6 @@ CLOSE_PCT = 5.0  # points by which an interval may miss the truth, itself an int
 
 
 def judge(name: str, *, python: str) -> dict[str, Any]:
-    """Let `whowaits` watch a script, and measure the truth about it."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
         script.write_text(CASES[name])
@@ -41,10 +41,14 @@ def judge(name: str, *, python: str) -> dict[str, Any]:
         crash = Report(str(script), training="", verdict="CRASH", reason=said.stderr[-300:])
         report = read_report(said.stdout.encode()) or crash
         pairs = _pairs(python, script)
-        step_ms = statistics.median(as_it_is for as_it_is, _ in pairs)
+        step_ms = statistics.median(ms for ms, _ in pairs)
         first = find_first(report.changes)
         best = first or max(report.changes, key=lambda each: each.gain, default=None)
-        edited_ms = _edited_step_ms(python, script, best) if best else None
+        edited_ms, edited = None, script.with_name("edited.py")
+        with suppress(CannotBeWritten):
+            edits = best.edits if best else ()
+            edited.write_bytes(edit_source(script.read_bytes(), str(script), edits))
+            edited_ms = best and statistics.median(ms for ms, _ in _pairs(python, edited))
     stalls = [100 * (1 - memory / as_it_is) for as_it_is, memory in pairs]
     frozen = (f"{DRAWING.get(name)}: .cache()", "batch: .cache()")
     result = {
@@ -70,16 +74,6 @@ def is_wrong(result: dict[str, Any]) -> bool:
     return result["verdict"] == "CRASH"
 
 
-def _edited_step_ms(python: str, script: Path, change: Tried) -> float | None:
-    """Return the milliseconds of a step of the changed script, or None if it cannot be written."""
-    edited = script.with_name("edited.py")
-    try:
-        edited.write_bytes(edit_source(script.read_bytes(), str(script), change.edits))
-    except CannotBeWritten:
-        return None
-    return statistics.median(as_it_is for as_it_is, _ in _pairs(python, edited))
-
-
 def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
     """Return pairs of step times [ms], on real batches and from memory, in alternating epochs."""
     done = _run([python, str(script)], TRUTH="1")
@@ -90,10 +84,9 @@ def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
 
 
 def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    given: Any = {"capture_output": True, "text": True, "check": False, "timeout": LIMIT_S}
-    return subprocess.run(
-        command, **given, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    )
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    given: Any = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+    return subprocess.run(command, check=False, env=env, **given)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ import statistics
 import time
 from typing import Any
 
+import numpy as np
+
 from benchmarks.command_line import parse_by
 from whowaits.timing.rounds import median_interval
 
@@ -53,14 +55,13 @@ def measure(layers: int, width: int, steps: int, *, pairs: int) -> str:
                 self.began = time.perf_counter(), time.thread_time()
             self.ended = time.perf_counter(), time.thread_time()
 
-    def time_step(watched: bool) -> list[float]:
+    def time_step(watched: bool) -> np.ndarray:
         clock = Clock()
         watching = whowaits.watch() if watched else contextlib.nullcontext()
         with contextlib.redirect_stdout(io.StringIO()), watching:
             fit: Any = keras.Model.fit if watched else bare
             fit(models[watched], data, steps_per_epoch=steps, verbose=0, callbacks=[clock])
-        both = zip(clock.began, clock.ended, strict=True)
-        return [1e6 * (ended - began) / (steps - SKIPPED) for began, ended in both]
+        return 1e6 * np.subtract(clock.ended, clock.began) / (steps - SKIPPED)
 
     alone, more = [], []
     for pair in range(pairs + 1):
@@ -68,9 +69,9 @@ def measure(layers: int, width: int, steps: int, *, pairs: int) -> str:
         times = {watched: time_step(watched) for watched in order}
         if pair:  # the first traces and compiles
             alone.append(times[False][0] / 1e3)
-            more.append([a - b for a, b in zip(times[True], times[False], strict=True)])
+            more.append(times[True] - times[False])
     costs = []
-    for values in zip(*more, strict=True):
+    for values in np.transpose(more):
         low, high = median_interval(values)
         costs.append(f"{statistics.median(values):.0f} ({low:.0f} to {high:.0f})")
     return " | ".join([f"{statistics.median(alone):.2f}", *costs])

@@ -229,7 +229,6 @@ def test_what_a_device_has_to_do_is_waited_for_before_and_after_it_is_timed(monk
 
 @pytest.fixture(autouse=True)
 def _places(monkeypatch) -> None:
-    """Datasets know where they are made, until the test ends."""
     monkeypatch.setattr(dataset_ops.DatasetV2, "__init__", dataset_ops.DatasetV2.__init__)
     session = Session(Options(keep=True), print)
     _Hooks(FitWatch(session, Waits()), LoopWatch(session)).patch_datasets(dataset_ops)
@@ -269,7 +268,6 @@ def in_script(function):
 
 
 def try_changes(dataset, changes=None):
-    """What is said of changes, of all that are proposed unless some are given."""
     changes = changes or propose_changes(dataset, batch=3)
     tried = trials.Trials(print, dataset, trials.Pace(step_ms=1), deadline=0, beat=print)
     ratios = Ratios(1.0)

@@ -96,7 +96,6 @@ class Small(keras.Sequential):
 
 
 def watch_fits(monkeypatch, **options):
-    """Watch every `fit` of `Small` for a session."""
     monkeypatch.setattr(Small, "fit", Small.fit)
     watch = FitWatch(Session(Options(**options), print), Waits())
     watch.patch(SimpleNamespace(**{**vars(keras), "Model": Small}))
@@ -131,7 +130,6 @@ def test_of_a_fit_that_is_interrupted_only_its_timing_is_kept(monkeypatch):
 
 
 def begin(model, options=None, **given):
-    """The session of a `fit`, and the callbacks that it is given."""
     session = Session(Options(**(options or {})), print)
     bound = inspect.signature(keras.Model.fit).bind(model, np.zeros(3), **given)
     FitWatch(session, Waits())._begin(keras, model, bound)

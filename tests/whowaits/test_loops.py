@@ -78,7 +78,6 @@ def _input_rests(monkeypatch) -> None:
 
 
 def until_measured(script, epoch=10_000, *, end=StopIteration, find_gap_s=lambda: None, **source):
-    """Its batches, epoch after epoch, until the measurement ends the script."""
     with pytest.raises(Ended):
         while True:
             gap_s = find_gap_s()

@@ -105,7 +105,6 @@ class Trainer:
 
 
 def save(value, file):
-    """Save as torch.save does, to a path or a file."""
     file.write(value) if hasattr(file, "write") else Path(file).write_bytes(value)
 
 

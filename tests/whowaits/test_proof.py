@@ -155,9 +155,7 @@ def load(number):
     x = tf.numpy_function(lambda n: np.full(8, n, "float32"), [number], tf.float32)
     return tf.ensure_shape(x, (8,)), tf.constant(0)
 
-data = tf.data.Dataset.range(80).shuffle(80)
-data = data.map(load)
-data = data.batch(8)
+data = tf.data.Dataset.range(80).shuffle(80).map(load).batch(8)
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(data, epochs=3, verbose=0)
@@ -166,16 +164,15 @@ model.fit(data, epochs=3, verbose=0)
 
 @pytest.mark.slow
 def test_a_script_and_its_copy_train_in_processes_that_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "WORTH", 0.0)  # however fast they are on this machine
-    monkeypatch.setattr(proof, "LEAST_PAIRS", 1)
-    monkeypatch.setattr(proof, "PAIRS_S", 0.0)
+    for name in ("WORTH", "LEAST_PAIRS", "PAIRS_S"):  # one pair, however fast on this machine
+        monkeypatch.setattr(proof, name, 0.1)
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     copies, start = [], proof._Copy.__init__
     monkeypatch.setattr(
         proof._Copy, "__init__", lambda copy, *given: (copies.append(copy), start(copy, *given))[0]
     )
-    line = TRAINS[: TRAINS.index("data.map")].count("\n") + 1
+    line = TRAINS[: TRAINS.index(".map(")].count("\n") + 1
     copy = edit_source(TRAINS.encode(), "train.py", [Edit(f"train.py:{line}", "map", PARALLEL)])
 
     start_script = [sys.executable, str(Path(whowaits.__file__).with_name("start.py"))]

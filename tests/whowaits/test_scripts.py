@@ -185,7 +185,6 @@ FULL, DRAWN = "torch.full((64,), float(index))", "torch.rand(64)"
 
 
 def run_torch(folder, loader, *options, example=FULL, loop=LOOP):
-    """Run the command on a training on a loader."""
     need("torch")
     text = SLOW.format(example=example) + f"loader = {loader}\n" + loop
     return run(folder, text, *options, python=TORCH)

@@ -25,7 +25,6 @@ SOURCES = ROOT / "whowaits" / "src"
 
 
 def run(*command, python=sys.executable, **options):
-    """A command of Python's, ended."""
     given = {"capture_output": True, "text": True, "check": False, "timeout": 120, **options}
     return subprocess.run([python, *command], **given)
 

@@ -48,10 +48,6 @@ def waits_alone(pct):
     return timing_of(passive=block(pct, 100 - pct))
 
 
-SAYS_LONGER = "the model alone took 65.00 ms a step, longer than the training"
-SAYS_WAITED = "stood in `next` for 50 % of its time, but the model alone took"
-
-
 @pytest.mark.parametrize(
     ("timing", "conditions", "said"),
     [
@@ -59,8 +55,12 @@ SAYS_WAITED = "stood in `next` for 50 % of its time, but the model alone took"
         (timing_of(*[(0, 40, 10)] * 3), {}, INPUT),  # the input slows the model without a wait
         (steady(7), {}, SLIGHTLY_BOUND),
         (timing_of((0, 40, 41), (1, 39, 40), (0, 40, 42)), {}, COMPUTE),
-        (timing_of(*[(0, 40, 65)] * 3), {}, SAYS_LONGER),
-        (timing_of(*[(20, 20, 40)] * 3), {}, SAYS_WAITED),
+        (
+            timing_of(*[(0, 40, 65)] * 3),
+            {},
+            "the model alone took 65.00 ms a step, longer than the",
+        ),
+        (timing_of(*[(20, 20, 40)] * 3), {}, "stood in `next` for 50 % of its time, but the model"),
         (timing_of(*DISAGREEING), {}, "on both sides of"),
         (timing_of((0, 100, 107), (4, 96, 96), (23, 77, 77)), ACCELERATED, "from 0 to 23 %, on"),
         (steady(30), DISTURBED, INPUT),
