@@ -135,24 +135,22 @@ class Loader:
         return Iterator(3)
 
 
-def run_loop(monkeypatch, torch, *devices, begin=Iterator, steps=5):
+def run_loop(monkeypatch, torch, *devices, begin=Iterator, steps=5, **options):
     """Train on batches of the iterator that is returned by a function at first, and at its end."""
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
     monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
-    hooks = make_hooks(torch_hooks)
+    hooks = make_hooks(torch_hooks, **options)
     optimizer = Mock(param_groups=[{"params": [Mock(device=each)]} for each in devices])
     hooks.patch_loader(SimpleNamespace(DataLoader=Loader, _BaseDataLoaderIter=Iterator))
     batches = begin()
     for _ in range(steps):
-        try:
-            next(batches)
-        except StopIteration:
+        if next(batches, None) is None:
             batches = begin()
             next(batches)
         hooks._mark(optimizer, (), {})
-    (training,) = hooks._loops.session.trainings
-    return training
+    (loop,) = hooks._loops.session.loops.values()
+    return loop
 
 
 def test_no_schedule_goes_on_in_steps_on_batches_from_memory(monkeypatch):
@@ -180,7 +178,7 @@ def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(steps, ends):
 def test_the_devices_of_the_parameters_are_waited_for(monkeypatch):
     cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
     devices = [*(Device(kind) for kind in ("cpu", "xpu", "mps", "xla")), Device("cuda", 1)]
-    training = run_loop(monkeypatch, make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices)
+    training = run_loop(monkeypatch, make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices).training
     assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
     assert training.on_accelerator and not training.synchronous
     training.timing.settle()
@@ -216,6 +214,25 @@ def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patc
 
 def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
     begin = functools.partial(iter, Loader())
-    training = run_loop(monkeypatch, make_torch(), Device("cpu"), begin=begin, steps=20)
+    training = run_loop(monkeypatch, make_torch(), Device("cpu"), begin=begin, steps=20).training
     assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3
     assert not training.on_accelerator and training.synchronous
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_loader_that_only_its_loop_holds_is_tried_and_no_longer_held_if_none_is(
+    monkeypatch, keep
+):
+    """As in `for batch in DataLoader(…)`."""
+    tried = []
+    monkeypatch.setattr(torch_hooks._Hooks, "_try_changes", lambda *given: tried.append(given[2]))
+    given = {"begin": lambda: iter(Loader()), "steps": 20, "keep": keep}
+    loop = run_loop(monkeypatch, make_torch(), Device("cpu"), **given)
+    loop.source.tries(loop.training)
+    assert [type(each) for each in tried] == [type(None) if keep else Loader]
+
+
+def test_a_loader_that_is_gone_is_said():
+    training = Mock(notes=[])
+    assert not [*make_hooks(torch_hooks)._try_changes(Mock(), None, training)]
+    assert training.notes == ["no change is tried: the script does not keep its DataLoader"]

@@ -122,10 +122,7 @@ class _Hooks:
         source = Source(
             key=where,
             name=lambda: f"the loop at {where}",
-            facts=lambda: {
-                **_facts(tf, owned=owned),
-                "fills_cache": has_cache(dataset),
-            },
+            facts=lambda: {**_facts(tf, owned=owned), "fills_cache": has_cache(dataset)},
             copy=lambda batch: batch,  # tensors are immutable
             settle=lambda: _settle(tf),
         )

@@ -4,6 +4,7 @@ import contextlib
 import operator
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
@@ -123,9 +124,18 @@ class _Hooks:
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
                 loader.whowaits_loop = iterator.whowaits_loop = where
-                iterator.whowaits_loader = weakref.ref(loader)
+                iterator.whowaits_loader = self._refer_to_loader(loader)
                 self._opening[id(iterator)] = clock() - began
             return iterator
+
+    def _refer_to_loader(self, loader: Any) -> Callable[[], Any]:
+        """Return a function that returns the loader, or None once nobody holds it.
+
+        A loader whose changes may be tried is held, unless it would hold itself by its workers.
+        """
+        persists = getattr(loader, "persistent_workers", False)
+        is_held = self._loops.session.ends_the_first and not persists
+        return (lambda: loader) if is_held else weakref.ref(loader)
 
     def _take(self, iterator: Any, take: Any) -> Any:
         torch = sys.modules["torch"]
@@ -164,6 +174,7 @@ class _Hooks:
         from whowaits.changes.proof import answer
 
         if loader is None:
+            training.notes.append("no change is tried: the script does not keep its DataLoader")
             return
         session, others = self._loops.session, OtherPrograms()
         place = getattr(loader, "whowaits_place", LoaderPlace())
