@@ -9,23 +9,21 @@ TRUTH = """
 import os, sys, time
 TRUTH = "TRUTH" in os.environ
 EPOCHS, PAIRS, FEWEST, LONG_S, SPAN_S = 1_000_000 if TRUTH else 200, 9, 5, 60, 1.5
-UNTIMED = 2  # pairs: one compiles, one shows how long an epoch takes
 
 def alternate():  # yields batches and a number of epochs, and is sent seconds and steps
     epochs, started = {"real": 1, "memory": 1}, time.perf_counter()
-    for number in range(PAIRS + UNTIMED):
-        if number >= FEWEST + UNTIMED and time.perf_counter() - started > LONG_S:
+    for number in range(-2, PAIRS):  # one pair compiles, one shows how long an epoch takes
+        if number >= FEWEST and time.perf_counter() - started > LONG_S:
             break
         took = {}
         for kind in sorted(epochs, reverse=number % 2 == 0):
             seconds, steps = yield kind, epochs[kind]
-            if number < UNTIMED:
-                epochs[kind] = max(1, round(SPAN_S / seconds))
-            while seconds < SPAN_S / 2 and number >= UNTIMED:  # only one epoch was run
+            while seconds < SPAN_S / 2 and number >= 0:  # only one epoch was run
                 more_s, more = yield kind, 1
                 seconds, steps = seconds + more_s, steps + more
             took[kind] = 1e3 * seconds / steps
-        if number >= UNTIMED:
+            epochs[kind] = epochs[kind] if number >= 0 else max(1, round(SPAN_S / seconds))
+        if number >= 0:
             print("PAIR", took["real"], took["memory"], flush=True)
     os._exit(0)
 
@@ -33,13 +31,11 @@ schedule = alternate()
 kind, epochs = next(schedule)
 """
 KERAS = """
+import importlib
 import numpy as np
 import tensorflow as tf
-if LIBRARY == "tf_keras":
-    import tf_keras as keras
-else:
-    os.environ["KERAS_BACKEND"] = LIBRARY
-    import keras
+os.environ["KERAS_BACKEND"] = "jax" if LIBRARY == "jax" else "tensorflow"
+keras = importlib.import_module("tf_keras" if LIBRARY == "tf_keras" else "keras")
 
 BATCH, COUNT, AUTO = 32, 960, tf.data.AUTOTUNE
 rng = np.random.default_rng(0)
@@ -158,8 +154,8 @@ class Stream(IterableDataset):
         return (Rows(0.001)[number] for number in range(first, 960, step))
 
 def network(width):
-    return nn.Sequential(
-        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    hidden = nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(width, 2))
 
 def convolutions(width):
     convolution = nn.Conv2d(3, width, 3, 2), nn.ReLU(), nn.Conv2d(width, width, 3, 2), nn.ReLU()

@@ -36,10 +36,9 @@ def open_batches(folder: Path, name: str, stack: ExitStack) -> Iterator[Any]:
     spec = make_input_spec(params, data, "train")
     if not name.endswith("_float") and spec.window is None:
         spec = replace(spec, postprocess=())
-    address = stack.enter_context(open_input_service(config))
-    pipeline = InputPipeline(
-        plan=make_plan(config, spec), data=data, split="train", seed=0, service_address=address
-    )
+    address, plan = stack.enter_context(open_input_service(config)), make_plan(config, spec)
+    given: Any = {"split": "train", "seed": 0, "service_address": address}
+    pipeline = InputPipeline(plan=plan, data=data, **given)
     batches, began = pipeline.batches(epochs=PLENTY), time.perf_counter()
     for _ in itertools.islice(batches, pipeline.steps_per_epoch):
         if not pipeline.plan.caches and time.perf_counter() - began > WARM_S:

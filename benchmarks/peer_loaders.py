@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 SIZE, CORES = 224, len(os.sched_getaffinity(0))
+WORKERS: Any = {"num_workers": CORES, "persistent_workers": True, "prefetch_factor": 4}
 TURN_S, SETTLE_S = 1.0, 0.7
 READER_THREADS, TRANSFER_BYTES = 8, 262_144  # from DLIO's configuration
 
@@ -63,9 +64,7 @@ def torch_opencv(files: list[Path], batch: int, decode: Any = with_opencv) -> It
         def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
             return decode(files[index].read_bytes()), 0
 
-    loader = DataLoader(
-        Photos(), batch, shuffle=True, num_workers=CORES, persistent_workers=True, prefetch_factor=4
-    )
+    loader = DataLoader(Photos(), batch, shuffle=True, **WORKERS)
     while True:
         yield from loader
 
@@ -94,9 +93,7 @@ def webdataset(files: list[Path], batch: int) -> Iterator[Any]:
                     tar.add(file, f"{number:02d}{place:05d}.jpg")
         stream = webdataset.WebDataset(shards, shardshuffle=8).shuffle(1000)
         batches = stream.map(lambda sample: with_opencv(sample["jpg"])).batched(batch)
-        loader = webdataset.WebLoader(
-            batches, batch_size=None, num_workers=CORES, persistent_workers=True, prefetch_factor=4
-        )
+        loader = webdataset.WebLoader(batches, batch_size=None, **WORKERS)
         while True:
             yield from loader
 

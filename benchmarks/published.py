@@ -39,12 +39,12 @@ def main() -> None:
     parser.add_argument("--suite", choices=("dlio", "presto"), required=True)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
     {"dlio": dlio, "presto": presto}[options.suite](options.work, options.photos, options.rounds)
 
 
 def dlio(work: Path, _: Path | None, rounds: int) -> None:
     archive = work / "records.npz"
+    work.mkdir(parents=True, exist_ok=True)
     if not archive.exists():
         records = np.random.default_rng(0).integers(0, 256, (RECORDS, *RECORD), np.uint8)
         np.savez(archive, x=records, y=np.arange(RECORDS) % 10)
