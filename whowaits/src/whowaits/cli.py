@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from .changes.patch import print_patch
@@ -37,34 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     if given[:1] == ["compare"] and not Path("compare").is_file():
         return _compare(given[1:])
     parser = argparse.ArgumentParser(prog="whowaits", description=main.__doc__, epilog=EXITS)
-    parser.add_argument("--version", action="version", version=f"whowaits {__version__}")
-    parser.add_argument("--python", metavar="FILE", help="the Python that runs the script")
-    parser.add_argument(
-        "--seconds", type=float, default=40.0, help="how long to measure once compiled [s] (40)"
-    )
-    parser.add_argument(
-        "--training", type=int, default=1, metavar="N", help="measure the script's Nth training"
-    )
-    parser.add_argument("--keep", action="store_true", help="only watch the script, to its end")
-    parser.add_argument(
-        "--no-try", dest="tries", action="store_false", help="do not try changes of the input"
-    )
-    parser.add_argument(
-        "--json", dest="as_json", action="store_true", help="print the report as JSON only"
-    )
-    parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="'stall > 20'", help="exit with 3 if true"
-    )
-    parser.add_argument(
-        "--patch",
-        action="store_true",
-        help="print the best change as a diff, once a changed copy of the script has proven it",
-    )
-    parser.add_argument(
-        "-m", dest="as_module", action="store_true", help="run a module, as `python -m` does"
-    )
-    parser.add_argument("script", help="a Python file that trains; with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    add, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
+    add("--version", action="version", version=f"whowaits {__version__}")
+    add("--python", metavar="FILE", help="the Python that runs the script")
+    add("--seconds", type=float, default=40.0, help="how long to measure once compiled [s] (40)")
+    add("--training", type=int, default=1, metavar="N", help="measure the script's Nth training")
+    flag("--keep", help="only watch the script, to its end")
+    add("--no-try", dest="tries", action="store_false", help="do not try changes of the input")
+    flag("--json", dest="as_json", help="print the report as JSON only")
+    condition = "'stall > 20'"
+    add("--fail-if", action="append", default=[], metavar=condition, help="exit with 3 if true")
+    proven = "once a changed copy of the script has proven it"
+    flag("--patch", help=f"print the best change as a diff, {proven}")
+    flag("-m", dest="as_module", help="run a module, as `python -m` does")
+    add("script", help="a Python file that trains; with -m a module")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     options = parser.parse_args(given)
     fault = _find_fault(options)
     if fault:

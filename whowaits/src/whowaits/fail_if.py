@@ -54,15 +54,10 @@ class Condition:
             if report.verdict == UNDECIDED:
                 return NOT_DECIDED
             low, high = report.stall_low_pct, report.stall_high_pct
-            if low is None or high is None:
-                return self._exit_code_of_bound(report)
+            if low is None or (high is None and low < self.limit):
+                return NOT_DECIDED
+            if high is None:  # only a lower bound is known
+                return MET if self.compared_by.startswith(">") else NOT_MET
             if low < self.limit - MARGIN_PCT and high > self.limit + MARGIN_PCT:
                 return NOT_DECIDED
         return MET if COMPARISONS[self.compared_by](value, self.limit) else NOT_MET
-
-    def _exit_code_of_bound(self, report: Report) -> int:
-        """Return the exit code for a stall of which only a lower bound is known."""
-        low = report.stall_low_pct
-        if low is None or low < self.limit:
-            return NOT_DECIDED
-        return MET if self.compared_by.startswith(">") else NOT_MET

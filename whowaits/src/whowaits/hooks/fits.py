@@ -113,17 +113,15 @@ class FitWatch:
         for owner in vars(module).values():
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
             if is_own and "catch_stop_iteration" in vars(owner):
-                self._patch_counting(owner)
+                replaces(owner, "catch_stop_iteration")(self._keep_counts)
 
-    def _patch_counting(self, owner: Any) -> None:
-        @replaces(owner, "catch_stop_iteration")
-        @contextlib.contextmanager
-        def _(catch: Any, epochs: Any) -> Iterator[None]:
-            known = {name: getattr(epochs, name) for name in COUNTED if hasattr(epochs, name)}
-            with catch(epochs):
-                yield
-            if self.active and any(each.timing.active for each in self.session.measured):
-                vars(epochs).update(known)
+    @contextlib.contextmanager
+    def _keep_counts(self, catch: Any, epochs: Any) -> Iterator[None]:
+        known = {name: getattr(epochs, name) for name in COUNTED if hasattr(epochs, name)}
+        with catch(epochs):
+            yield
+        if self.active and any(each.timing.active for each in self.session.measured):
+            vars(epochs).update(known)
 
     def make_train_function(self, model: Any) -> None:
         """Make a model's train function again if it was made before its waits were timed."""

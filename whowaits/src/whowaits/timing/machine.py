@@ -137,20 +137,16 @@ def _busy_s() -> float:
 
 
 def _processes() -> dict[int, _Process]:
-    return dict(_read_processes()) if PROC.is_dir() else {}
-
-
-def _read_processes() -> Iterator[tuple[int, _Process]]:
-    for folder in PROC.iterdir():
-        if not folder.name.isdigit():
-            continue
+    found = {}
+    for folder in PROC.glob("[0-9]*"):
         before, _, after = _text(folder / "stat").rpartition(")")
         words = after.split()
         if words:  # otherwise it has ended
-            cpu_s = sum(int(word) for word in words[11:13]) / _ticks()
-            ended_s = sum(int(word) for word in words[13:15]) / _ticks()
+            cpu_s = sum(map(int, words[11:13])) / _ticks()
+            ended_s = sum(map(int, words[13:15])) / _ticks()
             name = before.partition("(")[2]
-            yield int(folder.name), _Process(name, int(words[1]), cpu_s, ended_s)
+            found[int(folder.name)] = _Process(name, int(words[1]), cpu_s, ended_s)
+    return found
 
 
 def _descendants(processes: dict[int, _Process]) -> set[int]:
