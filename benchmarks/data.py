@@ -21,8 +21,7 @@ from throughline.config.params_file import PARAMS_FILE, read_yaml
 
 ROOT = Path(__file__).parent.parent
 CROP_224 = {"height": 224, "width": 224}
-SMALL = 8_000  # images of 4×4
-SERIES_SHAPE = (1_000_000, 8)
+SMALL, SERIES_SHAPE = 8_000, (1_000_000, 8)  # images of 4×4, rows and columns
 
 
 def presets(kind: str) -> dict[str, Any]:
@@ -33,7 +32,6 @@ def choose_presets(*names: str, **more: Any) -> dict[str, Any]:
     return {"pipelines!": {name: presets("images")[name] for name in names} | more}
 
 
-NAIVE = {"read": "files"}
 WITH_FLOAT = choose_presets(*presets("images"), snapshot_float=presets("images")["snapshot"])
 
 
@@ -80,7 +78,8 @@ def find_photos(work: Path, photos: Path | None) -> Path:
 def photos(work: Path, source: Path) -> Path:
     """JPEG class folders → 224×224, batches of 64. Naive reads the original files."""
     resized = from_files(source, preprocess=["decode", {"resize": CROP_224}])
-    return prepare(work / "photos", resized, WITH_FLOAT, {"pipelines": {"naive": NAIVE}})
+    naive = {"pipelines": {"naive": {"read": "files"}}}
+    return prepare(work / "photos", resized, WITH_FLOAT, naive)
 
 
 def crops(work: Path, source: Path) -> Path:

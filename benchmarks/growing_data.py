@@ -49,19 +49,19 @@ def main() -> None:
     files = [root / f"{n % CLASSES}" / f"{n:08d}.jpg" for n in range(options.files)]
     for seed, file in enumerate(files):
         write_picture(file, seed)
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in RUNS}
     for number in range(options.rounds):
         make_project(root, folder)
         for name in RUNS:
             if name == "one changed":
                 write_picture(files[0], options.files + number)
-            if name == "one removed":
+            elif name == "one removed":
                 files.pop().unlink()
             time.sleep(2 * SETTLED_NS / 1e9)
             began = time.perf_counter()
             command = INGEST if name.startswith("ingest") else SNAPSHOT
             subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
+            seconds[name].append(time.perf_counter() - began)
             print(name, seconds[name][-1], flush=True)
     for name, values in seconds.items():
         print(f"{options.files:,} files, {name}: {statistics.median(values):.2f} s")

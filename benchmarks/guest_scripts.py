@@ -9,7 +9,6 @@ TRUTH = """
 import os, sys, time
 TRUTH = "TRUTH" in os.environ
 EPOCHS, PAIRS, FEWEST, LONG_S, SPAN_S = 1_000_000 if TRUTH else 200, 9, 5, 60, 1.5
-
 def alternate():  # yields batches and a number of epochs, and is sent seconds and steps
     epochs, started = {"real": 1, "memory": 1}, time.perf_counter()
     for number in range(-2, PAIRS):  # one pair compiles, one shows how long an epoch takes
@@ -26,7 +25,6 @@ def alternate():  # yields batches and a number of epochs, and is sent seconds a
         if number >= 0:
             print("PAIR", took["real"], took["memory"], flush=True)
     os._exit(0)
-
 schedule = alternate()
 kind, epochs = next(schedule)
 """
@@ -36,36 +34,29 @@ import numpy as np
 import tensorflow as tf
 os.environ["KERAS_BACKEND"] = "jax" if LIBRARY == "jax" else "tensorflow"
 keras = importlib.import_module("tf_keras" if LIBRARY == "tf_keras" else "keras")
-
 BATCH, COUNT, AUTO = 32, 960, tf.data.AUTOTUNE
 rng = np.random.default_rng(0)
 images = rng.integers(0, 255, (COUNT, 96, 96, 3), dtype=np.uint8)
 labels = np.arange(COUNT) % 2
 rows = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(COUNT)
-
 def network(width=16, side=64):
     return keras.Sequential([
         keras.layers.InputLayer((side, side, 3)),
         *(keras.layers.Conv2D(width, 3, 2, activation="relu") for number in range(2)),
         keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)])
-
 def jpegs():
     return tf.data.Dataset.from_tensor_slices(
         ([tf.io.encode_jpeg(image).numpy() for image in images], labels))
-
 def in_memory():
     small = (images[:, :64, :64] / 255).astype("float32")
     return tf.data.Dataset.from_tensor_slices((small, labels)).batch(BATCH).cache().prefetch(AUTO)
-
 def decode(file, label):
     image = tf.image.decode_jpeg(file, channels=3)
     return tf.image.resize(tf.cast(image, tf.float32) / 255, (64, 64), "bicubic"), label
-
 def crop(image, label):
     image = tf.image.resize(tf.cast(image, tf.float32), (96, 96), "bicubic")
     image = tf.image.random_crop(tf.image.random_flip_left_right(image), (64, 64, 3))
     return tf.image.random_contrast(image, 0.8, 1.2) / 255, label
-
 def keep(data):
     if isinstance(data, tuple):
         x, y, size = data
@@ -73,9 +64,7 @@ def keep(data):
     data = data.take(64).cache()
     list(data)  # to its end: `fit`, which knows the steps, may leave the cache unfinished
     return data
-
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
 def train_on(data, run, kind=kind, epochs=epochs):
     if not TRUTH:
         return run(EPOCHS, data)
@@ -84,14 +73,12 @@ def train_on(data, run, kind=kind, epochs=epochs):
         began = time.perf_counter()
         run(epochs, batches[kind])
         kind, epochs = schedule.send((time.perf_counter() - began, epochs * COUNT // BATCH))
-
 def train(model, data):
     model.compile("sgd", LOSS)
     def run(epochs, given):
         given = given if isinstance(given, tuple) else (given,)
         model.fit(*given, epochs=epochs, verbose=0)
     train_on(data, run)
-
 def train_by_tape(model, data):
     optimizer = keras.optimizers.SGD()
     @tf.function
@@ -113,9 +100,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
-
 kept, read_loader = [], DataLoader.__iter__
-
 def epoch(data, read=read_loader):
     global kind
     if not torch.is_grad_enabled():  # a validation
@@ -130,10 +115,8 @@ def epoch(data, read=read_loader):
             yield batch
     finally:  # a trainer may leave it before its end
         kind, _ = schedule.send((time.perf_counter() - began, steps))
-
 if TRUTH:
     DataLoader.__iter__ = epoch
-
 class Rows(Dataset):
     def __init__(self, seconds, waits=False):
         self.seconds, self.sleep = seconds, time.sleep if waits else abs
@@ -144,7 +127,6 @@ class Rows(Dataset):
         while time.perf_counter() < end:
             self.sleep(self.seconds)
         return torch.full((64,), number / 960), number % 2
-
 class Stream(IterableDataset):
     def __init__(self, splits):
         self.splits = splits
@@ -152,22 +134,17 @@ class Stream(IterableDataset):
         info = get_worker_info() if self.splits else None
         first, step = (info.id, info.num_workers) if info else (0, 1)
         return (Rows(0.001)[number] for number in range(first, 960, step))
-
 def network(width):
     hidden = nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
     return nn.Sequential(*hidden, nn.Linear(width, 2))
-
 def convolutions(width):
     convolution = nn.Conv2d(3, width, 3, 2), nn.ReLU(), nn.Conv2d(width, width, 3, 2), nn.ReLU()
     return nn.Sequential(*convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2))
-
 loss = nn.CrossEntropyLoss()
-
 def train_step(model, optimizer, x, y):
     optimizer.zero_grad()
     loss(model(x), y).backward()
     optimizer.step()
-
 def train(loader, model):
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for number in range(EPOCHS):

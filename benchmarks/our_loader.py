@@ -47,8 +47,7 @@ def open_batches(folder: Path, name: str, stack: ExitStack) -> Iterator[Any]:
 
 
 def copy_batches() -> Iterator[np.ndarray]:
-    """Yield batches that one thread copies from memory, of which the CPU's caches hold little."""
-    shape = (COPIED, BATCH, *CROP_224.values(), 3)
+    shape = (COPIED, BATCH, *CROP_224.values(), 3)  # more than the CPU's caches hold
     source = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     target = np.empty(shape[1:], np.uint8)
     while True:

@@ -29,14 +29,11 @@ READER_THREADS, TRANSFER_BYTES = 8, 262_144  # from DLIO's configuration
 
 
 def serve(batches: Iterator[Any], count: Callable[[Any], int]) -> None:
-    """Print that the first batch is ready; then answer each line with the rate of a turn.
-
-    A turn counts at least two batches, after using up those that were prepared before it.
-    """
+    """Say when the first batch is ready; then answer each line with the rate of a turn."""
     next(batches)
     print("ready", flush=True)
     for _ in sys.stdin:
-        began = time.perf_counter()
+        began = time.perf_counter()  # first, batches that were prepared before are used up
         while time.perf_counter() - began < SETTLE_S:
             next(batches)
         examples, steps, began = 0, 0, time.perf_counter()

@@ -39,7 +39,6 @@ def draw_rounds(draw: np.random.Generator, speeds: Sequence[float], count: int) 
 
 
 def until_decided(drawn: Sequence[Round]) -> Sequence[Round]:
-    """Return the rounds that the race stage would run before it stops."""
     run = list(drawn[:LEAST_ROUNDS])
     for each in drawn[LEAST_ROUNDS:]:
         so_far = Race(rounds=run)

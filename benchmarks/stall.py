@@ -71,8 +71,7 @@ class Sleeping:
         for number in range(SIMULATED_STEPS):
             if number == LEARNED_STEPS:
                 started, model_s = now, 0.0
-            # A batch starts once a server is free and there is room; without prefetch, once it is
-            # asked for.
+            # Starts once a server is free and there is room, or, without prefetch, once asked for.
             room = taken[number % len(taken)] if ahead else now
             begun = max(heapq.heappop(free), room)
             ready = begun + self.input_ms * (1 + self.spread * draw.uniform(-1, 1))
@@ -118,8 +117,8 @@ def find_truths(root: Path) -> dict[str, float]:
     print(f"beyond sleep, a step takes {model_ms:.2f} ms, and a batch, by prefetch, {input_ms} ms")
     truths = {}
     for case in SLEEPING:
-        more_ms = input_ms["none" if case.prefetch == "none" else 2]
-        longer = replace(case, input_ms=case.input_ms + more_ms, model_ms=case.model_ms + model_ms)
+        more_ms = case.input_ms + input_ms["none" if case.prefetch == "none" else 2]
+        longer = replace(case, input_ms=more_ms, model_ms=case.model_ms + model_ms)
         truths[case.name] = longer.stall_pct
     return truths
 

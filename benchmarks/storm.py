@@ -40,7 +40,6 @@ ALONE = '{"task": {"index": 0}, "cluster": {"worker": [0]}}'
 CONFIG = json.loads(os.environ.get("TF_CONFIG") or ALONE)
 INDEX, COUNT = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
 
-
 def note(step, images):
     examples = [[int(image[0, 0, 0]), hashlib.md5(image.tobytes()).hexdigest()] for image in images]
     line = json.dumps([int(step), INDEX, COUNT, examples])
@@ -48,13 +47,11 @@ def note(step, images):
         file.write(line + "\\n")
     return step
 
-
 class Noting(keras.Model):
     def train_step(self, data):
         step = tf.numpy_function(note, [self.optimizer.iterations.value, data[0]], tf.int64)
         with tf.control_dependencies([step]):
             return super().train_step(data)
-
 
 class Kill(keras.callbacks.Callback):
     executions = 0  # KILL="index executions" kills the process of an index after so many
@@ -64,7 +61,6 @@ class Kill(keras.callbacks.Callback):
         index, executions = map(int, os.environ.get("KILL", "-1 0").split())
         if index == INDEX and executions == self.executions:
             os.kill(os.getpid(), signal.SIGKILL)
-
 
 def noting(input_shape, outputs):
     inputs = keras.Input(input_shape)

@@ -55,12 +55,10 @@ def judge(folder: Path, budgets: Budgets) -> dict[str, Any]:
     race = replace(search.race, rounds=rounds)
     regret = race.ratio(chosen, fastest := race.fastest(finalists))
     return {
-        "outcome": found.outcome,
-        "chosen": found.chosen,
+        **{name: getattr(found, name) for name in ("outcome", "chosen", "searched_s")},
         "fastest": fastest,
         "regret_pct": math.inf if broke else 100 * max(0.0, regret.low - 1),
         "median_pct": math.inf if broke else 100 * (regret.value - 1),
-        "searched_s": found.searched_s,
         "plans": len(rivals),
         "broke": broke,
         "presets": {name: race.ratio(name, chosen).value for name in presets},
@@ -76,7 +74,6 @@ def open_search(folder: Path, budgets: Budgets) -> Search:
 
 
 def race_all(search: Search, anchor: str) -> None:
-    """Race all plans that fit the budgets for a few rounds, the anchor in each group."""
     names = [each.name for each in search.survey.space.candidates if each.name not in search.excess]
     others = [name for name in names if name != anchor]
     with search.open_pool() as pool:

@@ -26,7 +26,7 @@ def peer_loaders(python: str, files: Path, names: Iterable[str], *more: str) -> 
 
 
 def take_turns(commands: Mapping[str, Sequence[str]], *, rounds: int) -> dict[str, float]:
-    """Return the median examples/s of each loader; one that ends is left out, with a message."""
+    """Return the median examples/s of each loader that does not end before."""
     rates: dict[str, list[float]] = {name: [] for name in commands}
     with ExitStack() as stack:
         running: dict[str, Any] = {

@@ -29,8 +29,8 @@ from whowaits.timing.rounds import median_interval
 
 LIMIT_S = 240.0
 REPORTED = ("verdict", "stall_pct", "stall_low_pct", "stall_high_pct", "seconds", "reason")
-CLOSE_GAIN = 0.25  # of the real gain
-CLOSE_PCT = 5.0  # points by which an interval may miss the truth, itself an interval
+# A share of the real gain, and points by which an interval may miss the truth, an interval, too.
+CLOSE_GAIN, CLOSE_PCT = 0.25, 5.0
 
 
 def judge(name: str, *, python: str) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def judge(name: str, *, python: str) -> dict[str, Any]:
         best = first or max(report.changes, key=lambda each: each.gain, default=None)
         edited_ms, edited = None, script.with_name("edited.py")
         with suppress(CannotBeWritten):
-            edits = best.edits if best else ()
-            edited.write_bytes(edit_source(script.read_bytes(), str(script), edits))
+            changed = edit_source(script.read_bytes(), str(script), best.edits if best else ())
+            edited.write_bytes(changed)
             edited_ms = best and statistics.median(ms for ms, _ in _pairs(python, edited))
     stalls = [100 * (1 - memory / as_it_is) for as_it_is, memory in pairs]
     frozen = (f"{DRAWING.get(name)}: .cache()", "batch: .cache()")
@@ -75,7 +75,7 @@ def is_wrong(result: dict[str, Any]) -> bool:
 
 
 def _pairs(python: str, script: Path) -> list[tuple[float, float]]:
-    """Return pairs of step times [ms], on real batches and from memory, in alternating epochs."""
+    """Return pairs of step times [ms], on real batches and from memory."""
     done = _run([python, str(script)], TRUTH="1")
     found = re.findall(r"^PAIR ([\d.]+) ([\d.]+)", done.stdout, re.MULTILINE)
     if not found:

@@ -27,8 +27,7 @@ def main() -> None:
     parser = parse_by(__doc__)
     parser.add_argument("--pairs", type=int, default=25)
     options = parser.parse_args()
-    print("| model | a step, ms | watched, µs more | of its thread, µs more |")
-    print("|---|---|---|---|")
+    print("| model | a step, ms | watched, µs more | of its thread, µs more |\n|---|---|---|---|")
     for name, (layers, width, steps) in MODELS.items():
         print(f"| {name} | {measure(layers, width, steps, pairs=options.pairs)} |", flush=True)
 

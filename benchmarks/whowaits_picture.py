@@ -65,7 +65,7 @@ def main() -> None:
         style = next((style for form, style in STYLES if re.match(form, line)), "")
         console.print(Text(line, style))
     drawn = console.export_svg(title="whowaits")
-    # Without external fonts, since every viewer has one of fixed width.
+    # Any font of fixed width will do.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     options.to.write_text(drawn + "\n")
 
