@@ -35,7 +35,6 @@ COUNT, BATCH = 24, 4
 LAST = "end with .prefetch(tf.data.AUTOTUNE)"
 AHEAD = f"; {LAST}"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
-READS = "num_parallel_reads=tf.data.AUTOTUNE"
 INTERLEAVED = "flat_map(read): interleave(…, cycle_length=4, block_length=16, "
 INTERLEAVED += f"{PARALLEL}, deterministic=True)"
 CYCLE = f"cycle_length={len(os.sched_getaffinity(0))}"  # that of an interleave without one
@@ -190,7 +189,7 @@ def read_each(lines):
     ("dataset", "changed"),
     [
         (read_each, [INTERLEAVED]),
-        (tf.data.TextLineDataset, [f"TextLineDataset: {READS}"]),
+        (tf.data.TextLineDataset, ["TextLineDataset: num_parallel_reads=tf.data.AUTOTUNE"]),
         (lambda lines: tf.data.TextLineDataset(lines, num_parallel_reads=2), []),
         (lambda lines: read_each(lines).enumerate(), []),
         (lambda lines: read_each(lines).batch(9).map(tf.strings.length).unbatch(), [INTERLEAVED]),

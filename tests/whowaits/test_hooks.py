@@ -219,20 +219,14 @@ def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monke
     assert not training.on_accelerator and training.synchronous
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_loader_that_only_its_loop_holds_is_tried_and_no_longer_held_if_none_is(
-    monkeypatch, keep
-):
-    """As in `for batch in DataLoader(…)`."""
-    tried = []
-    monkeypatch.setattr(torch_hooks._Hooks, "_try_changes", lambda *given: tried.append(given[2]))
-    given = {"begin": lambda: iter(Loader()), "steps": 20, "keep": keep}
-    loop = run_loop(monkeypatch, make_torch(), Device("cpu"), **given)
-    loop.source.tries(loop.training)
-    assert [type(each) for each in tried] == [type(None) if keep else Loader]
-
-
-def test_a_loader_that_is_gone_is_said():
-    training = Mock(notes=[])
-    assert not [*make_hooks(torch_hooks)._try_changes(Mock(), None, training)]
-    assert training.notes == ["no change is tried: the script does not keep its DataLoader"]
+def test_a_loader_that_only_its_loop_holds_is_tried_and_one_that_is_gone_is_said(monkeypatch):
+    """As in `for batch in DataLoader(…)`; a script that is kept may need the memory."""
+    given = {"begin": lambda: iter(Loader()), "steps": 20}
+    kept = run_loop(monkeypatch, make_torch(), Device("cpu"), **given)
+    assert not [*kept.source.tries(kept.training)]
+    said = "no change is tried: the script does not keep its DataLoader"
+    assert kept.training.notes == [said]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch_hooks._Hooks, "_try_changes", lambda *given: given[2])
+    ended = run_loop(monkeypatch, make_torch(), Device("cpu"), keep=False, **given)
+    assert isinstance(ended.source.tries(ended.training), Loader)
