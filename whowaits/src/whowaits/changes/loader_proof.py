@@ -61,7 +61,8 @@ class LoaderProof:
         pairs = list(zip(one["in_order"], two["in_order"]))
         if not whole and all(a == b for a, b in pairs):
             return UNSHOWN, f"too few batches could be compared: {len(pairs)}, all equal"
-        return DIFFERS, "it could not be shown that it delivers the same examples"
+        because = "" if whole else ": an epoch is too long to compare all of it"
+        return DIFFERS, f"it could not be shown that it delivers the same examples{because}"
 
     def digest(self, change: LoaderChange, *, by_example: bool) -> Any:
         """Digest a pass; if `by_example`, with random draws seeded by the example's index."""
