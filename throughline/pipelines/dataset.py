@@ -1,116 +1,63 @@
 """Builds a tf.data.Dataset from the steps of a plan, with a function per kind of step."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from throughline.data.shards.record_offsets import RecordTable
 from throughline.kernels.elements import apply_ops, select_outputs
 from throughline.kernels.kernels import Element
 from throughline.kernels.randomness import find_python_call, fold
-from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.read import stream_readers
-from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.read.row_fetching import fetch_records
 from throughline.pipelines.read.sequence_batches import StepOrder
-from throughline.plan.plan import Plan
-from throughline.plan.steps import (
-    Batch,
-    BucketBatch,
-    Cache,
-    Gather,
-    Map,
-    Prefetch,
-    Read,
-    ReadIndexedShards,
-    SampleByClass,
-    Service,
-    Shuffle,
-    Step,
-    TokenWindow,
-    Window,
-    shuffle_buffer_size,
-)
-from throughline.plan.training_workers import TrainingWorker
+from throughline.plan import steps
 from throughline.shared.errors import ImpossiblePlan
-from throughline.shared.limits import available_memory, usable_cores
-from throughline.shared.scratch import Scratch
+
+if TYPE_CHECKING:
+    from throughline.pipelines.input_pipeline import InputPipeline
 
 Dataset = tf.data.Dataset
 # Steps whose rows are computed in one call, to share the overhead of the samplers' ops.
 STEPS_PER_ORDER_CALL = 32
-AUTOTUNE_MEMORY = 2  # the available memory divided by this bounds AUTOTUNE's buffers
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildContext:
-    """What every step is built from: the plan, one split of the prepared data, and this worker.
+class Epoch:
+    """What every step is built from: the pipeline, and the number (int64 scalar) of the epoch.
 
-    Attributes:
-      examples, steps_per_epoch: Per epoch, over all workers.
-      order: The rows of each step; None for a stream.
-      records: The records of indexed shards, if the plan reads them.
-      buckets: The length buckets of a stream that has some.
-      first_step: The step at which to begin, counted over all epochs.
+    Batches begin with `first_step`, counted over all epochs, if it is in this one.
     """
 
-    plan: Plan
-    data: PreparedData
-    split: str
-    seed: int
-    with_keys: bool
-    examples: int
-    steps_per_epoch: int
-    service_address: str
-    scratch: Scratch
-    worker: TrainingWorker
-    order: StepOrder | None
-    records: RecordTable | None
-    buckets: Buckets | None
+    pipeline: InputPipeline
+    number: tf.Tensor
     first_step: int = 0
 
-    def options(self) -> tf.data.Options:
-        """Return tf.data's options for the plan.
-
-        tf.data's default rewrites of the graph would make a naive pipeline less naive, so the plan
-        must ask for them. Processes that share a host share AUTOTUNE's cores and memory.
-        """
-        options = tf.data.Options()
-        options.deterministic = self.plan.deterministic
-        options.autotune.enabled = self.plan.autotunes
-        if self.worker.on_host > 1:
-            options.autotune.cpu_budget = self.worker.share(usable_cores())
-            budget = available_memory() // AUTOTUNE_MEMORY
-            options.autotune.ram_budget = self.worker.share(budget)
-        options.experimental_optimization.apply_default_optimizations = self.plan.graph_rewrites
-        if self.plan.threads != "shared":
-            options.threading.private_threadpool_size = int(self.plan.threads)
-        return options
-
-    def seed_for(self, who: str, epoch: tf.Tensor) -> tf.Tensor:
-        """Return a nonnegative int64 seed for the random draws of step `who` in an epoch."""
-        bits = fold(self.seed, epoch, who)
+    def seed_for(self, who: str) -> tf.Tensor:
+        """Return a nonnegative int64 seed for the random draws of step `who`."""
+        bits = fold(self.pipeline.seed, self.number, who)
         return tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
 
-    def select_if_last(self, element: Element, step: Map | Window | TokenWindow) -> Element | tuple:
+    def select_if_last(self, element: Element, step: steps.Step) -> Element | tuple:
         """Select the features that batches hold, unless a step after `step` needs others, too."""
-        return self.select(element) if self.is_last(step) else element
+        if not self.is_last(step):
+            return element
+        schema = self.pipeline.data.shards.schema
+        return select_outputs(element, schema, with_keys=self.pipeline.with_keys)
 
-    def is_last(self, step: Step) -> bool:
+    def is_last(self, step: steps.Step) -> bool:
         """Return whether no step after `step` needs features that batches do not hold."""
-        kinds = Map | SampleByClass | Window | TokenWindow
-        return step is [each for each in self.plan.steps if isinstance(each, kinds)][-1]
-
-    def select(self, element: Element) -> Element | tuple:
-        return select_outputs(element, self.data.shards.schema, with_keys=self.with_keys)
+        kinds = steps.Map | steps.SampleByClass | steps.Window | steps.TokenWindow
+        return step is [each for each in self.pipeline.plan.steps if isinstance(each, kinds)][-1]
 
 
 def map_rows(
-    step: Gather | ReadIndexedShards,
+    step: steps.Gather | steps.ReadIndexedShards,
     order: StepOrder,
     fetch: Callable[[tf.Tensor, tf.Tensor], Any],
     *,
@@ -122,8 +69,8 @@ def map_rows(
     `first` and `stop` are int64 scalars, counted over all epochs. The rows of many steps are
     computed in one call.
     """
-    steps = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
-    numbered = steps.map(lambda numbers: (numbers, order.rows(numbers)), name="order")
+    numbers = Dataset.range(first, stop, name="steps").batch(STEPS_PER_ORDER_CALL, name="steps")
+    numbered = numbers.map(lambda many: (many, order.rows(many)), name="order")
     return numbered.unbatch(name="order").map(
         fetch,
         num_parallel_calls=step.parallel.num_parallel_calls(on_host=order.worker.on_host),
@@ -131,77 +78,69 @@ def map_rows(
     )
 
 
-def build_steps(
-    steps: Sequence[Step], dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
-) -> Dataset:
-    """Add `steps` in turn to `dataset` (None: they start it), for an `epoch` (int64 scalar)."""
-    for step in steps:
-        dataset = build_step(step, dataset, context, epoch)
+def build_steps(parts: Sequence[steps.Step], dataset: Dataset | None, epoch: Epoch) -> Dataset:
+    """Add steps in turn to `dataset`; if it is None, they start it."""
+    for step in parts:
+        dataset = build_step(step, dataset, epoch)
     if dataset is None:
         raise ValueError("a plan without steps")
     return dataset
 
 
 @singledispatch
-def build_step(
-    step: object, dataset: Dataset | None, context: BuildContext, epoch: tf.Tensor
-) -> Dataset:
+def build_step(step: object, dataset: Dataset | None, epoch: Epoch) -> Dataset:
     """Add one step of a plan to a dataset; the first step starts the dataset."""
     raise NotImplementedError(f"no function builds the step {type(step).__name__}")
 
 
 @build_step.register
-def _(step: Read, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return stream_readers.read(
-        step, context.data, context.split, seed=context.seed_for("shards", epoch)
-    )
+def _(step: steps.Read, dataset: None, epoch: Epoch) -> Dataset:
+    pipeline = epoch.pipeline
+    return stream_readers.read(step, pipeline.data, pipeline.split, seed=epoch.seed_for("shards"))
 
 
 @build_step.register
-def _(step: ReadIndexedShards, dataset: None, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    order, records = context.order, context.records
-    if order is None or records is None:
-        raise ValueError("a plan that reads indexed shards has no records")
+def _(step: steps.ReadIndexedShards, dataset: None, epoch: Epoch) -> Dataset:
+    order, records = epoch.pipeline.order, epoch.pipeline.records
+    if order is None:
+        raise TypeError(f"{epoch.pipeline.plan} has no order")
 
     def fetch(number: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         return fetch_records(records, order.trim(rows, number))
 
-    first = tf.maximum(epoch * context.steps_per_epoch, context.first_step)
-    stop = (epoch + 1) * context.steps_per_epoch
+    first = tf.maximum(epoch.number * order.steps_per_epoch, epoch.first_step)
+    stop = (epoch.number + 1) * order.steps_per_epoch
     batches = map_rows(step, order, fetch, first=first, stop=stop)
     return batches if step.whole_batches else batches.unbatch(name=step.trace_name)
 
 
 @build_step.register
-def _(step: Map, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+def _(step: steps.Map, dataset: Dataset, epoch: Epoch) -> Dataset:
+    pipeline = epoch.pipeline
+
     def run(element: Element | tf.Tensor) -> Element | tuple:
         # Shards deliver serialized records.
         element = {"record": element} if isinstance(element, tf.Tensor) else element
-        return context.select_if_last(
-            apply_ops(
-                step.ops,
-                element,
-                seed=context.seed,
-                epoch=epoch,
-                first_op_position=step.first_op_position,
-            ),
-            step,
+        changed = apply_ops(
+            step.ops,
+            element,
+            seed=pipeline.seed,
+            epoch=epoch.number,
+            first_op_position=step.first_op_position,
         )
+        return epoch.select_if_last(changed, step)
 
-    return dataset.map(
-        run,
-        num_parallel_calls=step.parallel.num_parallel_calls(on_host=context.worker.on_host),
-        name=step.trace_name,
-    )
+    calls = step.parallel.num_parallel_calls(on_host=pipeline.worker.on_host)
+    return dataset.map(run, num_parallel_calls=calls, name=step.trace_name)
 
 
 @build_step.register
-def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+def _(step: steps.Cache, dataset: Dataset, epoch: Epoch) -> Dataset:
     if step.where == "memory":
         return dataset.cache(name=step.trace_name)
     # tf.data's caches on disk have no key, so every dataset gets a fresh folder, which is removed
     # with its pipeline.
-    folder = str(context.scratch.new_folder() / "elements")
+    folder = str(epoch.pipeline.scratch.new_folder() / "elements")
     if step.where == "disk":
         return dataset.cache(folder, name=step.trace_name)
     if step.where == "tf_snapshot":
@@ -211,60 +150,59 @@ def _(step: Cache, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) ->
 
 
 @build_step.register
-def _(step: SampleByClass, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    source, caches = context.plan.steps[0], context.plan.caches
-    several = len(context.data.shards.for_split(context.split)) > 1
+def _(step: steps.SampleByClass, dataset: Dataset, epoch: Epoch) -> Dataset:
+    plan, data, split = epoch.pipeline.plan, epoch.pipeline.data, epoch.pipeline.split
+    source, several = plan.steps[0], len(data.shards.for_split(split)) > 1
+    shuffles_files = isinstance(source, steps.Read) and source.shuffle_files
     sampled = stream_readers.sample_stream_by_class(
         dataset,
         step.sampling,
-        context.data,
-        context.split,
-        seed=context.seed_for("classes", epoch),
-        reordered=isinstance(source, Read) and source.shuffle_files and several and not caches,
+        data,
+        split,
+        seed=epoch.seed_for("classes"),
+        reordered=shuffles_files and several and not plan.caches,
     )
-    if caches:
+    if plan.caches:
         # One pass fills the cache. Otherwise each class's stream would fill a copy of its own.
         filled = dataset.filter(lambda element: tf.constant(False), name=step.trace_name)
         sampled = filled.concatenate(sampled, name=step.trace_name)
-    return sampled.map(context.select, name="select") if context.is_last(step) else sampled
+    if not epoch.is_last(step):
+        return sampled
+    return sampled.map(lambda element: epoch.select_if_last(element, step), name="select")
 
 
 @build_step.register
-def _(
-    step: Window | TokenWindow, dataset: Dataset, context: BuildContext, epoch: tf.Tensor
-) -> Dataset:
+def _(step: steps.Window | steps.TokenWindow, dataset: Dataset, epoch: Epoch) -> Dataset:
     windows = (
-        stream_readers.windows(dataset, step, step.cuts_of(context.split))
-        if isinstance(step, Window)
+        stream_readers.windows(dataset, step, step.cuts_of(epoch.pipeline.split))
+        if isinstance(step, steps.Window)
         else stream_readers.token_windows(dataset, step)
     )
-    return windows.map(lambda element: context.select_if_last(element, step), name="select")
+    return windows.map(lambda element: epoch.select_if_last(element, step), name="select")
 
 
 @build_step.register
-def _(step: Shuffle, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    size = shuffle_buffer_size(step.size, examples=context.examples)
+def _(step: steps.Shuffle, dataset: Dataset, epoch: Epoch) -> Dataset:
     return dataset.shuffle(
-        size,
-        seed=context.seed_for("shuffle", epoch),
+        steps.shuffle_buffer_size(step.size, examples=epoch.pipeline.examples),
+        seed=epoch.seed_for("shuffle"),
         reshuffle_each_iteration=False,
         name=step.trace_name,
     )
 
 
 @build_step.register
-def _(step: Batch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    size = step.size // context.worker.count
-    if context.data.shards.schema.input.encoding.padded:
-        return dataset.padded_batch(size, name=step.trace_name)
-    return dataset.batch(size, name=step.trace_name)
+def _(step: steps.Batch, dataset: Dataset, epoch: Epoch) -> Dataset:
+    padded = epoch.pipeline.data.shards.schema.input.encoding.padded
+    batch = dataset.padded_batch if padded else dataset.batch
+    return batch(step.size // epoch.pipeline.worker.count, name=step.trace_name)
 
 
 @build_step.register
-def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    buckets, feature = context.buckets, context.data.shards.schema.input.name
+def _(step: steps.BucketBatch, dataset: Dataset, epoch: Epoch) -> Dataset:
+    buckets, feature = epoch.pipeline.buckets, epoch.pipeline.data.shards.schema.input.name
     if buckets is None:
-        raise TypeError(f"{context.plan} has no length buckets")
+        raise TypeError(f"{epoch.pipeline.plan} has no length buckets")
 
     def length(*element: Any) -> tf.Tensor:
         value = element[0][feature] if isinstance(element[0], dict) else element[0]
@@ -280,7 +218,7 @@ def _(step: BucketBatch, dataset: Dataset, context: BuildContext, epoch: tf.Tens
 
 
 @build_step.register
-def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
+def _(step: steps.Service, dataset: Dataset, epoch: Epoch) -> Dataset:
     """Rebatch what the service's workers deliver, since each ends with a smaller batch.
 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
@@ -303,18 +241,18 @@ def _(step: Service, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) 
     }
     distribute = service.distribute(
         processing_mode=modes[step.settings.sharding],
-        service=context.service_address,
+        service=epoch.pipeline.service_address,
         compression=None,
     )
     with warnings.catch_warnings():
         # In an epoch's graph TensorFlow warns about an option that is not set anywhere.
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
-        batches = dataset.with_options(context.options()).apply(distribute).rebatch(step.batch_size)
-    return batches.repeat().take(context.steps_per_epoch, name=step.trace_name)
+        distributed = dataset.with_options(epoch.pipeline.options()).apply(distribute)
+        batches = distributed.rebatch(step.batch_size)
+    return batches.repeat().take(epoch.pipeline.steps_per_epoch, name=step.trace_name)
 
 
 @build_step.register
-def _(step: Prefetch, dataset: Dataset, context: BuildContext, epoch: tf.Tensor) -> Dataset:
-    return dataset.prefetch(
-        tf.data.AUTOTUNE if step.batches == "auto" else step.batches, name=step.trace_name
-    )
+def _(step: steps.Prefetch, dataset: Dataset, epoch: Epoch) -> Dataset:
+    ahead = tf.data.AUTOTUNE if step.batches == "auto" else step.batches
+    return dataset.prefetch(ahead, name=step.trace_name)

@@ -1,18 +1,19 @@
 """Input pipelines as stages and training loops use them: a plan bound to one split of the data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from throughline.data.shards.record_offsets import RecordTable
 from throughline.data.splits import count_steps
 from throughline.kernels.elements import without_autograph
 from throughline.kernels.kernels import Element
 from throughline.kernels.randomness import GRAPH_SEED
-from throughline.pipelines.dataset import BuildContext, build_steps, map_rows
+from throughline.pipelines.dataset import Epoch, build_steps, map_rows
 from throughline.pipelines.order.length_batches import Buckets
 from throughline.pipelines.order.packed_batches import PackedBatches
 from throughline.pipelines.read.prepared_data import PreparedData
@@ -29,9 +30,11 @@ from throughline.pipelines.sizes import check_extent
 from throughline.plan.plan import Plan
 from throughline.plan.steps import Cache, Gather, Prefetch, Read, ReadIndexedShards, Step
 from throughline.plan.training_workers import TrainingWorker
+from throughline.shared.limits import available_memory, usable_cores
 from throughline.shared.scratch import Scratch
 
 Steps = tuple[Step, ...]
+AUTOTUNE_MEMORY = 2  # the available memory divided by this bounds AUTOTUNE's buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,18 @@ class InputPipeline:
             return None
         return open_order(step, self.data, self.split, seed=self.seed, worker=self.worker)
 
+    @cached_property
+    def buckets(self) -> Buckets | None:
+        """The length buckets of a stream that has some."""
+        if self.plan.batching is None or self.plan.reads_snapshot:
+            return None
+        return open_buckets(self.plan.batching, self.data, self.split, batch_size=self.batch_size)
+
+    @cached_property
+    def records(self) -> RecordTable:
+        """The records of the split's indexed shards."""
+        return open_record_table(self.data, self.split)
+
     @property
     def batch_size(self) -> int:
         """Examples in a full batch, over all workers."""
@@ -79,13 +94,14 @@ class InputPipeline:
 
     @property
     def examples(self) -> int:
+        """Examples in an epoch, over all workers."""
         if self.order is None:
             return self.data.count_examples(self.split, self.plan.window)
         return self.order.examples
 
     @property
     def steps_per_epoch(self) -> int:
-        counted = self.order or self._buckets
+        counted = self.order or self.buckets
         return counted.steps_per_epoch if counted else count_steps(self.examples, self.batch_size)
 
     @property
@@ -117,6 +133,24 @@ class InputPipeline:
             spec.dtype.size * (spec.shape[1:].num_elements() or 0) for spec in specs
         )
 
+    def options(self) -> tf.data.Options:
+        """Return tf.data's options for the plan.
+
+        tf.data's default rewrites of the graph would make a naive pipeline less naive, so the plan
+        must ask for them. Processes that share a host share AUTOTUNE's cores and memory.
+        """
+        options = tf.data.Options()
+        options.deterministic = self.plan.deterministic
+        options.autotune.enabled = self.plan.autotunes
+        if self.worker.on_host > 1:
+            options.autotune.cpu_budget = self.worker.share(usable_cores())
+            budget = available_memory() // AUTOTUNE_MEMORY
+            options.autotune.ram_budget = self.worker.share(budget)
+        options.experimental_optimization.apply_default_optimizations = self.plan.graph_rewrites
+        if self.plan.threads != "shared":
+            options.threading.private_threadpool_size = int(self.plan.threads)
+        return options
+
     @without_autograph
     def dataset(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """Return the batches of [first_step, epochs · steps_per_epoch), counted over all epochs.
@@ -124,16 +158,14 @@ class InputPipeline:
         A plan that reads the snapshot or indexed shards starts at any step; a stream starts with
         the epoch that contains `first_step`.
         """
-        begin, stop = first_step, epochs * self.steps_per_epoch
+        stop = epochs * self.steps_per_epoch
         if self.plan.reads_snapshot:
-            step_range = tf.data.Dataset.from_tensors((np.int64(begin), np.int64(stop)))
-            batches = _build_snapshot_batches(self._context, self.reader, step_range)
-        else:
-            first_epoch = first_step // self.steps_per_epoch
-            begin = begin if self.plan.seekable else first_epoch * self.steps_per_epoch
-            numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
-            context = replace(self._context, first_step=begin)
-            batches = _build_stream_batches(context, numbers, open_early=True)
+            step_range = tf.data.Dataset.from_tensors((np.int64(first_step), np.int64(stop)))
+            return self._finish(self._gather_batches(step_range), stop - first_step)
+        first_epoch = first_step // self.steps_per_epoch
+        begin = first_step if self.plan.seekable else first_epoch * self.steps_per_epoch
+        numbers = tf.data.Dataset.range(first_epoch, epochs, name="epochs")
+        batches = self._stream_batches(numbers, open_early=True, first_step=begin)
         return self._finish(batches, stop - begin)
 
     @without_autograph
@@ -142,19 +174,18 @@ class InputPipeline:
         numbers = tf.data.Dataset.from_tensors(1).map(
             lambda one: self._iterations.assign_add(tf.cast(one, tf.int64)) - 1, name="epochs"
         )
-        if self.plan.reads_snapshot:
-            step_range = numbers.map(
-                lambda epoch: (epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch),
-                name="epochs",
-            )
-            batches = _build_snapshot_batches(self._context, self.reader, step_range)
-        else:
-            batches = _build_stream_batches(self._context, numbers, open_early=False)
-        return self._finish(batches, self.steps_per_epoch)
+        if not self.plan.reads_snapshot:
+            batches = self._stream_batches(numbers, open_early=False)
+            return self._finish(batches, self.steps_per_epoch)
+        step_range = numbers.map(
+            lambda epoch: (epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch),
+            name="epochs",
+        )
+        return self._finish(self._gather_batches(step_range), self.steps_per_epoch)
 
     def _finish(self, batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
         counted = batches.apply(tf.data.experimental.assert_cardinality(count))
-        return counted.with_options(self._context.options())
+        return counted.with_options(self.options())
 
     def steps(self, *, first_step: int = 0, epochs: int = 1) -> tf.data.Dataset:
         """Return a batch for each training step, or its number if the device gathers batches."""
@@ -190,93 +221,64 @@ class InputPipeline:
         )
 
     @cached_property
-    def _buckets(self) -> Buckets | None:
-        if self.plan.batching is None or self.plan.reads_snapshot:
-            return None
-        return open_buckets(self.plan.batching, self.data, self.split, batch_size=self.batch_size)
-
-    @cached_property
     def _iterations(self) -> tf.Variable:
         """How many times the dataset of `epoch_by_epoch` has been iterated."""
         with tf.init_scope():
             return tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
 
-    @cached_property
-    def _context(self) -> BuildContext:
-        by_number = isinstance(self.plan.steps[0], ReadIndexedShards)
-        return BuildContext(
-            plan=self.plan,
-            data=self.data,
-            split=self.split,
-            seed=self.seed,
-            with_keys=self.with_keys,
-            examples=self.examples,
-            steps_per_epoch=self.steps_per_epoch,
-            service_address=self.service_address,
-            scratch=self.scratch,
-            worker=self.worker,
-            order=self.order,
-            records=open_record_table(self.data, self.split) if by_number else None,
-            buckets=self._buckets,
+    def _gather_batches(self, step_ranges: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the batches of all `step_ranges` (first and stop, int64 scalars), back to back.
+
+        The columns are read at the start of a range. A function that captured them would copy all
+        of them whenever tf.data rewrites the graph; one that read them at each step would run one
+        step at a time under op determinism.
+        """
+        reader = self.reader
+
+        def one_range(first: tf.Tensor, stop: tf.Tensor, columns: Columns) -> tf.data.Dataset:
+            make_batch = reader.make_batch_fn()
+
+            def fetch(number: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
+                return make_batch(columns, number, rows)
+
+            batches = map_rows(reader.gather, reader.order, fetch, first=first, stop=stop)
+            epoch = Epoch(pipeline=self, number=first // self.steps_per_epoch)
+            return build_steps(self.plan.steps[1:], batches, epoch)
+
+        opened = step_ranges.map(
+            lambda first, stop: (first, stop, reader.columns()), name="columns"
         )
+        return opened.flat_map(one_range, name="epochs")
 
+    def _stream_batches(
+        self, epochs: tf.data.Dataset, *, open_early: bool, first_step: int = 0
+    ) -> tf.data.Dataset:
+        """Return the batches of the epochs with these numbers (int64 scalars), back to back.
 
-def _build_snapshot_batches(
-    context: BuildContext, reader: SnapshotReader, step_ranges: tf.data.Dataset
-) -> tf.data.Dataset:
-    """Return the batches of all `step_ranges` (first and stop, int64 scalars), back to back.
+        One iterator goes through all epochs, because destroying an iterator waits for AUTOTUNE's
+        thread, for as long as the epoch has lasted. With `open_early`, a plan that prefetches
+        opens each epoch while the previous one is consumed.
+        """
+        once, per_epoch, after_epochs = split_by_epochs(self.plan)
+        any_epoch = Epoch(pipeline=self, number=tf.constant(0, tf.int64))
+        source = build_steps(once, None, any_epoch) if once else None
 
-    The columns are read at the start of a range. A function that captured them would copy all of
-    them whenever tf.data rewrites the graph; one that read them at each step would run one step at
-    a time under op determinism.
-    """
-    opened = step_ranges.map(lambda first, stop: (first, stop, reader.columns()), name="columns")
+        def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
+            if not tf.executing_eagerly():
+                # Only in this graph: its draws must not depend on the process's seed, and
+                # TensorFlow fails if that is 0 and an op's seed is a tensor.
+                tf.random.set_seed(GRAPH_SEED)
+            epoch = Epoch(pipeline=self, number=number, first_step=first_step)
+            return build_steps(per_epoch, source, epoch)
 
-    def one_range(first: tf.Tensor, stop: tf.Tensor, columns: Columns) -> tf.data.Dataset:
-        make_batch = reader.make_batch_fn()
-
-        def fetch(number: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
-            return make_batch(columns, number, rows)
-
-        batches = map_rows(reader.gather, reader.order, fetch, first=first, stop=stop)
-        return build_steps(
-            context.plan.steps[1:], batches, context, first // context.steps_per_epoch
-        )
-
-    return opened.flat_map(one_range, name="epochs")
-
-
-def _build_stream_batches(
-    context: BuildContext, epochs: tf.data.Dataset, *, open_early: bool
-) -> tf.data.Dataset:
-    """Return the batches of the epochs with these numbers (int64 scalars), back to back.
-
-    One iterator goes through all epochs, because destroying an iterator waits for AUTOTUNE's
-    thread, for as long as the epoch has lasted. With `open_early`, a plan that prefetches opens
-    each epoch while the previous one is consumed.
-    """
-    once, per_epoch, after_epochs = split_by_epochs(context.plan)
-    first_epoch = tf.constant(0, tf.int64)
-    source = build_steps(once, None, context, first_epoch) if once else None
-
-    def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-        if not tf.executing_eagerly():
-            # Only in this graph: its draws must not depend on the process's seed, and TensorFlow
-            # fails if that is 0 and an op's seed is a tensor.
-            tf.random.set_seed(GRAPH_SEED)
-        return build_steps(per_epoch, source, context, epoch)
-
-    if not (open_early and after_epochs):
-        batches = epochs.flat_map(one_epoch, name="epochs")
-    elif context.plan.caches:  # the cache is full after one epoch
-        batches = (
-            epochs.take(1)
-            .flat_map(one_epoch, name="epochs")
-            .concatenate(open_next_epoch_early(epochs.skip(1), one_epoch))
-        )
-    else:
-        batches = open_next_epoch_early(epochs, one_epoch)
-    return build_steps(after_epochs, batches, context, first_epoch)
+        if not (open_early and after_epochs):
+            batches = epochs.flat_map(one_epoch, name="epochs")
+        elif self.plan.caches:  # the cache is full after one epoch
+            filling = epochs.take(1).flat_map(one_epoch, name="epochs")
+            batches = filling.concatenate(open_next_epoch_early(epochs.skip(1), one_epoch))
+        else:
+            batches = open_next_epoch_early(epochs, one_epoch)
+        return build_steps(after_epochs, batches, any_epoch)
 
 
 def split_by_epochs(plan: Plan) -> tuple[Steps, Steps, Steps]:
