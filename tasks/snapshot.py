@@ -57,13 +57,15 @@ def main() -> None:
         files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or could not be batched later.
         encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
-        unfit = find_ops_problems(
-            encoding,
-            params.ops,
-            predicts_number=shards.schema.predicts_number,
-            columns=shards.schema.table_input is not None,
-        )
-        unfit += find_fraction_problems(part, encoding)
+        unfit = [
+            *find_ops_problems(
+                encoding,
+                params.ops,
+                predicts_number=shards.schema.predicts_number,
+                columns=shards.schema.table_input is not None,
+            ),
+            *find_fraction_problems(part, encoding),
+        ]
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
         output_shape((*params.preprocess, *params.augment), shards.schema)

@@ -50,7 +50,7 @@ def problems_of(config: dict, *augment: Op) -> list[str]:
 def data_problems(config: dict, data: str, *ops: tuple[str, Op]) -> list[str]:
     parsed, (encoding, windows) = PipelineConfig.model_validate(config), DATA[data]
     about = {"windows": windows, "predicts_number": False, "columns": False}
-    return data_constraints.find_data_problems(parsed, encoding, ops, **about)
+    return [*data_constraints.find_data_problems(parsed, encoding, ops, **about)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
 
 
 def test_images_that_differ_in_size_are_neither_batched_nor_gathered_on_the_device():
-    find = data_constraints.find_variable_size_problems
+    def find(config, ops):
+        return [*data_constraints.find_variable_size_problems(config, ops)]
+
     host, device = map(PipelineConfig.model_validate, (MAPPED, DEVICE))
     assert find(host, (SMALL,)) == find(device, ()) == []
     (batched,) = find(host, (Mixup(), SMALL))

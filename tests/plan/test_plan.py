@@ -131,8 +131,8 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"cache": {"after": "flip"}}, "would repeat its draws of the first epoch"),
-        ({"cache": {"after": "nothing"}}, "is not one of the preprocess ops"),
+        ({"cache": {"after": "flip"}}, "a cache would repeat the draws of flip"),
+        ({"cache": {"after": "nothing"}}, "is none of the preprocess ops"),
         ({"read": "snapshot", "cache": {}}, "already the stored result"),
         ({"read": "snapshot", "vectorize": True}, "whole batches"),
         ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
@@ -233,7 +233,6 @@ def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threa
     shared = parallel.num_parallel_calls(on_host=HERE)
     assert shared == (1 if setting == "cores" else calls), "processes of a host share its cores"
     assert parallel.is_sequential == (setting == "none")
-    assert parallel.is_autotuned == (setting == "auto")
 
 
 def test_planning_needs_no_tensorflow():

@@ -224,7 +224,7 @@ def _find_storing_problems(params: Params) -> list[str]:
         ]
     if stored in [config.snapshot.fraction for config in params.pipelines.values()]:
         return []
-    return find_fraction_problems(stored, find_source_encoding(params.data))
+    return list(find_fraction_problems(stored, find_source_encoding(params.data)))
 
 
 def _find_path_problems(params: Params) -> list[str]:
@@ -272,12 +272,9 @@ def _find_address_problems(params: Params) -> list[str]:
 
 def _find_source_problems(params: Params) -> list[str]:
     encoding = find_source_encoding(params.data)
-    found = find_ops_problems(
-        encoding,
-        params.ops,
-        predicts_number=_predicts_number(params.data),
-        columns=_sees_columns(params.data),
-    )
+    predicts_number, columns = _predicts_number(params.data), _sees_columns(params.data)
+    about = {"predicts_number": predicts_number, "columns": columns}
+    found = list(find_ops_problems(encoding, params.ops, **about))
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
     return found

@@ -10,7 +10,7 @@ A reason begins with the field it concerns. Where a check is implemented depends
 * the prepared data and the machine: `throughline/assembly/inputs.py`
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from throughline.plan.ops import Op
 from throughline.settings import PipelineConfig
@@ -27,47 +27,36 @@ def find_config_problems(
     config: PipelineConfig, ops: Sequence[tuple[str, Op]], *, batch_size: int
 ) -> list[str]:
     """List the reasons against a configuration, whatever the data; `ops` are (section, op)."""
-    preprocess, augment, postprocess = (
-        [op for section, op in ops if section == name]
-        for name in ("preprocess", "augment", "postprocess")
-    )
     return [
-        *_of_caches(config, preprocess, augment),
+        *_of_caches(config, ops),
         *_of_reading(config),
         *_of_order(config),
-        *_of_decoding(config, preprocess),
+        *_of_decoding(config, [op.name for section, op in ops if section == "preprocess"]),
         *_of_placement(config),
         *_of_lengths(config),
-        *_of_places_of_ops(config, preprocess, augment, postprocess),
-        *_of_batches_of_ops(preprocess, {"augment": augment, "postprocess": postprocess}),
+        *_of_places_of_ops(config, ops),
+        *_of_batches_of_ops(ops),
         *_of_lanes(config, batch_size),
     ]
 
 
-def _of_caches(
-    config: PipelineConfig, preprocess: Sequence[Op], augment: Sequence[Op]
-) -> Iterator[str]:
+def _of_caches(config: PipelineConfig, ops: Sequence[tuple[str, Op]]) -> Iterator[str]:
     if config.cache is None:
         return
-    names, after = [op.name for op in preprocess], config.cache.after
-    if after in [op.name for op in augment]:
-        yield (
-            f"cache.after: {after} is in augment, and a cache would repeat its draws of the first"
-            " epoch in every epoch; name an op of preprocess"
-        )
+    names, after = [op.name for section, op in ops if section == "preprocess"], config.cache.after
+    if after in [op.name for section, op in ops if section == "augment"]:
+        yield f"cache.after: a cache would repeat the draws of {after}; name an op of preprocess"
     elif after not in [*names, "preprocess"]:
-        yield (
-            f"cache.after: {after} is not one of the preprocess ops ({', '.join(names) or 'none'})"
-        )
+        yield f"cache.after: {after} is none of the preprocess ops ({', '.join(names) or 'none'})"
     if config.read == "snapshot":
         yield (
-            "cache: a snapshot is already the stored result of preprocessing and is cached by the"
-            " operating system; drop `cache`"
+            "cache: a snapshot is already the stored result of preprocessing, and the operating"
+            " system caches it; drop `cache`"
         )
     if config.read == "indexed_shards":
         yield (
-            "cache: a cache keeps the order of the first epoch, but indexed shards are read in a"
-            " new one each epoch; drop `cache`, or use `read: shards` with a buffer"
+            "cache: it keeps the order of the first epoch, but indexed shards have a new one each"
+            " epoch; drop `cache`, or use `read: shards` with a buffer"
         )
     if config.service:
         yield (
@@ -77,29 +66,26 @@ def _of_caches(
 
 
 def _of_reading(config: PipelineConfig) -> Iterator[str]:
-    reads_snapshot = config.read == "snapshot"
+    reads_snapshot, read = config.read == "snapshot", f"`read: {config.read}`"
     in_any_order = config.read in ("snapshot", "indexed_shards")
     if reads_snapshot and config.vectorize:
         yield "vectorize: reading a snapshot always works on whole batches; drop `vectorize`"
     if in_any_order and config.shuffle.kind == "buffer":
         what = "a snapshot" if reads_snapshot else "indexed shards"
-        yield (
-            f"shuffle.kind: {what} can be permuted as a whole; use `global`, `window` or"
-            " `none` instead of a buffer"
-        )
+        yield f"shuffle.kind: {what} can be permuted as a whole; use `global`, `window` or `none`"
     what = RANDOM_ACCESS.get(config.shuffle.kind)
     if not in_any_order and what:
         yield (
-            f"shuffle.kind: {what} needs random access, and `read: {config.read}` is a stream; use"
-            " `buffer`, or `read: snapshot` or `indexed_shards`"
+            f"shuffle.kind: {what} needs random access, and {read} is a stream; use `buffer`, or"
+            " `read: snapshot` or `indexed_shards`"
         )
     if config.snapshot.fraction < 1 and not reads_snapshot:
         yield (
-            f"snapshot.fraction: `read: {config.read}` reads none of the snapshot; drop `snapshot`,"
-            " or use `read: snapshot`"
+            f"snapshot.fraction: {read} reads none of the snapshot; drop `snapshot`, or use `read:"
+            " snapshot`"
         )
     if config.interleave and config.read != "shards":
-        yield f"interleave: only shards can be interleaved, not `read: {config.read}`; drop it"
+        yield f"interleave: only shards can be interleaved, not {read}; drop it"
     if config.interleave and isinstance(config.interleave.parallel, int):
         readers, shards = config.interleave.parallel, config.interleave.cycle_length
         if readers > shards:
@@ -110,33 +96,27 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
 
 
 def _of_order(config: PipelineConfig) -> Iterator[str]:
-    in_any_order = config.read in ("snapshot", "indexed_shards")
+    kind, in_any_order = config.shuffle.kind, config.read in ("snapshot", "indexed_shards")
     if in_any_order and not config.deterministic:
         yield (
             f"deterministic: a step of `read: {config.read}` always has the same examples, so that"
             " training can resume at any step; drop `deterministic`"
         )
-    if config.shuffle.size != "auto" and config.shuffle.kind not in ("buffer", "window"):
-        yield (
-            f"shuffle.size: `kind: {config.shuffle.kind}` has no size; drop it, or use `kind:"
-            " buffer` or `window`"
-        )
+    if config.shuffle.size != "auto" and kind not in ("buffer", "window"):
+        yield f"shuffle.size: `kind: {kind}` has no size; drop it, or use `buffer` or `window`"
     if config.sampling == {}:
         yield "sampling: weights need at least one class, such as `{rare: 5}`"
     if config.sampling != "uniform" and in_any_order and config.shuffle.kind != "global":
         yield "shuffle.kind: sampling by class reorders the whole split; use `global`"
 
 
-def _of_decoding(config: PipelineConfig, preprocess: Sequence[Op]) -> Iterator[str]:
+def _of_decoding(config: PipelineConfig, preprocess: Sequence[str]) -> Iterator[str]:
     if config.read == "snapshot" and config.decode.approximate:
         yield "decode: a snapshot is decoded already; drop `decode`"
     if config.decode.ratio > 1 and config.decode.crop == "fused":
         yield "decode: a crop cannot be fused with decoding at a smaller size; drop one of the two"
-    elif config.decode.crop == "fused" and [op.name for op in preprocess[1:2]] != ["center_crop"]:
-        yield (
-            "decode.crop: only a `center_crop` right after `decode` can be fused, and there is"
-            " none; put one there, or drop `crop`"
-        )
+    elif config.decode.crop == "fused" and preprocess[1:2] != ["center_crop"]:
+        yield "decode.crop: only a `center_crop` right after `decode` fuses; add it, or drop `crop`"
 
 
 def _of_placement(config: PipelineConfig) -> Iterator[str]:
@@ -196,49 +176,42 @@ def _of_lengths(config: PipelineConfig) -> Iterator[str]:
         yield "shuffle.kind: batches by length are permuted as a whole; use `global` or `none`"
 
 
-def _of_places_of_ops(
-    config: PipelineConfig,
-    preprocess: Sequence[Op],
-    augment: Sequence[Op],
-    postprocess: Sequence[Op],
-) -> Iterator[str]:
-    for op in (*preprocess, *augment, *postprocess):
+def _of_places_of_ops(config: PipelineConfig, ops: Sequence[tuple[str, Op]]) -> Iterator[str]:
+    for section, op in ops:
         if config.service and op.opencv:
             yield (
                 f"service: {op.name} is computed by OpenCV in a Python call, which cannot be sent"
                 f" to the workers of a tf.data service; drop `service`, or {op.name}"
             )
-    for op in augment if config.snapshot_on == "device" else ():
-        if op.host_only:
-            yield f"snapshot_on: {op.name} runs only on the host; use host, or drop {op.name}"
-        if op.takes == "example":
-            yield (
-                f"snapshot_on: {op.name} takes one example at a time, and the train step has whole"
-                " batches; use host"
-            )
-    for op in postprocess:
-        if config.postprocess_on == "device" and not (op.device or op.on_labels):
+        if section == "augment" and config.snapshot_on == "device":
+            if op.host_only:
+                yield f"snapshot_on: {op.name} runs only on the host; use host, or drop {op.name}"
+            if op.takes == "example":
+                yield (
+                    f"snapshot_on: {op.name} takes one example at a time, and the train step has"
+                    " whole batches; use host"
+                )
+        on_device = section == "postprocess" and config.postprocess_on == "device"
+        if on_device and not (op.device or op.on_labels):
             yield f"postprocess: {op.name} cannot run on the device; use `postprocess_on: host`"
 
 
-def _of_batches_of_ops(
-    preprocess: Sequence[Op], later: Mapping[str, Sequence[Op]]
-) -> Iterator[str]:
-    for op in preprocess:
-        if op.takes == "batch":
-            yield (
-                f"preprocess: {op.name} needs whole batches, and what is stored is made of single"
-                " examples; move it to augment or postprocess"
-            )
+def _of_batches_of_ops(ops: Sequence[tuple[str, Op]]) -> Iterator[str]:
     of_batches = ""
-    for part, op in ((name, op) for name, ops in later.items() for op in ops):
-        if of_batches and op.takes == "example":
+    for section, op in ops:
+        if section == "preprocess":
+            if op.takes == "batch":
+                yield (
+                    f"preprocess: {op.name} needs whole batches, and what is stored is made of"
+                    " single examples; move it to augment or postprocess"
+                )
+        elif op.takes == "batch":
+            of_batches = of_batches or op.name
+        elif of_batches and op.takes == "example":
             yield (
-                f"{part}: {op.name} takes one example at a time, so put it before {of_batches},"
+                f"{section}: {op.name} takes one example at a time, so put it before {of_batches},"
                 " which needs batches"
             )
-        if op.takes == "batch" and not of_batches:
-            of_batches = op.name
 
 
 def _of_lanes(config: PipelineConfig, batch_size: int) -> Iterator[str]:

@@ -15,19 +15,19 @@ from throughline.settings import PipelineConfig
 
 def find_variable_size_problems(
     config: PipelineConfig, ops_to_uniform_shape: Sequence[Op]
-) -> list[str]:
-    """List problems that these ops and the configuration have with images of variable size."""
-    problems = [
-        f"augment: {op.name} needs batches of images of one size; put the crop or resize before it"
-        for op in ops_to_uniform_shape
-        if op.takes == "batch"
-    ]
+) -> Iterator[str]:
+    """Yield problems that these ops and the configuration have with images of variable size."""
+    for op in ops_to_uniform_shape:
+        if op.takes == "batch":
+            yield (
+                f"augment: {op.name} needs batches of images of one size; put the crop or resize"
+                " before it"
+            )
     if ops_to_uniform_shape and config.snapshot_on == "device":
-        problems.append(
+        yield (
             "snapshot_on: variable-size images are cropped per example on the host; resize them in"
             " preprocess, or use host"
         )
-    return problems
 
 
 def find_data_problems(
@@ -38,40 +38,35 @@ def find_data_problems(
     windows: bool,
     predicts_number: bool,
     columns: bool,
-) -> list[str]:
-    """List problems of a configuration with data of this encoding.
+) -> Iterator[str]:
+    """Yield problems of a configuration with data of this encoding.
 
     `windows`: how data are cut, if so. `columns`: they have a table input. `ops`: (section, op).
     """
     text = encoding.modality == "text"
-    problems = find_fraction_problems(config.snapshot.fraction, encoding)
+    yield from find_fraction_problems(config.snapshot.fraction, encoding)
     if windows:
-        problems += _of_windows(config, encoding)
+        yield from _of_windows(config, encoding)
     elif text:
-        problems += _of_sequences(config)
+        yield from _of_sequences(config)
     elif config.batch:
-        problems.append(
-            "batch: only text differs in length; drop `batch`, and set `batch_size` alone"
-        )
+        yield "batch: only text differs in length; drop `batch`, and set `batch_size` alone"
     on_device = config.postprocess_on == "device"
     for section, op in ops if config.read == "snapshot" else ():
         # For other data, a snapshot runs augmenting ops on examples.
         in_batches = windows or text or (section == "postprocess" and not (on_device and op.device))
         if in_batches and section != "preprocess" and op.takes == "example":
-            problems.append(
+            yield (
                 f"{section}: {op.name} takes one example at a time, and a snapshot of"
                 f" {encoding.noun} gives whole batches; use `read: shards`"
             )
     if encoding.name == "image" and config.decode.ratio != 1:
-        problems += _of_sizes([op for section, op in ops if section != "postprocess"])
+        yield from _of_sizes([op for section, op in ops if section != "postprocess"])
     if predicts_number and config.sampling != "uniform":
-        problems.append("sampling: the targets are numbers, not classes; drop `sampling`")
+        yield "sampling: the targets are numbers, not classes; drop `sampling`"
     if config.batch and config.batch.pack and (columns or predicts_number):
         what = "columns" if columns else "numbers to predict"
-        problems.append(
-            f"batch.pack: texts with {what} cannot be packed; use `batch: {{pad_to: auto}}`"
-        )
-    return problems
+        yield f"batch.pack: texts with {what} cannot be packed; use `batch: {{pad_to: auto}}`"
 
 
 def _of_sequences(config: PipelineConfig) -> Iterator[str]:
@@ -127,40 +122,38 @@ def _of_sizes(ops: Sequence[Op]) -> Iterator[str]:
 
 def find_ops_problems(
     encoding: Encoding, ops: Sequence[tuple[str, Op]], *, predicts_number: bool, columns: bool
-) -> list[str]:
-    """List problems that ops, given as (section, op), have with data of this encoding.
+) -> Iterator[str]:
+    """Yield problems that ops, given as (section, op), have with data of this encoding.
 
     `columns`: the data have a table input.
     """
-    problems = [
-        reason for section, op in ops for reason in _of_op(op, section=section, encoding=encoding)
-    ]
+    for section, op in ops:
+        yield from _of_op(op, section=section, encoding=encoding)
     names = [op.name for _, op in ops]
     if "categories" in names and "rescale" in names[: names.index("categories")]:
-        problems.append(
+        yield (
             "postprocess: rescale changes the numbers of the categories; use `standardize`, which"
             " keeps them, or put rescale after `categories`"
         )
     changing = [op for section, op in ops if section == "postprocess" and not op.on_labels]
-    problems += [
-        f"postprocess: standardize uses mean and deviation of the stored values, but"
-        f" {before.name} changes these before; put standardize first, drop {before.name}, or give"
-        " standardize `mean` and `deviation`"
-        for before, op in pairwise(changing)
-        if isinstance(op, Standardize) and op.mean is None
-    ]
+    for before, op in pairwise(changing):
+        if isinstance(op, Standardize) and op.mean is None:
+            yield (
+                f"postprocess: standardize uses mean and deviation of the stored values, but"
+                f" {before.name} changes these before; put standardize first, drop {before.name},"
+                " or give standardize `mean` and `deviation`"
+            )
     for section, op in ops:
         if predicts_number and (op.mixes_labels or op.on_labels):
-            problems.append(
+            yield (
                 f"{section}: {op.name} needs labels that are classes, and these are numbers to"
                 " predict; drop it"
             )
         if columns and op.mixes_labels:
-            problems.append(
+            yield (
                 f"{section}: {op.name} mixes images of different examples, but not their columns;"
                 f" drop {op.name}, or data.numeric and data.categorical"
             )
-    return problems
 
 
 def _of_op(op: Op, *, section: str, encoding: Encoding) -> Iterator[str]:
@@ -197,32 +190,27 @@ def _of_op(op: Op, *, section: str, encoding: Encoding) -> Iterator[str]:
         )
 
 
-def find_text_problems(preprocess: Sequence[Op]) -> list[str]:
+def find_text_problems(preprocess: Sequence[Op]) -> Iterator[str]:
     names = [op.name for op in preprocess]
     if names.count("tokenize") != 1:
-        return [
+        yield (
             "preprocess: text needs one `tokenize`, such as `- tokenize: {kind: sentencepiece,"
             " vocabulary: 8000}`"
-        ]
+        )
+        return
     early = names[: names.index("tokenize")]
     for name, what in (("truncate", "counts"), ("end_document", "follows the last of the")):
         if name in early:
-            return [f"preprocess: {name} {what} tokens; put it after `tokenize`"]
-    return [
-        f"preprocess: tokenize.model: {reason}"
-        for op in preprocess
-        if isinstance(op, Tokenize) and op.model and (reason := _problem_of_file(op))
-    ]
+            yield f"preprocess: {name} {what} tokens; put it after `tokenize`"
+    op = next(op for op in preprocess if isinstance(op, Tokenize))
+    at = "preprocess: tokenize.model:"
+    if op.model and not op.file:
+        yield f"{at} `kind: {op.kind}` needs no file; drop `model`, or set another kind"
+    elif op.model and not Path(op.model).is_file():
+        yield f"{at} {op.model} does not exist"
 
 
-def _problem_of_file(op: Tokenize) -> str:
-    if not op.file:
-        return f"`kind: {op.kind}` needs no file; drop `model`, or set another kind"
-    return "" if Path(op.model).is_file() else f"{op.model} does not exist"
-
-
-def find_fraction_problems(fraction: float, encoding: Encoding) -> list[str]:
-    """List reasons against storing or reading only a `fraction` of a snapshot's rows."""
-    if fraction == 1 or encoding.modality == "images":
-        return []
-    return [f"snapshot.fraction: only images can be stored in part, not {encoding.noun}; drop it"]
+def find_fraction_problems(fraction: float, encoding: Encoding) -> Iterator[str]:
+    """Yield a reason against storing or reading only a `fraction` of a snapshot's rows, if any."""
+    if fraction != 1 and encoding.modality != "images":
+        yield f"snapshot.fraction: only images can be stored in part, not {encoding.noun}; drop it"

@@ -5,7 +5,7 @@ combinations are refused with a reason before anything runs (`constraints.py`). 
 the tf.data.Dataset of a plan, with a function per kind of step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -61,6 +61,7 @@ class InputSpec:
 
     @property
     def ops(self) -> list[tuple[str, Op]]:
+        """All ops in their order, each with the name of its section."""
         sections = ("preprocess", "augment", "postprocess")
         return [(section, op) for section in sections for op in getattr(self, section)]
 
@@ -68,11 +69,8 @@ class InputSpec:
     def ops_to_uniform_shape(self) -> Sequence[Op]:
         """The leading augmenting ops until images of variable size have one size; all if never."""
         needed = ops_until_uniform((*self.preprocess, *self.augment), self.schema)
-        return (
-            self.augment
-            if needed is None
-            else self.augment[: max(0, needed - len(self.preprocess))]
-        )
+        count = None if needed is None else max(0, needed - len(self.preprocess))
+        return self.augment[:count]
 
     @property
     def per_example_augment(self) -> Sequence[Op]:
@@ -109,14 +107,13 @@ class Plan:
 
     def __str__(self) -> str:
         line = " → ".join(str(step) for step in self.steps)
-        return line + (
-            " ⇒ device:" + "+".join(op.name for op in self.device_ops) if self.device_ops else ""
-        )
+        on_device = "+".join(op.name for op in self.device_ops)
+        return f"{line} ⇒ device:{on_device}" if on_device else line
 
     @property
     def autotunes(self) -> bool:
         return self.graph_rewrites or any(
-            step.parallel.is_autotuned
+            step.parallel.setting == "auto"
             if isinstance(step, Read | ReadIndexedShards | Map | Gather)
             else isinstance(step, Prefetch) and step.batches == "auto"
             for step in self.steps
@@ -152,10 +149,8 @@ class Plan:
     @property
     def batching(self) -> BatchSettings | None:
         """How sequences are batched by their lengths; None if they are not."""
-        for step in self.steps:
-            if isinstance(step, Gather | BucketBatch):
-                return step.batching
-        return None
+        found = (step for step in self.steps if isinstance(step, Gather | BucketBatch))
+        return next((step.batching for step in found), None)
 
     @property
     def service(self) -> ServiceSettings | None:
@@ -180,39 +175,44 @@ def make_plan(config: PipelineConfig, spec: InputSpec) -> Plan:
       ImpossiblePlan: The combination would be wrong or useless (the message gives every reason),
         the images cannot be batched, or an op does not fit their shape.
     """
-    schema = spec.schema
-    encoding, predicts_number = schema.input.encoding, schema.predicts_number
-    columns = schema.table_input is not None
+    encoding = spec.schema.input.encoding
+    about = {
+        "predicts_number": spec.schema.predicts_number,
+        "columns": spec.schema.table_input is not None,
+    }
+    windows = spec.window is not None
     problems = [
         *find_config_problems(config, spec.ops, batch_size=spec.batch_size),
         *find_variable_size_problems(config, spec.ops_to_uniform_shape),
-        *find_data_problems(
-            config,
-            encoding,
-            spec.ops,
-            windows=spec.window is not None,
-            predicts_number=predicts_number,
-            columns=columns,
-        ),
-        *find_ops_problems(encoding, spec.ops, predicts_number=predicts_number, columns=columns),
+        *find_data_problems(config, encoding, spec.ops, windows=windows, **about),
+        *find_ops_problems(encoding, spec.ops, **about),
     ]
     if problems:
         raise ImpossiblePlan("; ".join(problems))
-    output_shape([op for _, op in spec.ops], schema, spec.window)
+    output_shape([op for _, op in spec.ops], spec.schema, spec.window)
+    preprocess = _preprocess(config, spec)
     device_ops = tuple(
         op for op in spec.postprocess if config.postprocess_on == "device" and not op.on_labels
     )
     after_preprocess = (*spec.augment, *(op for op in spec.postprocess if op not in device_ops))
+    if config.read == "snapshot":
+        steps: Sequence[Step] = [_gather(config, spec, preprocess, after_preprocess)]
+    elif config.read == "indexed_shards":
+        steps = _indexed_shard_steps(config, spec, preprocess, after_preprocess)
+    else:
+        steps = _stream_steps(config.read, config, spec, preprocess, after_preprocess)
+    if config.prefetch != "none":  # last, so that everything overlaps with training
+        steps = [*steps, Prefetch(batches=config.prefetch)]
     return Plan(
         spec=spec,
-        steps=tuple(_steps(config, spec, after_preprocess)),
+        steps=tuple(_number_ops(steps, first_op_position=-len(preprocess))),
         device_ops=device_ops,
         deterministic=config.deterministic,
         graph_rewrites=config.graph_rewrites,
         threads=config.threads,
         approximate=config.decode.approximate
         and config.read != "snapshot"
-        and any(isinstance(op, DecodeImage) for op in resolve_decode(spec.preprocess, spec.schema)),
+        and any(isinstance(op, DecodeImage) for op in preprocess),
     )
 
 
@@ -227,19 +227,11 @@ def set_storage_order(config: PipelineConfig) -> PipelineConfig:
     )
 
 
-def _steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
-    if config.read == "snapshot":
-        return _snapshot_steps(config, spec, after_preprocess)
-    if config.read == "indexed_shards":
-        return _indexed_shard_steps(config, spec, after_preprocess)
-    return _stream_steps(config.read, config, spec, after_preprocess)
-
-
-def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: Ops) -> list[Step]:
-    """Lay out a gather of rows whose numbers are computed, so that no shuffle buffer is needed."""
-    whole = config.snapshot.fraction == 1
-    stored = (Parse.of(spec.schema), *resolve_decode(spec.preprocess, spec.schema))
-    gather = Gather(
+def _gather(
+    config: PipelineConfig, spec: InputSpec, preprocess: Ops, after_preprocess: Ops
+) -> Gather:
+    """Return a gather of rows whose numbers are computed, so that no shuffle buffer is needed."""
+    return Gather(
         shuffle=config.shuffle,
         sampling=config.sampling,
         batch_size=spec.batch_size,
@@ -250,16 +242,14 @@ def _snapshot_steps(config: PipelineConfig, spec: InputSpec, after_preprocess: O
         example_op_count=len(spec.per_example_augment) if config.snapshot_on == "host" else 0,
         parallel=Parallelism(config.map.parallel),
         fraction=config.snapshot.fraction,
-        decoding=() if whole else stored,
+        decoding=() if config.snapshot.fraction == 1 else preprocess,
     )
-    return [gather, *_prefetch(config)]
 
 
 def _indexed_shard_steps(
-    config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
+    config: PipelineConfig, spec: InputSpec, preprocess: Ops, after_preprocess: Ops
 ) -> list[Step]:
     """Lay out the steps of a stream whose records already arrive in the epoch's order."""
-    preprocess = _preprocess(config, spec)
     ops = preprocess + after_preprocess
     example_ops, batch_ops = _split_for_batching(
         ops, vectorize=config.vectorize, at_least=ops_until_uniform(ops, spec.schema) or 0
@@ -271,18 +261,19 @@ def _indexed_shard_steps(
         whole_batches=not example_ops,
         parallel=Parallelism(config.map.parallel),
     )
-    steps: list[Step] = [read, _map(config, example_ops)]
-    if example_ops:
-        steps.append(Batch(size=spec.batch_size))
-    steps.append(_map(config, batch_ops))
-    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
+    batch = [Batch(size=spec.batch_size)] if example_ops else []
+    return [read, _map(config, example_ops), *batch, _map(config, batch_ops)]
 
 
 def _stream_steps(
-    source: StreamSource, config: PipelineConfig, spec: InputSpec, after_preprocess: Ops
+    source: StreamSource,
+    config: PipelineConfig,
+    spec: InputSpec,
+    preprocess: Ops,
+    after_preprocess: Ops,
 ) -> list[Step]:
     """Lay out a pipeline that streams its examples, in the order in which they pass through it."""
-    ops = preprocess = _preprocess(config, spec)
+    ops = preprocess
     # The number of ops that see images of variable size, which cannot be batched.
     variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
@@ -294,15 +285,17 @@ def _stream_steps(
     ]
 
     if config.cache:  # costly work whose result is the same in every epoch
-        cached, ops = _split_after(ops, config.cache.after)
-        steps += [_map(config, cached), Cache(where=config.cache.where)]
+        names = [op.name for op in ops]
+        # It is at the end for `preprocess`, or a fused crop.
+        end = names.index(config.cache.after) + 1 if config.cache.after in names else len(ops)
+        steps += [_map(config, ops[:end]), Cache(where=config.cache.where)]
+        ops = ops[end:]
 
     # After the cache, which holds every example once. Labels must be parsed first.
     if config.sampling != "uniform":
-        labeled, ops = (
-            (ops[:0], ops) if config.cache or source in ("files", "arrays") else (ops[:1], ops[1:])
-        )
-        steps += [_map(config, labeled), SampleByClass(sampling=config.sampling)]
+        end = 0 if config.cache or source in ("files", "arrays") else 1
+        steps += [_map(config, ops[:end]), SampleByClass(sampling=config.sampling)]
+        ops = ops[end:]
 
     if spec.window:  # made of preprocessed time steps or tokens that are still in order
         steps += [_map(config, ops), spec.window]
@@ -326,12 +319,7 @@ def _stream_steps(
 
     if config.service:  # whole batches cross the network
         steps += [Service(settings=config.service, batch_size=spec.batch_size)]
-    # Last, so that everything overlaps with training.
-    return [*_number_ops(steps, first_op_position=-len(preprocess)), *_prefetch(config)]
-
-
-def _prefetch(config: PipelineConfig) -> list[Step]:
-    return [] if config.prefetch == "none" else [Prefetch(batches=config.prefetch)]
+    return steps
 
 
 def _preprocess(config: PipelineConfig, spec: InputSpec) -> Ops:
@@ -343,12 +331,6 @@ def _preprocess(config: PipelineConfig, spec: InputSpec) -> Ops:
 
 def _map(config: PipelineConfig, ops: Ops) -> Map:
     return Map(ops=ops, parallel=Parallelism(config.map.parallel), first_op_position=0)
-
-
-def _split_after(ops: Ops, name: str) -> tuple[Ops, Ops]:
-    """Split ops after the one of this name, or at the end for `preprocess` or a fused crop."""
-    end = next((index + 1 for index, op in enumerate(ops) if op.name == name), len(ops))
-    return ops[:end], ops[end:]
 
 
 def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Ops, Ops]:
@@ -365,14 +347,12 @@ def _split_for_batching(ops: Ops, *, vectorize: bool, at_least: int) -> tuple[Op
     return ops[:end], ops[end:]
 
 
-def _number_ops(steps: Sequence[Step], *, first_op_position: int) -> list[Step]:
+def _number_ops(steps: Sequence[Step], *, first_op_position: int) -> Iterator[Step]:
     """Drop empty maps, and number the ops of the others from `first_op_position`."""
-    numbered: list[Step] = []
     position = first_op_position
     for step in steps:
         if not isinstance(step, Map):
-            numbered.append(step)
+            yield step
         elif step.ops:
-            numbered.append(replace(step, first_op_position=position))
+            yield replace(step, first_op_position=position)
             position += len(step.ops)
-    return numbered

@@ -38,10 +38,6 @@ class Parallelism:
     def is_sequential(self) -> bool:
         return self.setting == "none"
 
-    @property
-    def is_autotuned(self) -> bool:
-        return self.setting == "auto"
-
     def num_parallel_calls(self, *, on_host: int = 1, useful: int | None = None) -> int | None:
         """Return tf.data's argument of this name, for one of `on_host` processes that share cores.
 
@@ -80,8 +76,7 @@ class Window(Step):
     number of a time step in it before which time steps are missing.
     """
 
-    params_key: ClassVar[str] = "window"
-
+    params_key = "window"
     length: int
     horizon: int
     stride: int
@@ -118,8 +113,7 @@ class Window(Step):
 class TokenWindow(Step):
     """All documents of a split, joined and cut into `length` tokens; labels are the next tokens."""
 
-    params_key: ClassVar[str] = "window"
-
+    params_key = "window"
     length: int
 
     def __str__(self) -> str:
@@ -134,8 +128,7 @@ class TokenWindow(Step):
 class Read(Step):
     """Deliver file names, records in memory, or records of shards, whose order may be shuffled."""
 
-    params_key: ClassVar[str] = "read"
-
+    params_key = "read"
     source: StreamSource
     interleave: InterleaveSettings | None = None
     shuffle_files: bool = False
@@ -162,9 +155,8 @@ class Read(Step):
 class ReadIndexedShards(Step):
     """Deliver records of uncompressed shards by number, in any order, singly or in batches."""
 
-    params_key: ClassVar[str] = "read"
+    params_key = "read"
     trace_name: ClassVar[str] = "records"
-
     shuffle: ShuffleSettings
     sampling: Sampling
     batch_size: int
@@ -187,9 +179,8 @@ class Gather(Step):
     batching; if they crop a rectangle and flip it, they are part of the fetch.
     """
 
-    params_key: ClassVar[str] = "read"
+    params_key = "read"
     trace_name: ClassVar[str] = "gather"
-
     shuffle: ShuffleSettings
     sampling: Sampling
     batch_size: int
@@ -232,8 +223,7 @@ class Map(Step):
     `first_op_position` is the first op's position in `augment`, negative for ops before it.
     """
 
-    params_key: ClassVar[str] = "map"
-
+    params_key = "map"
     ops: tuple[Op, ...]
     parallel: Parallelism
     first_op_position: int
@@ -250,9 +240,8 @@ class Map(Step):
 class SampleByClass(Step):
     """Draw each example's class by weight (balanced: all alike), and then an example of it."""
 
-    params_key: ClassVar[str] = "sampling"
+    params_key = "sampling"
     trace_name: ClassVar[str] = "sample"
-
     sampling: Sampling
 
     def __str__(self) -> str:
@@ -263,8 +252,7 @@ class SampleByClass(Step):
 class Cache(Step):
     """Keep the elements that arrive here for later epochs."""
 
-    params_key: ClassVar[str] = "cache"
-
+    params_key = "cache"
     where: Literal["memory", "disk", "tf_snapshot", "save_load"]
 
     @property
@@ -279,8 +267,7 @@ class Cache(Step):
 class Shuffle(Step):
     """Shuffle through a buffer of `size` elements (auto: 1/20 of the split), anew each epoch."""
 
-    params_key: ClassVar[str] = "shuffle"
-
+    params_key = "shuffle"
     size: str | int
 
     def __str__(self) -> str:
@@ -291,9 +278,8 @@ class Shuffle(Step):
 class Batch(Step):
     """Batch `size` consecutive examples, padding texts; an epoch's last batch may be smaller."""
 
-    params_key: ClassVar[str] = "batch_size"
+    params_key = "batch_size"
     trace_name: ClassVar[str] = "batch"
-
     size: int
 
     def __str__(self) -> str:
@@ -304,9 +290,8 @@ class Batch(Step):
 class BucketBatch(Step):
     """Batch examples of similar length, with tf.data's bucket_by_sequence_length."""
 
-    params_key: ClassVar[str] = "batch"
+    params_key = "batch"
     trace_name: ClassVar[str] = "bucket_batch"
-
     size: int
     batching: BatchSettings
 
@@ -318,8 +303,7 @@ class BucketBatch(Step):
 class Service(Step):
     """Run all steps before this one in the tf.data service's workers, then rebatch."""
 
-    params_key: ClassVar[str] = "service"
-
+    params_key = "service"
     settings: ServiceSettings
     batch_size: int
 
@@ -331,8 +315,7 @@ class Service(Step):
 class Prefetch(Step):
     """Prepare batches before the consumer asks for them."""
 
-    params_key: ClassVar[str] = "prefetch"
-
+    params_key = "prefetch"
     batches: str | int
 
     def __str__(self) -> str:
