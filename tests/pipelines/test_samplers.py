@@ -143,8 +143,14 @@ def in_buckets(lengths, boundaries, sizes, *, worker=TrainingWorker(), shuffled=
 
 def packed(lengths, room, *, size=2, worker=TrainingWorker(), shuffled=True):  # noqa: B008
     plan = plan_packs(np.asarray(lengths), room)
-    more = {"segments": plan.most_segments, "seed": 5, "worker": worker, "shuffled": shuffled}
-    return PackedBatches(plan=plan, batch_size=size, **more)
+    order = EpochOrder(
+        count=plan.count_rows(worker.count),
+        batch_size=size,
+        shuffle=ShuffleSettings(kind="global" if shuffled else "none"),
+        seed=5,
+        worker=worker,
+    )
+    return PackedBatches(plan=plan, order=order, segments=plan.most_segments)
 
 
 def rows_of(order, epoch):

@@ -9,7 +9,6 @@ boundaries (docs/decisions, 2.3). `make_buckets` says what several workers chang
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +26,7 @@ class Buckets:
     """A partition by length as tables, all (buckets,) int64 except `rows`.
 
     Attributes:
-      rows: (examples,) int64, bucket by bucket.
+      rows: (examples,) integers, bucket by bucket.
       boundaries: Length to which a bucket's examples are padded.
       starts: Where a bucket begins in `rows`.
       counts: How many examples a bucket holds.
@@ -68,6 +67,7 @@ def make_buckets(
     [3 0 2 1] [ 4 16] [3 1] [0 2]
     """
     rows = np.argsort(lengths, kind="stable")
+    rows = rows.astype(np.int32) if len(rows) < 1 << 31 else rows
     ends = np.searchsorted(lengths[rows], boundaries, side="right")
     spare = len(lengths) % workers
     even = ends // workers * workers
@@ -152,7 +152,7 @@ class LengthBatches:
             counts = tf.gather(self.buckets.counts, bucket)[:, None]
             positions = swap_or_not(positions, counts, key)
         places = tf.gather(self.buckets.starts, bucket)[:, None] + positions
-        return tf.cast(tf.gather(self._rows, places), tf.int64)
+        return tf.cast(tf.gather(self.buckets.rows, places), tf.int64)
 
     def size(self, step: tf.Tensor) -> tf.Tensor:
         """Return how many examples this worker has in a step (scalar, or several)."""
@@ -167,11 +167,6 @@ class LengthBatches:
         """Return the length to which the examples of each step are padded."""
         _, bucket, _, _ = self._slices(step)
         return tf.gather(self.buckets.boundaries, bucket)
-
-    @cached_property
-    def _rows(self) -> np.ndarray:
-        rows = self.buckets.rows
-        return rows.astype(np.int32) if len(rows) < 1 << 31 else rows
 
     def _slices(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return epoch, bucket, and this worker's positions [first, stop) in the bucket."""

@@ -6,6 +6,7 @@ sequences.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -20,12 +21,7 @@ from throughline.pipelines.order.length_batches import (
     make_buckets,
     sizes_for_tokens,
 )
-from throughline.pipelines.order.packed_batches import (
-    NO_DOCUMENT,
-    PackedBatches,
-    PackPlan,
-    plan_packs,
-)
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches, plan_packs
 from throughline.pipelines.order.samplers import index_by_class
 from throughline.pipelines.read.prepared_data import PreparedData, read_labels_and_weights
 from throughline.plan.steps import Gather, ReadIndexedShards
@@ -66,12 +62,6 @@ def open_buckets(
     return make_buckets(lengths, boundaries, sizes, workers=workers)
 
 
-def _open_packs(row_length: int, data: PreparedData, split: str) -> PackPlan:
-    lengths = sequence_lengths(data, split)
-    _check_longest("batch.pack", lengths, row_length, split)
-    return plan_packs(lengths, row_length)
-
-
 def open_order(
     step: Gather | ReadIndexedShards,
     data: PreparedData,
@@ -87,33 +77,34 @@ def open_order(
     Raises:
       ImpossiblePlan: `sampling` does not fit the split's classes, or texts are too long.
     """
-    batching = step.batching if isinstance(step, Gather) else None
+    batching, window = (step.batching, step.window) if isinstance(step, Gather) else (None, None)
+    order = EpochOrder(
+        count=data.count_examples(split, window),
+        batch_size=step.batch_size,
+        shuffle=step.shuffle,
+        seed=seed,
+        worker=worker,
+    )
+    if batching is None and step.sampling == "uniform":
+        return order
     if batching is None:
-        drawn = step.sampling != "uniform"
-        return EpochOrder(
-            count=data.count_examples(split, step.window if isinstance(step, Gather) else None),
-            batch_size=step.batch_size,
-            shuffle=step.shuffle,
-            seed=seed,
-            worker=worker,
-            classes=index_by_class(*read_labels_and_weights(step.sampling, data, split))
-            if drawn
-            else None,
-        )
-    shuffled = step.shuffle.kind == "global"
+        labels, weights = read_labels_and_weights(step.sampling, data, split)
+        return replace(order, classes=index_by_class(labels, weights))
     if batching.pack is None:
         buckets = open_buckets(
             batching, data, split, batch_size=step.batch_size, workers=worker.multiple
         )
+        shuffled = step.shuffle.kind == "global"
         return LengthBatches(buckets=buckets, seed=seed, worker=worker, shuffled=shuffled)
-    plans = {name: _open_packs(batching.pack, data, name) for name in data.snapshot.splits}
+    plans = {}
+    for name in data.snapshot.splits:
+        lengths = sequence_lengths(data, name)
+        _check_longest("batch.pack", lengths, batching.pack, name)
+        plans[name] = plan_packs(lengths, batching.pack)
     return PackedBatches(
         plan=plans[split],
-        batch_size=step.batch_size,
+        order=replace(order, count=plans[split].count_rows(worker.multiple)),
         segments=max(plan.most_segments for plan in plans.values()),
-        seed=seed,
-        worker=worker,
-        shuffled=shuffled,
     )
 
 
