@@ -59,9 +59,9 @@ def find_earlier_rows(
 ) -> Mapping[tuple[str, str], EarlierRows]:
     """Return the rows of whole shards in an earlier run's snapshot, by split and shard digest.
 
-    The rows must have been made by the same program, these ops and the same `files`, be stored in
-    equal columns, and be in the store of the destination, if it has one. The result is empty if
-    there are none, if they cannot be read, or if a store has them under this `key` already.
+    They were made by the same program, these ops and the same `files`, are stored in equal columns,
+    and in the destination's store, if it has one. The result is empty if there are none, if they
+    cannot be read, or if a store has them under this `key` already.
     """
     earlier, store = destination.earlier, destination.store
     if earlier is None:
@@ -73,9 +73,8 @@ def find_earlier_rows(
         shards = read_value(ShardIndex, earlier.shards / SHARDS, "shard")
         same = (tuple(columns), dict(files), compute_snapshot_key(shards, preprocess))
         in_files = holds_columns(earlier.snapshot)
-        if (index.columns, dict(index.files), index.key) != same or in_files == bool(store):
-            return {}
-        if store and index.key == key:
+        found = (index.columns, dict(index.files), index.key)
+        if found != same or in_files == bool(store) or (store and index.key == key):
             return {}
         shards = shards.with_repaired(index.repaired)
         objects = _find_objects(earlier, index, shards, store) if store else {}
@@ -89,12 +88,7 @@ def find_earlier_rows(
 def _find_objects(
     earlier: Layout, index: SnapshotIndex, shards: ShardIndex, store: ObjectStore
 ) -> dict[str, list[ColumnObject]]:
-    """Return the objects of a snapshot by split; a store that has its index has them all.
-
-    Raises:
-      StaleSnapshot: The store does not have the index.
-      ObjectStoreFailed: The store cannot be read.
-    """
+    """Return the objects of a snapshot by split; a store that has its index has them all."""
     fetched = FetchedColumns(
         storage=Storage(url=store.url, cache=earlier.root / "fetched"),
         snapshot_folder=earlier.snapshot,
@@ -103,16 +97,16 @@ def _find_objects(
     )
     check_stored_index(store, index.key, earlier.snapshot)
     extents = [column.extent for column in index.columns if column.ragged]
-    found: dict[str, list[ColumnObject]] = {}
-    for split in index.splits:
-        for extent in extents:  # they tell the sizes of the objects of values
-            fetched.fetch(split, extent)
-        found[split] = [
+    for split, extent in itertools.product(index.splits, extents):
+        fetched.fetch(split, extent)  # they tell the sizes of the objects of values
+    return {
+        split: [
             one
             for column in index.columns
             for one in list_objects(index, shards, split, column, fetched.folder)
         ]
-    return found
+        for split in index.splits
+    }
 
 
 def _divide(
@@ -180,16 +174,11 @@ def copy_rows(context: WriteContext, placed: PlacedShard) -> ShardRows | None:
 def _open_earlier(
     context: WriteContext, split: str, earlier: EarlierRows
 ) -> Callable[[Column, Chunk], bytes]:
-    """Return a function that reads the bytes of a column's chunk and checks their digest.
-
-    It keeps the last object of each column loaded, so call it for chunks in order.
-    """
-    store = context.store
+    """Return a function that reads and checks a chunk of a column; call it for chunks in order."""
+    store, folder = context.store, earlier.folder
     if store is None:
-        return lambda column, chunk: read_chunk(
-            earlier.folder, split, column, chunk, earlier.stored
-        )
-    last: dict[str, tuple[ColumnObject, memoryview]] = {}
+        return lambda column, chunk: read_chunk(folder, split, column, chunk, earlier.stored)
+    last: dict[str, tuple[ColumnObject, memoryview]] = {}  # of each column
 
     def read(column: Column, chunk: Chunk) -> bytes:
         if column.name not in last or chunk.start not in last[column.name][0].rows:

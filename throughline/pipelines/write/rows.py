@@ -155,6 +155,10 @@ class ShardRows:
     copied: bool = False
     resumed: bool = False
 
+    @property
+    def count(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
 
 def join_shapes(parts: Sequence[np.ndarray], rank: int = 1) -> np.ndarray:
     """Concatenate the shapes of consecutive rows to (rows, rank) int64."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,7 @@ from throughline.data.shards.tfrecord import read_records
 from throughline.data.storage import check_put
 from throughline.pipelines.read.prepared_data import compute_snapshot_key
 from throughline.pipelines.write.earlier_rows import find_earlier_rows
-from throughline.pipelines.write.rows import (
-    STATISTICS_OF,
-    EarlierRows,
-    PlacedShard,
-    WriteContext,
-)
+from throughline.pipelines.write.rows import STATISTICS_OF, PlacedShard, WriteContext
 from throughline.pipelines.write.snapshot_writer import NotDecoded, finish_split, write_or_resume
 from throughline.plan.ops import Op, Parse
 from throughline.plan.schema import Schema
@@ -56,9 +51,10 @@ UNKNOWN_SHARE = 0.05  # of the tokens; above it, the tokenizer does not seem to 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSnapshot:
-    """A snapshot's index, and how many examples were `copied` from an earlier one or `resumed`.
+    """A snapshot's index, and how its examples came into it.
 
-    `resumed` ones were there from an interrupted run; writing all others took `rows_s` seconds.
+    As many were `copied` from an earlier snapshot, or there from an interrupted run (`resumed`);
+    writing the others took `rows_s` seconds.
     """
 
     index: SnapshotIndex
@@ -78,13 +74,12 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write the preprocessed examples of all splits into `out`.
 
-    Columns are image, features or text, the table input, label and key. `settings` may store only
-    the first images; all are still preprocessed, for the statistics and to find damage now. Images
-    of different sizes, and tokens, make a ragged column. The rows of a series are time steps
-    without labels: windows are cut when they are read. With an object store, the columns go there,
-    and the folder holds the index and small files; the bytes are the same. Rows that an earlier
-    snapshot has from the same shards, in the same kind of place, are copied. `names` gives the ids
-    of examples by key, for messages.
+    Columns are image, features or text, the table input, label and key; images of different sizes,
+    and tokens, make a ragged one. The rows of a series are time steps without labels. `settings`
+    may store only the first images; all are still preprocessed, for the statistics and to find
+    damage now. With an object store, the same bytes go there, and the folder holds the index and
+    small files. Rows that an earlier snapshot has from the same shards, in the same kind of place,
+    are copied. `names` gives the ids of examples by key, for messages.
 
     Raises:
       CorruptShard: A record cannot be read or decoded (names shard and example), or the shard index
@@ -134,7 +129,11 @@ def _write_snapshot(
         )
         whole, shards = shards, shards.with_repaired(repaired)
         if repaired:
-            _report_dropped(whole, shards, destination.folder)
+            lost = sum(whole.examples(split) - shards.examples(split) for split in shards.splits)
+            echo_problem(
+                f"examples dropped: {lost:,}; all configurations read the repaired shards in"
+                f" {destination.folder / REPAIRED}"
+            )
         files = replace(files, snapshot_folder=folder)
         tokens = _prepare_tokenizer(shards, files, folder, preprocess)
         ops = tuple(tokens.op if op.name == "tokenize" and tokens else op for op in preprocess)
@@ -155,8 +154,15 @@ def _write_snapshot(
             store=destination.store,
         )
         earlier = find_earlier_rows(destination, key, preprocess, columns, extra)
-        _allocate_columns(context, counts)
-        placed = list(_place(shards.shards, earlier))
+        for split, count in counts.items() if context.store is None else ():
+            allocate(folder, split, context.columns_of_all_rows, count)
+            allocate(folder, split, context.value_columns, context.stored[split])
+        placed = list[PlacedShard]()
+        passed = dict.fromkeys(counts, 0)
+        for shard in shards.shards:
+            known = earlier.get((shard.split, shard.digest))
+            placed.append(PlacedShard(shard=shard, start=passed[shard.split], earlier=known))
+            passed[shard.split] += shard.examples
         written = in_parallel(partial(write_or_resume, context), placed, workers=usable_cores())
         started_at = time.perf_counter()
         done = list(progress(written, total=len(placed), label="snapshot", unit="shards"))
@@ -174,13 +180,9 @@ def _write_snapshot(
             files=extra,
         )
         _complete(context, index, itertools.chain.from_iterable(rows.objects for rows in done))
-    rows_of = [(one.shard.examples, rows) for one, rows in zip(placed, done, strict=True)]
-    return WrittenSnapshot(
-        index=index,
-        copied=sum(count for count, rows in rows_of if rows.copied and not rows.resumed),
-        resumed=sum(count for count, rows in rows_of if rows.resumed),
-        rows_s=rows_s,
-    )
+    copied = [rows.count for rows in done if rows.copied and not rows.resumed]
+    resumed = [rows.count for rows in done if rows.resumed]
+    return WrittenSnapshot(index=index, copied=sum(copied), resumed=sum(resumed), rows_s=rows_s)
 
 
 def _find_undecodable(
@@ -190,13 +192,17 @@ def _find_undecodable(
     damage: Damage,
     names: Mapping[int, str],
 ) -> Damage:
-    """Run the ops on each readable record; return `damage` with the failures added.
-
-    `names` are ids of examples by their keys.
-    """
+    """Run the ops on each readable record; return `damage` with the failures added."""
     import tensorflow as tf
 
     from throughline.kernels.elements import process_record
+
+    def name(record: bytes) -> str:
+        try:
+            key = int(process_record(ops[:1], tf.constant(record))["key"])
+        except tf.errors.OpError:
+            return ""
+        return f" (example {names.get(key, f'with key {key}')})"
 
     run = tf.function(
         lambda record: process_record(ops, record),
@@ -213,23 +219,11 @@ def _find_undecodable(
                 run(tf.constant(record))
             except tf.errors.OpError as error:
                 reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
-                named = f"record {count + len(broken)}{_name_example(ops[0], record, names)}"
+                named = f"record {count + len(broken)}{name(record)}"
                 problem = f"{path}: {named} cannot be decoded: {reason}"
                 problems.setdefault(shard.name, []).append(problem)
                 unusable[digest_blake3(record)] = problem
     return Damage(problems=problems, unusable=unusable)
-
-
-def _name_example(parse: Op, record: bytes, names: Mapping[int, str]) -> str:
-    import tensorflow as tf
-
-    from throughline.kernels.elements import process_record
-
-    try:
-        key = int(process_record((parse,), tf.constant(record))["key"])
-    except tf.errors.OpError:
-        return ""
-    return f" (example {names.get(key, f'with key {key}')})"
 
 
 def _identify_partial(
@@ -247,20 +241,6 @@ def _identify_partial(
             "store": destination.store.url if destination.store else "",
         }
     )
-
-
-def _report_dropped(whole: ShardIndex, repaired: ShardIndex, out: Path) -> None:
-    dropped = sum(whole.examples(split) - repaired.examples(split) for split in repaired.splits)
-    echo_problem(
-        f"examples dropped: {dropped:,}; all configurations read the repaired shards in"
-        f" {out / REPAIRED}"
-    )
-
-
-def _allocate_columns(context: WriteContext, counts: Mapping[str, int]) -> None:
-    for split, count in counts.items() if context.store is None else ():
-        allocate(context.folder, split, context.columns_of_all_rows, count)
-        allocate(context.folder, split, context.value_columns, context.stored[split])
 
 
 def _complete(context: WriteContext, index: SnapshotIndex, objects: Iterable[str]) -> None:
@@ -326,15 +306,3 @@ def _prepare_tokenizer(
             " tokenize.lower"
         )
     return prepared
-
-
-def _place(
-    shards: Sequence[Shard], earlier: Mapping[tuple[str, str], EarlierRows]
-) -> Iterator[PlacedShard]:
-    """Yield each shard with its first row within its split and its rows in an earlier snapshot."""
-    passed = dict.fromkeys((shard.split for shard in shards), 0)
-    for shard in shards:
-        yield PlacedShard(
-            shard=shard, start=passed[shard.split], earlier=earlier.get((shard.split, shard.digest))
-        )
-        passed[shard.split] += shard.examples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,10 @@ import numpy as np
 
 from throughline.data.columns import ragged
 from throughline.data.columns.channel_stats import compute_moments
-from throughline.data.columns.index import (
-    Chunk,
-    SplitColumns,
-    column_path,
-    flush,
-)
+from throughline.data.columns.index import Chunk, SplitColumns, column_path, flush
 from throughline.data.shards.index import Shard
 from throughline.pipelines.write.earlier_rows import copy_rows
-from throughline.pipelines.write.rows import (
-    PlacedShard,
-    ShardRows,
-    WriteContext,
-    join_shapes,
-)
+from throughline.pipelines.write.rows import PlacedShard, ShardRows, WriteContext, join_shapes
 from throughline.plan.ops import Op
 from throughline.results.base import read_value
 from throughline.shared.errors import CorruptShard, ImpossiblePlan
@@ -54,8 +45,8 @@ class NotDecoded(Exception):
 def write_or_resume(context: WriteContext, placed: PlacedShard) -> ShardRows:
     """Write the rows of one shard, or copy them from an earlier snapshot.
 
-    If an interrupted run has left the shard's note, which is written last, and the store, if any,
-    still has the shard's objects, return the rows as noted.
+    If an interrupted run has left the shard's note, which is written last, and a store still has
+    its objects, return the rows as noted.
     """
     shard = placed.shard
     note = context.folder / f".done-{shard.name}.json"
@@ -93,7 +84,11 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
                 inputs = group[context.value.name]
                 pixels = ragged.flatten_pixels(inputs) if isinstance(inputs, list) else inputs
                 parts.append(compute_moments(pixels))
-            for values in _split_at(group, stored - count):
+            cut = max(0, stored - count)
+            for part in (slice(cut), slice(cut, None)):
+                values = {name: each[part] for name, each in group.items()}
+                if not len(values["key"]):
+                    continue
                 inputs, is_stored = _as_stored(values[context.value.name], context), count < stored
                 columns = context.fixed_size_columns if is_stored else context.columns_of_all_rows
                 chunk = writer.write_rows(columns, start=start + count, values=values)
@@ -153,13 +148,13 @@ def _as_stored(inputs: Any, context: WriteContext) -> Any:
 def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]) -> SplitColumns:
     """Return a split's columns, after joining a ragged column's parts and writing its offsets."""
     chunks = [chunk for rows in written for chunk in rows.chunks]
-    count = sum(chunk.count for chunk in chunks)
+    count = sum(rows.count for rows in written)
     column = context.value
     if not column.ragged:
         return SplitColumns(count=count, chunks=tuple(chunks))
-    rank = len(column.shape)
+    rank, itemsize = len(column.shape), np.dtype(column.dtype).itemsize
     shapes = join_shapes([rows.shapes.reshape(-1, rank) for rows in written], rank)
-    offsets = ragged.compute_offsets(shapes, np.dtype(column.dtype).itemsize)
+    offsets = ragged.compute_offsets(shapes, itemsize)
     stored = [chunk for chunk in chunks if column.name in chunk.digests]
     if context.store is None:
         ragged.concatenate_parts(
@@ -171,14 +166,11 @@ def finish_split(context: WriteContext, split: str, written: Sequence[ShardRows]
         written,
         workers=UPLOADS if context.store else 1,
     )
-    chunks = list(itertools.chain.from_iterable(placed))
+    chunks = tuple(itertools.chain.from_iterable(placed))
     if context.store is None:
         flush(context.folder, split, (column.extent,))
-    return SplitColumns(
-        count=count,
-        chunks=tuple(chunks),
-        ragged={column.name: ragged.end_offset(offsets, np.dtype(column.dtype).itemsize)},
-    )
+    ends = {column.name: ragged.end_offset(offsets, itemsize)}
+    return SplitColumns(count=count, chunks=chunks, ragged=ends)
 
 
 def _write_extents(
@@ -205,10 +197,7 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
 
     from throughline.kernels.elements import process_record, without_autograph
 
-    @without_autograph
-    def run(record: tf.Tensor) -> dict[str, tf.Tensor]:
-        return process_record(context.ops, record)
-
+    run = without_autograph(partial(process_record, context.ops))
     records: tf.data.Dataset = tf.data.TFRecordDataset(
         str(path), compression_type="GZIP" if shard.compression == "gzip" else ""
     )
@@ -217,37 +206,24 @@ def _preprocessed(path: Path, shard: Shard, context: WriteContext) -> Iterator[d
         for block in records.map(run).as_numpy_iterator():
             steps = np.arange(len(block[name]), dtype=np.int64)
             yield {name: block[name], "key": block["key"] + steps}
-    elif context.value.ragged:
-        examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
-        yield from _batch_by_bytes(examples, name)
+        return
+    examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
+    if context.value.ragged:
+        passed = 0
+
+        def number(example: dict[str, Any]) -> int:
+            nonlocal passed
+            passed += example[name].nbytes
+            return passed // ROWS_BYTES
+
+        for _, group in itertools.groupby(examples.as_numpy_iterator(), key=number):
+            together = list(group)
+            columns = {key: [item[key] for item in together] for key in together[0]}
+            yield {key: each if key == name else np.asarray(each) for key, each in columns.items()}
+        return
+    rows = max(1, ROWS_BYTES // context.value.stride)
+    if all(op.takes != "example" for op in context.ops):
+        examples = records.batch(rows).map(run)
     else:
-        rows = max(1, ROWS_BYTES // context.value.stride)
-        if all(op.takes != "example" for op in context.ops):
-            yield from records.batch(rows).map(run).as_numpy_iterator()
-        else:
-            examples = records.map(run, num_parallel_calls=tf.data.AUTOTUNE)
-            yield from examples.batch(rows).as_numpy_iterator()
-
-
-def _split_at(group: dict[str, Any], row: int) -> list[dict[str, Any]]:
-    if not 0 < row < len(group["key"]):
-        return [group]
-    return [
-        {name: values[part] for name, values in group.items()}
-        for part in (slice(row), slice(row, None))
-    ]
-
-
-def _batch_by_bytes(examples: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """Group examples into about ROWS_BYTES; values of `name`, which differ in size, are a list."""
-    passed = 0
-
-    def number(example: dict[str, Any]) -> int:
-        nonlocal passed
-        passed += example[name].nbytes
-        return passed // ROWS_BYTES
-
-    for _, group in itertools.groupby(examples, key=number):
-        together = list(group)
-        columns = {key: [item[key] for item in together] for key in together[0]}
-        yield {key: each if key == name else np.asarray(each) for key, each in columns.items()}
+        examples = examples.batch(rows)
+    yield from examples.as_numpy_iterator()

@@ -1,8 +1,7 @@
 """Fits a tokenizer on the training split; the same texts give the same file.
 
-Shards hold examples in a random order that depends on their content, so the first texts are a
-random sample. Fitting takes ten seconds per megabyte, so that a whole large dataset would take too
-long, and change little.
+Fitting takes ten seconds per megabyte, so it sees a sample: the first texts, since shards hold
+examples in a random order that depends on their content.
 """
 
 import io
@@ -16,13 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from throughline.kernels.elements import process_record
-from throughline.kernels.tokenizers import (
-    PADDING_WORD,
-    UNKNOWN,
-    Tokenizer,
-    lower_case,
-    open_tokenizer,
-)
+from throughline.kernels.tokenizers import PADDING_WORD, UNKNOWN, lower_case, open_tokenizer
 from throughline.plan.ops import Op, Parse
 from throughline.plan.text_ops import Tokenize
 from throughline.shared.errors import InvalidParams
@@ -62,7 +55,7 @@ def prepare_tokenizer(
 ) -> PreparedTokenizer:
     """Put the tokenizer's file into `folder` unless it is there: as given, or fitted on the shards.
 
-    Fitting reads only the first texts. `shards` are paths and compressions.
+    `shards` are paths and compressions.
 
     Raises:
       InvalidParams: The given file is not of its kind, or none can be fitted on these texts.
@@ -76,17 +69,14 @@ def prepare_tokenizer(
             temporary.write_bytes(Path(op.model).read_bytes() if op.model else fit(op, shards()))
     bound = op.model_copy(update={"model": str(path)})
     tokenizer = open_tokenizer(bound)
+    sample = list(_lines(_sample(_texts(shards()))))
+    tokens = tokenizer.encode(tf.constant(sample, tf.string)).flat_values.numpy()
     return PreparedTokenizer(
         op=bound,
         vocabulary=tokenizer.vocabulary,
         files={op.file: digest_file(path)},
-        unknown_share=_count_unknown(tokenizer, _lines(_sample(_texts(shards())))),
+        unknown_share=float(np.mean(tokens == tokenizer.unknown)) if len(tokens) else 0.0,
     )
-
-
-def _count_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
-    tokens = tokenizer.encode(tf.constant(list(texts), tf.string)).flat_values.numpy()
-    return float(np.mean(tokens == tokenizer.unknown)) if len(tokens) else 0.0
 
 
 def fit(op: Tokenize, shards: Iterable[tuple[Path, str]]) -> bytes:
@@ -148,12 +138,7 @@ def _fit_sentencepiece(lines: Iterable[str], op: Tokenize) -> bytes:
         )
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidParams(
-            [
-                f"preprocess: tokenize: SentencePiece cannot be fitted on the training split:"
-                f" {reason}; change `vocabulary`, or use `kind: bytes`"
-            ]
-        ) from error
+        raise _cannot_be_fitted("SentencePiece", reason) from error
     return model.getvalue()
 
 
@@ -168,19 +153,20 @@ def _fit_wordpiece(lines: Iterable[str], op: Tokenize) -> bytes:
         counts.update(split.tokenize(tf.constant(together)).flat_values.numpy().tolist())
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS]
     words = [(word.decode(), count) for word, count in frequent]
+    special = [PADDING_WORD, UNKNOWN]
     try:
         vocabulary = learner.learn(
-            words,
-            op.vocabulary,
-            [PADDING_WORD, UNKNOWN],
-            lower_thresh=1,
-            max_token_length=LONGEST_WORD,
+            words, op.vocabulary, special, lower_thresh=1, max_token_length=LONGEST_WORD
         )
     except (ValueError, IndexError, ZeroDivisionError) as error:
-        raise InvalidParams(
-            [
-                f"preprocess: tokenize: WordPiece cannot be fitted on the training split: {error};"
-                " change `vocabulary`, or use `kind: bytes`"
-            ]
-        ) from error
+        raise _cannot_be_fitted("WordPiece", error) from error
     return "".join(f"{word}\n" for word in vocabulary).encode()
+
+
+def _cannot_be_fitted(kind: str, reason: object) -> InvalidParams:
+    return InvalidParams(
+        [
+            f"preprocess: tokenize: {kind} cannot be fitted on the training split: {reason};"
+            " change `vocabulary`, or use `kind: bytes`"
+        ]
+    )
