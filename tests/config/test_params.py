@@ -82,7 +82,7 @@ def test_all_problems_are_told_together():
         ({"postprocess": "[{standardize: {mean: [0.5, 0.5], deviation: [0.5]}}]"},
          "postprocess[0].standardize: give as many `deviation` as `mean` values"),
         (naive("{decode: {crop: fused}}"),
-         "pipelines.naive.decode.crop: only a `center_crop` right after `decode` can be"),
+         "pipelines.naive.decode.crop: only a `center_crop` right after `decode` fuses"),
         (naive("{shuffle: {kind: none, size: 9}}"),
          "pipelines.naive.shuffle.size: `kind: none` has no size; drop it"),
         ({"preprocess": "[{resize: {height: 3, width: 3, method: area, antialias: true}}]"},

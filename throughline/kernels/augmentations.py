@@ -25,22 +25,7 @@ from throughline.kernels.kernels import (
     to_uint8,
 )
 from throughline.kernels.randomness import RandomStream
-from throughline.plan.augmentations import (
-    Blur,
-    Brightness,
-    Contrast,
-    Cutmix,
-    Cutout,
-    Flip,
-    Grayscale,
-    Hue,
-    Mixup,
-    RandAugment,
-    RandomCrop,
-    ResizedCrop,
-    Rotation,
-    Saturation,
-)
+from throughline.plan import augmentations as augment
 from throughline.plan.ops import Op
 from throughline.shared.errors import ImpossiblePlan
 
@@ -53,14 +38,16 @@ PixelFn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 @compute.register
-def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.RandomCrop, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     batched = image.shape.rank > len(IMAGE_AXES)
     boxes = draw_crop_windows(op, image_size(image), element["key"], draw)
     top, left = boxes[..., 0], boxes[..., 1]
     height, width = image.shape[-3:-1]
     if None in (height, width) or height < op.height or width < op.width:
-        image = _pad_to(image, op.height, op.width)
+        lacking = tf.unstack(tf.maximum(0, (op.height, op.width) - image_size(image)))
+        lead = [[0, 0]] * (image.shape.rank - len(IMAGE_AXES))
+        image = tf.pad(image, [*lead, *([0, lack] for lack in lacking), [0, 0]])
     if not batched:
         cut = tf.slice(image, tf.stack([top, left, 0]), (op.height, op.width, -1))
     else:
@@ -71,16 +58,22 @@ def _(op: RandomCrop, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Flip, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Flip, element: Element, draw: RandomStream) -> Element:
     image = element["image"]
     heads = draw_flipped(element["key"], draw)
     if image.shape.rank == len(IMAGE_AXES):
         return {**element, "image": tf.cond(heads, lambda: tf.reverse(image, [-2]), lambda: image)}
-    return {**element, "image": where_per_example(heads, _flip_horizontal(image), image)}
+    # Mirrored as one tall image, and chosen by rows of memory: choosing in four dimensions takes
+    # six times as long.
+    shape = tf.shape(image)
+    rows = tf.reshape(image, (-1, shape[2], shape[3]))
+    flipped = tf.reshape(tf.reverse(rows, [1]), (shape[0], -1))
+    chosen = tf.where(heads[:, None], flipped, tf.reshape(image, (shape[0], -1)))
+    return {**element, "image": tf.ensure_shape(tf.reshape(chosen, shape), image.shape)}
 
 
 @compute.register
-def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Rotation, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     batched = image.shape.rank > len(IMAGE_AXES)
     images = tf.cast(image if batched else image[None], tf.float32)
@@ -105,14 +98,14 @@ def _(op: Rotation, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Brightness, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Brightness, element: Element, draw: RandomStream) -> Element:
     offset = (draw.uniform(element["key"]) * 2 - 1) * (op.delta * 255)
     brighter = tf.cast(byte_image(op, element), tf.float32) + per_pixel(offset)
     return {**element, "image": to_uint8(brighter)}
 
 
 @compute.register
-def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Contrast, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     factor = per_pixel(1 + (draw.uniform(element["key"]) * 2 - 1) * op.delta)
     # Sums of integers are exact, so the mean is the same for an example alone and within a batch.
@@ -125,14 +118,14 @@ def _(op: Contrast, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Cutout, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Cutout, element: Element, draw: RandomStream) -> Element:
     image, side = element["image"], tf.constant(float(op.size))
     inside = _rectangle(image, element["key"], draw, height=side, width=side)
     return {**element, "image": tf.where(inside, tf.zeros_like(image), image)}
 
 
 @compute.register
-def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Mixup, element: Element, draw: RandomStream) -> Element:
     quantiles = tf.constant(beta_quantiles(op.alpha), tf.float32)
     point = draw.uniform(element["key"]) * (_TABLE - 1)
     low = tf.cast(point, tf.int32)
@@ -147,7 +140,7 @@ def _(op: Mixup, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Cutmix, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Cutmix, element: Element, draw: RandomStream) -> Element:
     image, label = element["image"], one_hot(element["label"], op.classes)
     side = tf.sqrt(draw.uniform(element["key"], 2))
     tall, wide = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (-3, -2))
@@ -160,7 +153,7 @@ def _(op: Cutmix, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Grayscale, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     if not _has_colors(op, image):
         return element
@@ -169,7 +162,7 @@ def _(op: Grayscale, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Saturation, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     if not _has_colors(op, image):
         return element
@@ -179,7 +172,7 @@ def _(op: Saturation, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Hue, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Hue, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     if not _has_colors(op, image):
         return element
@@ -192,7 +185,7 @@ def _(op: Hue, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.ResizedCrop, element: Element, draw: RandomStream) -> Element:
     size = image_size(byte_image(op, element))
     boxes = draw_crop_windows(op, size, element["key"], draw)
     upright = tf.concat([boxes, tf.zeros_like(boxes[..., :1])], axis=-1)
@@ -201,16 +194,16 @@ def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Blur, element: Element, draw: RandomStream) -> Element:
+def _(op: augment.Blur, element: Element, draw: RandomStream) -> Element:
     return _call(op, pixels.blur, element, draw_sigma(op, element["key"], draw))
 
 
 @compute.register
-def _(op: RandAugment, element: Element, draw: RandomStream) -> Element:
-    def augment(images: np.ndarray, changes: np.ndarray, out: np.ndarray) -> None:
+def _(op: augment.RandAugment, element: Element, draw: RandomStream) -> Element:
+    def change(images: np.ndarray, changes: np.ndarray, out: np.ndarray) -> None:
         randaugment.augment(images, changes, out, magnitude=op.magnitude)
 
-    return _call(op, augment, element, draw_changes(op, element["key"], draw))
+    return _call(op, change, element, draw_changes(op, element["key"], draw))
 
 
 def draw_crops(
@@ -224,14 +217,14 @@ def draw_crops(
     return tf.concat([boxes, tf.cast(flipped, tf.int32)[..., None]], axis=-1)
 
 
-def draw_sigma(op: Blur, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
+def draw_sigma(op: augment.Blur, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     """Return each example's Gaussian sigma [pixels], float32 shaped like `key`; 0: no blur."""
     least, largest = op.sigma
     sigma = least + draw.uniform(key, 1) * (largest - least)
     return tf.where(draw.uniform(key, 0) < op.probability, sigma, tf.zeros_like(sigma))
 
 
-def draw_changes(op: RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
+def draw_changes(op: augment.RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tensor:
     """Return (…, 2, ops) int32: indices into `randaugment.CHANGES`, and whether to reverse each."""
     drawn = draw.uniform_vector(key, 2 * op.ops)
     which = tf.cast(drawn[..., : op.ops] * len(randaugment.CHANGES), tf.int32)
@@ -239,12 +232,7 @@ def draw_changes(op: RandAugment, key: tf.Tensor, draw: RandomStream) -> tf.Tens
 
 
 def _call(
-    op: Op,
-    fn: PixelFn,
-    element: Element,
-    drawn: tf.Tensor,
-    *,
-    size: tuple[int, int] | None = None,
+    op: Op, fn: PixelFn, element: Element, drawn: tf.Tensor, *, size: Sequence[int] = ()
 ) -> Element:
     """Let `fn` compute an image or a batch; `size` is the results' height and width if changed."""
     image = byte_image(op, element)
@@ -255,10 +243,8 @@ def _call(
 
     def call(image: np.ndarray, drawn: np.ndarray) -> np.ndarray:
         out = pixels.empty_images(resized(image.shape))
-        if single:
-            fn(image[None], drawn[None], out[None])
-        else:
-            fn(image, drawn, out)
+        each = (image, drawn, out)
+        fn(*(one[None] for one in each) if single else each)
         return out
 
     changed = tf.numpy_function(call, [image, drawn], tf.uint8, stateful=False)
@@ -267,11 +253,6 @@ def _call(
 
 
 def _has_colors(op: Op, image: tf.Tensor) -> bool:
-    """Return whether images are in color, not gray.
-
-    Raises:
-      ImpossiblePlan: An op before this one leaves the number of channels unknown.
-    """
     if image.shape[-1] is None:
         raise ImpossiblePlan(
             f"augment: {op.name} needs to know how many channels images have; have your op before"
@@ -282,9 +263,7 @@ def _has_colors(op: Op, image: tf.Tensor) -> bool:
 
 def luma(image: tf.Tensor) -> tf.Tensor:
     """Return the rounded brightness (…, 1) int32 of every pixel of colors (…, 3) uint8."""
-    red, green, blue = (
-        tf.cast(image[..., number, None], tf.int32) * part for number, part in enumerate(LUMA)
-    )
+    red, green, blue = tf.split(tf.cast(image, tf.int32) * LUMA, COLORS, axis=-1)
     return tf.bitwise.right_shift(red + green + blue + (1 << 15), 16)
 
 
@@ -317,27 +296,3 @@ def _rectangle(
         pixels = tf.cast(tf.range(length), tf.float32)
         inside.append((pixels >= first[..., None]) & (pixels < (first + size)[..., None]))
     return inside[0][..., :, None, None] & inside[1][..., None, :, None]
-
-
-def _pad_to(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    size, lead = tf.shape(image), [[0, 0]] * (image.shape.rank - len(IMAGE_AXES))
-    below, right = tf.maximum(0, height - size[-3]), tf.maximum(0, width - size[-2])
-    return tf.pad(image, [*lead, [0, below], [0, right], [0, 0]])
-
-
-def _flip_horizontal(images: tf.Tensor) -> tf.Tensor:
-    """Mirror images (batch, height, width, channels) as one tall image, which is faster."""
-    shape = tf.shape(images)
-    rows = tf.reshape(images, tf.stack([-1, shape[2], shape[3]]))
-    return tf.reshape(tf.reverse(rows, [1]), shape)
-
-
-def where_per_example(first: tf.Tensor, images: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """Choose `images` where `first` (batch,) is true, else `others`, both (batch, …).
-
-    It works on rows of memory: broadcasting over four dimensions takes six times as long.
-    """
-    shape = tf.shape(images)
-    rows = tf.stack([shape[0], -1])
-    chosen = tf.where(first[:, None], tf.reshape(images, rows), tf.reshape(others, rows))
-    return tf.ensure_shape(tf.reshape(chosen, shape), images.shape)

@@ -17,8 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def without_autograph(function: Function) -> Function:
     """Keep AutoGraph from rewriting this function and what it calls; a decorator.
 
-    tf.data and `tf.function` rewrite the Python functions they trace, so that `if` and `for` work
-    on tensors. This program's functions use `tf.cond` instead; rewriting them took two of the six
+    This program's functions use `tf.cond`, not `if`, on tensors; rewriting them took two of the six
     seconds in which a configuration was built. Users' own ops are still rewritten.
     """
     return tf.autograph.experimental.do_not_convert(function)
@@ -36,12 +35,10 @@ def apply_ops(
 ) -> Element:
     """Run ops on an element, one example or a batch.
 
-    `kernels` is `compute`, or its counterpart within the train step or a SavedModel. In a trace,
-    the names of the ops precede those of their kernels.
-
-    `first_op_position` is the position of the first op in `augment`. Random draws depend on an op's
-    name and position, not on its arguments: equal ops draw independently, and a stronger op draws
-    the same numbers as a weaker one in its place.
+    `kernels` is `compute`, or its counterpart within the train step or a SavedModel. Random draws
+    depend on an op's name and position in `augment`, from `first_op_position` on, not on its
+    arguments: equal ops draw independently, and a stronger op draws the same numbers as a weaker
+    one in its place.
     """
     for position, op in enumerate(ops, first_op_position):
         with tf.name_scope(op.name):

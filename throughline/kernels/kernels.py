@@ -13,20 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from throughline.kernels.randomness import RandomStream, find_stateful_draws
-from throughline.plan.ops import (
-    Categories,
-    CenterCrop,
-    DecodeImage,
-    DecodeRaw,
-    Load,
-    OneHot,
-    Op,
-    Pad,
-    Parse,
-    Rescale,
-    Resize,
-    Standardize,
-)
+from throughline.plan import ops
 from throughline.plan.schema import COLUMNS
 from throughline.shared.errors import ImpossiblePlan
 
@@ -37,7 +24,7 @@ _BESIDES_INPUT = ("key", "label", COLUMNS, "weight", "segment_ids", "positions")
 
 
 @singledispatch
-def compute(op: Op, element: Element, draw: RandomStream) -> Element:
+def compute(op: ops.Op, element: Element, draw: RandomStream) -> Element:
     """Run an op on an element. A user's op has its kernel as method `compute(element, draw)`.
 
     Raises:
@@ -62,10 +49,7 @@ def compute(op: Op, element: Element, draw: RandomStream) -> Element:
 
 
 def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of a user's op as AutoGraph rewrites it for tensors.
-
-    Return it unchanged in eager mode, or if it is static or AutoGraph cannot rewrite it.
-    """
+    """Return the method of a user's op as AutoGraph rewrites it in graphs, if it can."""
     function = getattr(method, "__func__", None)
     if function is None or tf.executing_eagerly():
         return method
@@ -77,13 +61,13 @@ def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @compute.register
-def _(op: Load, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Load, element: Element, draw: RandomStream) -> Element:
     others = {name: value for name, value in element.items() if name != "path"}
     return {op.feature: tf.io.read_file(element["path"]), **others}
 
 
 @compute.register
-def _(op: Parse, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Parse, element: Element, draw: RandomStream) -> Element:
     dtypes, sizes = {**dict(op.dtypes), "key": "int64"}, dict(op.sizes)
     features = {
         name: tf.io.FixedLenFeature((sizes[name],) if name in sizes else (), tf.as_dtype(dtype))
@@ -95,7 +79,7 @@ def _(op: Parse, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.DecodeImage, element: Element, draw: RandomStream) -> Element:
     encoded = element["image"]
 
     def generic_decode() -> tf.Tensor:
@@ -105,18 +89,14 @@ def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
 
     def as_jpeg() -> tf.Tensor:
         method = f"INTEGER_{op.dct.upper()}"
+        how = {"channels": op.channels, "dct_method": method}
         if op.crop is None:
-            return tf.io.decode_jpeg(
-                encoded, channels=op.channels, ratio=op.ratio, dct_method=method
-            )
-        size = tf.io.extract_jpeg_shape(encoded)
-        window = tf.stack([(size[0] - op.crop[0]) // 2, (size[1] - op.crop[1]) // 2, *op.crop])
-        fits = tf.reduce_all(size[:2] >= op.crop)
+            return tf.io.decode_jpeg(encoded, ratio=op.ratio, **how)
+        size = tf.io.extract_jpeg_shape(encoded)[:2]
+        window = tf.concat([(size - op.crop) // 2, op.crop], axis=0)
         return tf.cond(
-            fits,
-            lambda: tf.image.decode_and_crop_jpeg(
-                encoded, window, channels=op.channels, dct_method=method
-            ),
+            tf.reduce_all(size >= op.crop),
+            lambda: tf.image.decode_and_crop_jpeg(encoded, window, **how),
             generic_decode,
         )
 
@@ -128,7 +108,7 @@ def _(op: DecodeImage, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.DecodeRaw, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     stored = element[name]
     if stored.dtype != tf.string:  # arrays in memory are not encoded
@@ -139,7 +119,7 @@ def _(op: DecodeRaw, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Resize, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Resize, element: Element, draw: RandomStream) -> Element:
     image = byte_image(op, element)
     shape = op.shape(tuple(image.shape[-3:]))
     if op.shorter is not None:
@@ -157,13 +137,13 @@ def _(op: Resize, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: CenterCrop, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.CenterCrop, element: Element, draw: RandomStream) -> Element:
     image = tf.image.resize_with_crop_or_pad(element["image"], op.height, op.width)
     return {**element, "image": image}
 
 
 @compute.register
-def _(op: Pad, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Pad, element: Element, draw: RandomStream) -> Element:
     image, sides = element["image"], [op.pixels, op.pixels]
     border = [*[[0, 0]] * (image.shape.rank - len(IMAGE_AXES)), sides, sides, [0, 0]]
     mode = "REFLECT" if op.mode == "reflect" else "CONSTANT"
@@ -171,7 +151,7 @@ def _(op: Pad, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Rescale, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Rescale, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     value = element[name]
     if value.dtype != tf.uint8:
@@ -184,19 +164,19 @@ def _(op: Rescale, element: Element, draw: RandomStream) -> Element:
 
 
 @compute.register
-def _(op: Standardize, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Standardize, element: Element, draw: RandomStream) -> Element:
     name = input_name(element)
     scale, offset = (tf.constant(each, tf.float32) for each in affine(op))
     return {**element, name: tf.cast(element[name], tf.float32) * scale + offset}
 
 
 @compute.register
-def _(op: OneHot, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.OneHot, element: Element, draw: RandomStream) -> Element:
     return {**element, "label": one_hot(element["label"], op.classes)}
 
 
 @compute.register
-def _(op: Categories, element: Element, draw: RandomStream) -> Element:
+def _(op: ops.Categories, element: Element, draw: RandomStream) -> Element:
     features = element["features"]
     numeric = features.shape[-1] - len(op.sizes)
     coded = [
@@ -211,7 +191,7 @@ def input_name(element: Element) -> str:
     return next(name for name in element if name not in _BESIDES_INPUT)
 
 
-def affine(op: Standardize) -> tuple[list[float], list[float]]:
+def affine(op: ops.Standardize) -> tuple[list[float], list[float]]:
     """Return scale and offset per channel of (x − mean) / deviation; constant channels become 0."""
     deviation = [value or 1.0 for value in op.deviation or ()]
     offsets = [-mean / value for mean, value in zip(op.mean or (), deviation, strict=True)]
@@ -228,7 +208,7 @@ def per_pixel(value: tf.Tensor) -> tf.Tensor:
     return value[..., None, None, None]
 
 
-def byte_image(op: Op, element: Element) -> tf.Tensor:
+def byte_image(op: ops.Op, element: Element) -> tf.Tensor:
     """Return the image of an element for an op that rounds to bytes.
 
     Raises:

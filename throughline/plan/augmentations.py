@@ -17,7 +17,6 @@ METHOD: Any = Field(
         " bilinear interpolates everywhere, which aliases where an image shrinks"
     ),
 )
-LARGEST_KERNEL = 10.0  # sigma [pixels]
 
 
 def _increasing(pair: tuple[float, float]) -> tuple[float, float]:
@@ -28,7 +27,7 @@ def _increasing(pair: tuple[float, float]) -> tuple[float, float]:
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Probability = Annotated[float, Field(gt=0, le=1)]
+Sigma = Annotated[float, Field(gt=0, le=10)]  # [pixels]
 
 
 @register
@@ -154,10 +153,11 @@ class ResizedCenterCrop(ResizedCrop):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.shorter < max(self.height, self.width):
+        least = max(self.height, self.width)
+        if self.shorter < least:
             raise ValueError(
                 f"a crop of {self.height}×{self.width} does not fit into a shorter side of"
-                f" {self.shorter}; make `shorter` at least {max(self.height, self.width)}"
+                f" {self.shorter}; make `shorter` at least {least}"
             )
         return self
 
@@ -200,7 +200,7 @@ class Grayscale(Op):
 
     name = "grayscale"
     random = True
-    probability: Probability = Field(default=0.2, description="share of the images")
+    probability: Share = Field(default=0.2, description="share of the images")
 
 
 @register
@@ -233,14 +233,10 @@ class Blur(Op):
     random = True
     counts_pixels = True
     opencv = True
-    sigma: Annotated[
-        tuple[
-            Annotated[float, Field(gt=0, le=LARGEST_KERNEL)],
-            Annotated[float, Field(gt=0, le=LARGEST_KERNEL)],
-        ],
-        AfterValidator(_increasing),
-    ] = Field(default=(0.1, 2.0), description="least and largest width [pixels]")
-    probability: Probability = Field(default=0.5, description="share of the images")
+    sigma: Annotated[tuple[Sigma, Sigma], AfterValidator(_increasing)] = Field(
+        default=(0.1, 2.0), description="least and largest width [pixels]"
+    )
+    probability: Share = Field(default=0.5, description="share of the images")
 
 
 @register

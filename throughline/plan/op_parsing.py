@@ -21,16 +21,14 @@ def parse_op(spec: str | Mapping[str, Any], *, where: str) -> tuple[Op | None, l
 
     A name `package.module:Class` is a user's own `Op`. Problems begin with `where`, their path.
     """
-    if isinstance(spec, Mapping):
-        if len(spec) != 1:
-            return None, [
-                f"{where}: an op is one name with its arguments, such as `resize: {{height: 224,"
-                " width: 224}`"
-            ]
-        name, arguments = next(iter(spec.items()))
-        arguments = {} if arguments is None else arguments
-    else:
-        name, arguments = spec, {}
+    given = list(spec.items()) if isinstance(spec, Mapping) else [(spec, None)]
+    if len(given) != 1:
+        return None, [
+            f"{where}: an op is one name with its arguments, such as `resize: {{height: 224,"
+            " width: 224}`"
+        ]
+    ((name, arguments),) = given
+    arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         return None, [
             f"{where}: expected an op name, or a name with a mapping of arguments; found {spec!r}"

@@ -94,11 +94,9 @@ class Op(BaseModel):
         """Name, version and arguments, for snapshot keys; for a user's own op also its code."""
         identity = {"op": self.name, "version": self.version, **self.model_dump()}
         module = type(self).__module__
-        return (
-            identity
-            if module.partition(".")[0] in PROGRAM
-            else {**identity, "source": code_digest(module, without=PROGRAM)}
-        )
+        if module.partition(".")[0] in PROGRAM:
+            return identity
+        return {**identity, "source": code_digest(module, without=PROGRAM)}
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -315,6 +313,11 @@ class Rescale(Op):
     offset: float = Field(default=0.0, description="added after the multiplication")
 
 
+MEASURED: Any = Field(
+    default=None, description="per channel; absent: measured when the snapshot is written"
+)
+
+
 @register
 class Standardize(Op):
     """Subtract the mean and divide by the standard deviation: those of each channel or column of
@@ -324,12 +327,8 @@ class Standardize(Op):
     name = "standardize"
     device = True
     works_on = ("images", "numbers")
-    mean: tuple[float, ...] | None = Field(
-        default=None, description="per channel; absent: measured when the snapshot is written"
-    )
-    deviation: tuple[float, ...] | None = Field(
-        default=None, description="per channel; absent: measured when the snapshot is written"
-    )
+    mean: tuple[float, ...] | None = MEASURED
+    deviation: tuple[float, ...] | None = MEASURED
 
     @model_validator(mode="after")
     def _has_both(self) -> Self:
@@ -384,8 +383,6 @@ class Categories(Op):
 
     def shape(self, before: Shape) -> Shape:
         """Return the shape with one column per category instead of one per categorical column."""
-        return (
-            before
-            if before is None
-            else (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))
-        )
+        if before is None:
+            return None
+        return (*before[:-1], (before[-1] or 0) - len(self.sizes) + sum(self.sizes))

@@ -28,7 +28,7 @@ class Encoding:
     """How the values of a feature are stored in records and decoded.
 
     Attributes:
-      modality: The kind of the data, however it is stored, which decides the ops and models for it.
+      modality: The kind of the data, which decides the ops and models for it.
       noun: Name of the data in messages.
       padded: Values may differ in length within a batch.
       compressed: Values are compressed already, so GZIP gains nothing.

@@ -1,8 +1,8 @@
 """How data is decoded and cut into windows, and its shape after each op. No TensorFlow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from throughline.plan.ops import Decode, DecodeImage, Op, Shape
 from throughline.plan.schema import Schema
@@ -51,13 +51,10 @@ def widen_schema(schema: Schema, ops: Sequence[Op]) -> Schema:
 
 def stored_shape(preprocess: Sequence[Op], schema: Schema) -> tuple[int | None, ...]:
     """Return the shape of the model's input in a snapshot, with None for sizes that differ."""
-    variable = ops_until_uniform(preprocess, schema) is None
+    if ops_until_uniform(preprocess, schema) is not None:
+        return output_shape(preprocess, schema)
     value = schema.input
-    return (
-        (*(None for _ in value.shape[:-1]), value.channels)
-        if variable
-        else output_shape(preprocess, schema)
-    )
+    return (*(None for _ in value.shape[:-1]), value.channels)
 
 
 def output_shape(
@@ -71,8 +68,8 @@ def output_shape(
     value = schema.input
     if value.encoding.padded:
         return value.shape
-    start = value.batch_shape
-    shape: Shape = (window.length, *(start or ())) if window else start
+    shape: Shape = value.batch_shape
+    shape = (window.length, *(shape or ())) if window else shape
     for op in ops:
         shape = op.shape(shape)
         if shape and shape[-1] is None:  # for ops that know their size, but not the channels
@@ -99,17 +96,21 @@ def choose_window(
     Raises:
       InvalidParams: A target is not a column, or no window fits into a split.
     """
-    unknown = [name for name in settings.targets if name not in columns]
-    if unknown:
-        raise InvalidParams(
-            [f"window.targets: {unknown[0]} is not a column; known: {', '.join(columns)}"]
-        )
+    for name in settings.targets:
+        if name not in columns:
+            known = ", ".join(columns)
+            raise InvalidParams([f"window.targets: {name} is not a column; known: {known}"])
     window = Window(
         length=settings.length,
         horizon=settings.horizon,
         stride=settings.stride,
         targets=tuple(columns.index(name) for name in settings.targets or columns),
-        cuts=tuple(_find_cuts(steps, cuts)),
+        cuts=tuple(
+            (split, cut - end + count)
+            for (split, count), end in zip(steps.items(), accumulate(steps.values()), strict=True)
+            for cut in cuts
+            if end - count < cut < end
+        ),
     )
     for split, count in steps.items():
         if window.count(split, count) == 0:
@@ -129,13 +130,6 @@ def choose_window(
     return window
 
 
-def _find_cuts(steps: Mapping[str, int], cuts: Sequence[int]) -> Iterator[tuple[str, int]]:
-    begin = 0
-    for split, count in steps.items():
-        yield from ((split, cut - begin) for cut in cuts if begin < cut < begin + count)
-        begin += count
-
-
 def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:
     """Return windows of `length` tokens; `tokens` counts the tokens of each split.
 
@@ -145,11 +139,9 @@ def choose_token_window(length: int, tokens: Mapping[str, int]) -> TokenWindow:
     window = TokenWindow(length=length)
     for split, count in tokens.items():
         if window.count(count) == 0:
-            raise InvalidParams(
-                [
-                    f"window.tokens: the {split} split has {count:,} tokens, fewer than"
-                    f" {length:,} plus one to predict; shorten the window or give the split more"
-                    " text"
-                ]
+            problem = (
+                f"window.tokens: the {split} split has {count:,} tokens, fewer than {length:,} plus"
+                " one to predict; shorten the window or give the split more text"
             )
+            raise InvalidParams([problem])
     return window

@@ -16,9 +16,9 @@ class TrainingWorker:
 
     All slices of a batch have the same size and none is empty, so that the average over the workers
     is the batch's mean. The last batch of an epoch is cut to a multiple of `batch_multiple` (None:
-    of `count`). It leaves out fewer examples than that, different ones each epoch if they are
-    shuffled. With the same multiple, batches are the same for any count. `on_host` workers, this
-    one included, share the host's cores and memory.
+    of `count`), which leaves out different examples each epoch if they are shuffled. With the same
+    multiple, batches are the same for any count. `on_host` workers, this one included, share the
+    host's cores and memory.
     """
 
     index: int = 0
@@ -68,9 +68,8 @@ class TrainingWorker:
                 f" processes; use a multiple of {self.count}, or another number of processes"
             )
         if batch_size % multiple:
-            fitting = sorted(
-                {max(1, batch_size // multiple) * multiple, -(-batch_size // multiple) * multiple}
-            )
+            above = -(-batch_size // multiple) * multiple
+            fitting = sorted({above, max(multiple, above - multiple)})
             whose = (
                 f"is not a multiple of train.batch_multiple, {multiple}"
                 if multiple > self.count

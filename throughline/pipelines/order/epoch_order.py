@@ -76,25 +76,18 @@ class EpochOrder:
 
     def rows_at(self, positions: tf.Tensor, epochs: tf.Tensor) -> tf.Tensor:
         """Return the rows at positions (steps, batch) in the orders of epochs (steps, 1)."""
+        drawn, lanes = {"seed": self.seed, "epoch": epochs}, self.shuffle.lanes
         if self.classes is not None:
-            return sample_by_class(positions, index=self.classes, seed=self.seed, epoch=epochs)
+            return sample_by_class(positions, index=self.classes, **drawn)
         if self.shuffle.kind == "global":
-            return permute(positions, count=self.count, seed=self.seed, epoch=epochs)
+            return permute(positions, count=self.count, **drawn)
         if self.shuffle.kind == "window":
             window = shuffle_buffer_size(self.shuffle.size, examples=self.count)
-            return window_shuffle(
-                positions, count=self.count, window=window, seed=self.seed, epoch=epochs
-            )
-        if self.shuffle.lanes is not None:
-            return lane_shuffle(
-                positions,
-                count=self.count,
-                lanes=self.shuffle.lanes,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                epoch=epochs,
-            )
-        return positions
+            return window_shuffle(positions, count=self.count, window=window, **drawn)
+        if lanes is None:
+            return positions
+        lanes_of_batch = {"lanes": lanes, "batch_size": self.batch_size}
+        return lane_shuffle(positions, count=self.count, **lanes_of_batch, **drawn)
 
     def _bounds(self, step_of_epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return this worker's slice of a batch as positions [first, stop)."""
