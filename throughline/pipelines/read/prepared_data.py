@@ -47,8 +47,7 @@ class FileList:
 class PreparedData:
     """The shards, the snapshot and, on demand, the original files of a dataset.
 
-    `storage` holds shards that are not local files; `fetched` are the snapshot's columns if they
-    are in an object store.
+    `storage` holds shards that are not local; `fetched` are columns that are in an object store.
     """
 
     shards_folder: Path
@@ -72,9 +71,8 @@ class PreparedData:
 
     def for_rows(self, rows: tuple[int, int]) -> PreparedData:
         """Return the data for a reader of rows [first, stop) only: no others are fetched."""
-        if self.fetched is None:
-            return self
-        return replace(self, fetched=replace(self.fetched, rows=rows))
+        fetched = replace(self.fetched, rows=rows) if self.fetched else None
+        return replace(self, fetched=fetched)
 
     def find_damage(self, shard: Shard) -> list[str]:
         """List what is wrong with the bytes of a shard, and what to do; empty for an intact one."""
@@ -172,7 +170,11 @@ def open_prepared_data(
     fetches = storage is not None and not holds_columns(snapshot)
     key = compute_snapshot_key(index, preprocess)
     written = read_index(snapshot, key=key, with_columns=not fetches)
-    whole = index.with_repaired(written.repaired)
+    whole, fetched = index.with_repaired(written.repaired), None
+    if storage is not None and fetches:
+        fetched = FetchedColumns(
+            storage=storage, snapshot_folder=snapshot, index=written, shards=whole
+        )
     data = PreparedData(
         shards_folder=shards,
         shards=whole,
@@ -183,11 +185,7 @@ def open_prepared_data(
             manifest, split, among=data.memmap(split, "key") if written.repaired else None
         ),
         storage=storage,
-        fetched=FetchedColumns(
-            storage=storage, snapshot_folder=snapshot, index=written, shards=whole
-        )
-        if storage is not None and fetches
-        else None,
+        fetched=fetched,
     )
     data.shard_files.check(data.shards)
     return data
@@ -224,9 +222,7 @@ def list_files(manifest_folder: Path, split: str, *, among: np.ndarray | None = 
 def read_labels_and_weights(
     sampling: Sampling, data: PreparedData, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class of each example of a split and the weight of each class.
-
-    They are (examples,) int64 and (classes,) float64.
+    """Return each example's class, (examples,) int64, and each class's weight, (classes,) float64.
 
     Raises:
       ImpossiblePlan: A weight is for an unknown class, all are 0, or one is not but has no example.

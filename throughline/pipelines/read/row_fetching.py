@@ -57,30 +57,24 @@ def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
     """
     column = data.input_column
     values = np.asarray(data.memmap(split, column.name))
-    starts_and_shapes = (
-        np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None
-    )
-    shape = op.shape(column.shape) or ()
-    height, width, channels = (int(size or 0) for size in shape)
+    extents = np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None
+    shape = tuple(int(size or 0) for size in op.shape(column.shape) or ())
     method: Method = getattr(op, "method", "area")
 
-    def images_of(rows: np.ndarray) -> list[np.ndarray]:
-        if starts_and_shapes is None:
-            return [values[row] for row in rows.tolist()]
-        return [
-            values[start : start + tall * wide * depth].reshape(tall, wide, depth)
-            for start, tall, wide, depth in starts_and_shapes[rows].tolist()
-        ]
-
     def call(rows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-        out = pixels.empty_images((len(rows), height, width, channels))
-        pixels.crop(images_of(rows), boxes, out, method=method)
+        images = (values[row] for row in rows.tolist())
+        if extents is not None:
+            images = (
+                values[start : start + tall * wide * depth].reshape(tall, wide, depth)
+                for start, tall, wide, depth in extents[rows].tolist()
+            )
+        out = pixels.empty_images((len(rows), *shape))
+        pixels.crop(images, boxes, out, method=method)
         return out
 
     def crop(rows: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
         images = tf.numpy_function(call, [rows, boxes], tf.uint8, stateful=False)
-        images.set_shape((rows.shape[0], height, width, channels))
-        return images
+        return tf.ensure_shape(images, (rows.shape[0], *shape))
 
     return crop
 
@@ -90,19 +84,18 @@ def make_decode_fn(
 ) -> FetchFn:
     """Return the function that reads and preprocesses records into examples of `features`.
 
-    It also runs the plan's ops for single examples. The first ops run once on the batch, as far as
-    they accept batches; from the first that does not, on one example at a time.
+    It also runs the plan's ops for single examples. Ops run on the batch until the first that does
+    not accept batches; from there, on one example at a time.
 
     Raises:
       MissingInput, CorruptShard: As for `open_record_table`.
     """
     table, column = open_record_table(data, split), data.input_column
-    of_batches = tuple(
-        takewhile(
-            lambda op: isinstance(op, Parse) or not (column.ragged or op.takes == "example"),
-            gather.decoding,
-        )
-    )
+
+    def accepts_batches(op: Op) -> bool:
+        return isinstance(op, Parse) or not (column.ragged or op.takes == "example")
+
+    of_batches = tuple(takewhile(accepts_batches, gather.decoding))
     of_examples = gather.decoding[len(of_batches) :]
     augment = gather.ops[: gather.example_op_count]
     shape: Shape = column.shape

@@ -108,20 +108,6 @@ def open_order(
     )
 
 
-def fetch_batch(
-    batches: LengthBatches | PackedBatches,
-    columns: Columns,
-    feature: str,
-    *,
-    step: tf.Tensor,
-    rows: tf.Tensor,
-) -> Element:
-    """Return the batch of a step (scalar) from its `rows`, which are documents if packed."""
-    if isinstance(batches, PackedBatches):
-        return _fetch_packed(columns, feature, rows, batches.plan.row_length)
-    return fetch_padded(columns, feature, rows, length=batches.length(step))
-
-
 def fetch_padded(
     columns: Columns, feature: str, rows: tf.Tensor, *, length: tf.Tensor | None = None
 ) -> Element:
@@ -132,7 +118,7 @@ def fetch_padded(
     return _gather_others(columns, feature, rows) | values
 
 
-def _fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
+def fetch_packed(columns: Columns, feature: str, documents: tf.Tensor, row_length: int) -> Element:
     """Return `documents` (rows, segments) packed; `weight` (rows, segments): 0 for empty slots."""
     exists = documents != NO_DOCUMENT
     rows = tf.where(exists, documents, 0)

@@ -23,6 +23,7 @@ from throughline.kernels.elements import (
 from throughline.kernels.kernels import Element, compute
 from throughline.kernels.resampling import compute_on_device
 from throughline.pipelines.order.epoch_order import EpochOrder
+from throughline.pipelines.order.packed_batches import PackedBatches
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.pipelines.read.row_fetching import (
     FetchFn,
@@ -33,7 +34,7 @@ from throughline.pipelines.read.row_fetching import (
 from throughline.pipelines.read.sequence_batches import (
     Columns,
     StepOrder,
-    fetch_batch,
+    fetch_packed,
     fetch_padded,
 )
 from throughline.plan.schema import COLUMNS
@@ -73,16 +74,26 @@ class SnapshotReader:
             values, others = (column.name,), ()
         first = dict.fromkeys(values if self.stored or self._all_stored else (), self.stored)
         with tf.init_scope():  # outside of any function that is being traced
-            variables = {
-                name: map_variable(self._own_data, self.split, name, rows=rows)
+            return {
+                name: self._map_variable(name, rows)
                 for name, rows in {**first, **dict.fromkeys(others)}.items()
             }
-            if self.gather.on == "host":
-                return variables
-            return {
-                name: tf.Variable(variable, trainable=False, name=name)
-                for name, variable in variables.items()
-            }
+
+    def _map_variable(self, name: str, rows: int | None) -> tf.Variable:
+        """Return a column, or its first rows, over its memory mapping or on the device.
+
+        A graph holds only a handle to a variable; tensors in a graph are copied when it is
+        rewritten.
+        """
+        data = self._own_data
+        values = np.asarray(data.memmap(self.split, name, rows=rows))
+        read_ahead(column_path(data.columns_folder, self.split, name), values.nbytes)
+        with tf.device("CPU:0"):
+            tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+            variable = tf.Variable(tensor, trainable=False, name=name)
+        if self.gather.on == "host":
+            return variable
+        return tf.Variable(variable, trainable=False, name=name)
 
     @cached_property
     def _own_data(self) -> PreparedData:
@@ -129,11 +140,12 @@ class SnapshotReader:
         def make_batch(columns: Columns, step: tf.Tensor, rows: tf.Tensor) -> Element | tuple:
             epoch = step // order.steps_per_epoch
             rows = order.trim(rows, step)
-            examples = (
-                fetch(columns, rows, epoch)
-                if isinstance(order, EpochOrder)
-                else fetch_batch(order, columns, feature, step=step, rows=rows)
-            )
+            if isinstance(order, EpochOrder):
+                examples = fetch(columns, rows, epoch)
+            elif isinstance(order, PackedBatches):
+                examples = fetch_packed(columns, feature, rows, order.plan.row_length)
+            else:
+                examples = fetch_padded(columns, feature, rows, length=order.length(step))
             batch = apply_ops(
                 gather.ops[gather.example_op_count :],
                 examples,
@@ -163,18 +175,15 @@ class SnapshotReader:
         ops = self.gather.ops[: self.gather.example_op_count]
         if not ops:
             return lambda columns, rows, epoch: self._fetch(columns, rows)
-        one = tf.function(
-            lambda columns, row, epoch: apply_ops(
-                ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch
-            ),
-            autograph=False,
-        )
+
+        def change(columns: Columns, row: tf.Tensor, epoch: tf.Tensor) -> Element:
+            return apply_ops(ops, self._fetch_one(columns, row), seed=self.seed, epoch=epoch)
+
+        one = tf.function(change, autograph=False)
         scalar = tf.TensorSpec((), tf.int64)
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.columns())
-        uniform = tf.nest.map_structure(
-            tf.TensorSpec.from_tensor,
-            one.get_concrete_function(specs, scalar, scalar).structured_outputs,
-        )
+        outputs = one.get_concrete_function(specs, scalar, scalar).structured_outputs
+        uniform = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs)
         return lambda columns, rows, epoch: tf.map_fn(
             lambda row: one(columns, row, epoch), rows, fn_output_signature=uniform
         )
@@ -248,17 +257,3 @@ class SnapshotReader:
 
 def _gather(columns: Columns, rows: tf.Tensor) -> Element:
     return {name: tf.gather(values, rows) for name, values in columns.items()}
-
-
-def map_variable(
-    data: PreparedData, split: str, name: str, *, rows: int | None = None
-) -> tf.Variable:
-    """Return a column, or its first rows, as a variable over its memory mapping, without a copy.
-
-    A graph holds only a handle to a variable; tensors in a graph are copied when it is rewritten.
-    """
-    values = np.asarray(data.memmap(split, name, rows=rows))
-    read_ahead(column_path(data.columns_folder, split, name), values.nbytes)
-    with tf.device("CPU:0"):
-        tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
-        return tf.Variable(tensor, trainable=False, name=name)

@@ -27,11 +27,9 @@ def read(step: Read, data: PreparedData, split: str, *, seed: int | tf.Tensor) -
     """
     if step.source == "files":
         return _read_files(data, split)
-    return (
-        _read_arrays(data, split)
-        if step.source == "arrays"
-        else _read_shards(step, data, split, seed=seed)
-    )
+    if step.source == "arrays":
+        return _read_arrays(data, split)
+    return _read_shards(step, data, split, seed=seed)
 
 
 def _read_shards(
@@ -61,10 +59,7 @@ def _read_shards(
 
 
 def _shuffle(shards: tf.data.Dataset, count: int, seed: int | tf.Tensor) -> tf.data.Dataset:
-    """Shuffle shards by `seed` alone, in a graph of its own.
-
-    Outside a graph, the order would also depend on the seed that the process has set.
-    """
+    """Shuffle shards by `seed` alone, in a graph, where the process's seed has no influence."""
 
     def mix(_: Any) -> tf.data.Dataset:
         tf.random.set_seed(GRAPH_SEED)
@@ -143,10 +138,13 @@ def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int] = ()) ->
         keys = block["key"] + tf.range(tf.shape(block["features"], tf.int64)[0])
         return tf.data.Dataset.from_tensor_slices((block["features"], keys))
 
-    def stack(values: tf.data.Dataset, keys: tf.data.Dataset) -> tf.data.Dataset:
-        return tf.data.Dataset.zip(
-            (values.batch(size, drop_remainder=True), keys.batch(size, drop_remainder=True))
-        )
+    def stack(*parts: tf.data.Dataset) -> tf.data.Dataset:
+        return tf.data.Dataset.zip(tuple(part.batch(size, drop_remainder=True) for part in parts))
+
+    def crosses_none(number: tf.Tensor, window: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        ends = number * step.stride + tf.constant([0, size - 1], tf.int64)
+        before = tf.searchsorted(tf.constant(cuts, tf.int64), ends, side="right")
+        return before[0] == before[1]
 
     def split(values: tf.Tensor, keys: tf.Tensor) -> dict[str, tf.Tensor]:
         return split_window(values, step.length, step.targets) | {"key": keys[0]}
@@ -156,20 +154,9 @@ def windows(dataset: tf.data.Dataset, step: Window, cuts: Sequence[int] = ()) ->
     )
     stacked = slices.flat_map(stack, name="window")
     if cuts:
-        numbered = stacked.enumerate(name="window")
-        stacked = numbered.filter(_crosses_none(step, cuts), name="window").map(
-            lambda number, window: window, name="window"
-        )
+        whole = stacked.enumerate(name="window").filter(crosses_none, name="window")
+        stacked = whole.map(lambda number, window: window, name="window")
     return stacked.map(split, name="window")
-
-
-def _crosses_none(step: Window, cuts: Sequence[int]) -> Callable[..., tf.Tensor]:
-    def crosses_none(number: tf.Tensor, window: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        ends = number * step.stride + tf.constant([0, step.size - 1], tf.int64)
-        before = tf.searchsorted(tf.constant(cuts, tf.int64), ends, side="right")
-        return before[0] == before[1]
-
-    return crosses_none
 
 
 def token_windows(dataset: tf.data.Dataset, step: TokenWindow) -> tf.data.Dataset:
@@ -211,9 +198,11 @@ def sample_stream_by_class(
         own = dataset.filter(lambda element: element["label"] == label, name="class").repeat()
         return own if reordered else own.skip(seed % max(1, int(sizes[label])), name="class")
 
-    parts = [stream(label) for label in classes]
-    fractions = [float(weights[label] / weights.sum()) for label in classes]
     examples = tf.data.Dataset.sample_from_datasets(
-        parts, fractions, seed=seed, stop_on_empty_dataset=True, rerandomize_each_iteration=False
+        [stream(label) for label in classes],
+        [float(weights[label] / weights.sum()) for label in classes],
+        seed=seed,
+        stop_on_empty_dataset=True,
+        rerandomize_each_iteration=False,
     )
     return examples.take(count, name="sample")
