@@ -78,7 +78,7 @@ def test_a_run_that_was_kept_is_as_if_it_had_been_sent(away):
     for name in (ADDRESS, PARENT_RUN, "DVC_EXP_NAME"):
         away.delenv(name)
     assert sync() == (2, 0) and count_runs() == 1
-    run = mlflow.get_run(find_sent(KEY, recorder.unsent))
+    run = mlflow.get_run(find_sent(recorder.unsent))
     assert run.info.run_name == "short/naive"
     assert run.data.tags["mlflow.parentRunId"] == "ab" * 16
     assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 12.0}
@@ -125,7 +125,7 @@ def test_parts_of_a_training_of_which_one_or_both_were_kept_become_one_run(away,
     assert (second.sent, second.unsent) == (is_back, None if is_back else first.unsent)
     away.delenv(ADDRESS, raising=False)
     assert sync() == (1 if is_back else 2, 0) and count_runs() == 1
-    run_id = find_sent(KEY, first.unsent)
+    run_id = find_sent(first.unsent)
     assert second.run_id in (None, run_id)
     run = mlflow.get_run(run_id)
     assert run.info.status == "FINISHED" and run.data.metrics["first/part"] == 1
@@ -148,7 +148,7 @@ def test_sending_that_is_interrupted_makes_no_run_twice(away):
         sync()
     mlflow.end_run("KILLED")  # as the process that was interrupted would have
     assert count_runs() == 1 and sync() == (1, 0) and count_runs() == 1
-    run_id = find_sent(KEY, recorder.unsent)
+    run_id = find_sent(recorder.unsent)
     assert mlflow.get_run(run_id).info.status == "FAILED", "as it ended"
     assert points(run_id) == [(0, 2.0)]
 
@@ -164,9 +164,9 @@ def test_what_cannot_be_kept_is_said_in_a_line_and_ends_nothing(away, tmp_path, 
     assert said.count("the data of naive for MLflow cannot be kept") == 1
     assert "named pipe" in said
     assert not list((store_home() / UNSENT).iterdir())
-    assert not is_gone(KEY, None, recorder.unsent), "the store does not answer"
+    assert not is_gone(None, recorder.unsent), "the store does not answer"
     away.delenv(ADDRESS)
-    assert is_gone(KEY, None, recorder.unsent), "and what is measured later is not sent, either"
+    assert is_gone(None, recorder.unsent), "and what is measured later is not sent, either"
 
 
 @pytest.mark.integration
@@ -190,7 +190,7 @@ def test_what_belongs_to_a_run_that_is_gone_holds_up_nothing(away, capsys):
     away.delenv(ADDRESS)
     assert sync() == (1, 1), "what belongs to it stays, since another store may have it"
     assert "of naive is not sent: MLflow at" in capsys.readouterr().out
-    assert find_sent(KEY, recorder.unsent)
+    assert find_sent(recorder.unsent)
 
 
 @pytest.mark.slow
@@ -214,15 +214,15 @@ def test_a_run_of_another_store_is_kept_until_that_one_is_named(away, tmp_path, 
 
 @pytest.mark.integration
 def test_a_run_is_gone_where_a_store_that_answers_does_not_have_it(away):
-    assert not is_gone(KEY, "0" * 32, None), "nobody has said so"
+    assert not is_gone("0" * 32, None), "nobody has said so"
     with Recorder(KEY) as kept:
         pass
     away.delenv(ADDRESS)
-    assert not is_gone(KEY, None, kept.unsent)
-    assert is_gone(KEY, None, "cd" * 16) and is_gone(KEY, "0" * 32, None)
+    assert not is_gone(None, kept.unsent)
+    assert is_gone(None, "cd" * 16) and is_gone("0" * 32, None)
     with Recorder(KEY) as sent:
         pass
-    assert not is_gone(KEY, sent.run_id, None)
+    assert not is_gone(sent.run_id, None)
 
 
 @pytest.mark.integration

@@ -32,7 +32,7 @@ def add_to_training(
     )
     if run.mlflow_run_id is None and run.unsent is None:
         yield None
-    elif is_gone(run_key, run.mlflow_run_id, run.unsent):
+    elif is_gone(run.mlflow_run_id, run.unsent):
         echo(f"MLflow at {show_address()} has no run of {name}; {what} is not logged")
         yield None
     else:

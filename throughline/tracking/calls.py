@@ -1,7 +1,4 @@
-"""A recorder's calls: how each kind is sent to MLflow's active run, or kept for later.
-
-Calls that could not be sent are kept in .throughline/unsent/, with their files.
-"""
+"""A recorder's calls: how each kind is sent to MLflow's active run, or kept for later."""
 
 import json
 import shutil
@@ -25,7 +22,7 @@ from throughline.shared.files import write_json
 from throughline.shared.progress import echo
 from throughline.tracking.experiments import RunKey
 from throughline.tracking.lineage import PARENT_TAG
-from throughline.tracking.store import is_refusal, name_keys, reason
+from throughline.tracking.store import is_refusal, name_keys, reason, search_runs
 
 LONGEST_PARAM = 6000
 CALLS_WITH_FILES = ("artifact", "model")  # their first value is a path
@@ -39,9 +36,6 @@ def list_models(run: Run) -> list[LoggedModel]:
 
 
 def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
-    if not Path(path).exists():
-        echo(f"{path} no longer exists and was not sent to MLflow")
-        return
     import keras
     import tensorflow as tf
 
@@ -80,42 +74,31 @@ def _send_model(path: str, objects: Mapping[str, str] | None = None) -> None:
     )
 
 
-def _send_artifact(path: str, folder: str | None) -> None:
-    if not Path(path).exists():
-        echo(f"{path} no longer exists and was not sent to MLflow")
-    elif Path(path).is_dir():
-        mlflow.log_artifacts(path, folder)
-    else:
-        mlflow.log_artifact(path, folder)
-
-
 def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the children that the active run lacks; raises the first refusal at the end."""
     client, parent = mlflow.MlflowClient(), mlflow.active_run()
     if parent is None:
         raise MlflowException("there is no active run to add children to")
-    run_id, experiment = parent.info.run_id, parent.info.experiment_id
-    found = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
+    run_id, refused = parent.info.run_id, None
+    found = search_runs(f"tags.`{PARENT_TAG}` = '{run_id}'")
     there = {one.info.run_name for one in found if one.info.status == "FINISHED"}
     for one in found:  # left by an interrupted call
         if one.info.run_name in children.keys() - there:
             client.delete_run(one.info.run_id)
-    refused: Exception | None = None
     for name, values in children.items():
         if name in there:
             continue
         tags = {**values["tags"], PARENT_TAG: run_id}
-        child = client.create_run(experiment, run_name=name, tags=tags).info
+        child = client.create_run(parent.info.experiment_id, run_name=name, tags=tags).info
+        metrics = [
+            Metric(key, float(value), child.start_time, 0)
+            for key, value in values["metrics"].items()
+            if value is not None
+        ]
+        params = name_params(values["params"])
         try:
-            params, metrics = name_keys(values["params"]), values["metrics"]
             client.log_batch(
-                child.run_id,
-                [
-                    Metric(key, float(value), child.start_time, 0)
-                    for key, value in metrics.items()
-                    if value is not None
-                ],
-                [Param(key, str(value)[:LONGEST_PARAM]) for key, value in params.items()],
+                child.run_id, metrics, [Param(key, value) for key, value in params.items()]
             )
             client.set_terminated(child.run_id)
         except MlflowException as error:
@@ -127,22 +110,36 @@ def _send_children(children: Mapping[str, Mapping[str, Any]]) -> None:
         raise refused
 
 
-SENDERS: dict[str, Callable[..., Any]] = {
+def name_params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten nested parameters with dots, and cut them to the length that MLflow takes."""
+    return {key: str(value)[:LONGEST_PARAM] for key, value in name_keys(values).items()}
+
+
+_SENDERS: dict[str, Callable[..., Any]] = {
     "params": mlflow.log_params,
     "metrics": lambda values, step, moment: mlflow.log_metrics(values, step=step, timestamp=moment),
     "tags": mlflow.set_tags,
-    "artifact": _send_artifact,
+    "artifact": lambda path, folder: (
+        mlflow.log_artifacts if Path(path).is_dir() else mlflow.log_artifact
+    )(path, folder),
     "model": _send_model,
     "children": _send_children,
 }
 
 
+def send(kind: str, *values: Any) -> None:
+    """Send a call to MLflow's active run; a file that is gone is reported instead."""
+    if kind in CALLS_WITH_FILES and not Path(values[0]).exists():
+        echo(f"{values[0]} no longer exists and was not sent to MLflow")
+    else:
+        _SENDERS[kind](*values)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """The calls of a run that are kept for later, in order.
+    """The calls of a run that are kept for later, in order, with its tags of that time.
 
-    `tags` link the run to the code and flow of that time. `follows` is the tag of the run that the
-    calls belong to, if that run was kept as well.
+    `follows` is the tag of the run that the calls belong to, if that run was kept as well.
     """
 
     run_key: RunKey
@@ -162,13 +159,10 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
     try:
-        for kind, *values in unsent.calls:
-            value = (
-                _copy_attachment(Path(values[0]), attachments_dir(file) / str(len(calls)))
-                if kind in CALLS_WITH_FILES
-                else values[0]
-            )
-            calls.append([kind, value, *values[1:]])
+        for kind, value, *more in unsent.calls:
+            if kind in CALLS_WITH_FILES:
+                value = _copy(Path(value), attachments_dir(file) / str(len(calls)))
+            calls.append([kind, value, *more])
         write_json(file, asdict(replace(unsent, calls=calls)))
     except OSError:
         shutil.rmtree(attachments_dir(file), ignore_errors=True)
@@ -206,7 +200,7 @@ def attachments_dir(file: Path) -> Path:
     return file.with_suffix(".files")
 
 
-def _copy_attachment(source: Path, folder: Path) -> str:
+def _copy(source: Path, folder: Path) -> str:
     folder.mkdir(parents=True)
     copy = folder / source.name
     if source.is_dir():

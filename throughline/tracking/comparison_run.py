@@ -1,7 +1,4 @@
-"""The parent run of a comparison in MLflow.
-
-It is opened before its configurations run, and closed with their report and champion.
-"""
+"""The parent run of a comparison in MLflow, which ends with its report and champion."""
 
 import logging
 import os
@@ -10,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 import mlflow
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.base import to_json
@@ -38,6 +34,7 @@ from throughline.tracking.recorder import Recorder, find_run, find_sent
 from throughline.tracking.store import (
     STORE_ERRORS,
     reason,
+    search_runs,
     show_address,
     store_home,
     use_store,
@@ -59,9 +56,9 @@ OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not abou
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return the URLs of a comparison's run, and of a list of its configurations' runs.
+    """Return the URLs of a comparison's run and of its configurations' runs, the fastest first.
 
-    The list begins with the fastest. None if no server has the run.
+    None if no server has the run.
     """
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
@@ -86,10 +83,22 @@ def open_comparison(
     If the block raises, the run is marked as failed or killed. `lineage` are further tags. Earlier
     parent runs of this project that `kill -9` interrupted are ended as well.
     """
-    run_id = _start(run_key, name, lineage or {})
-    if run_id is None:
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    use_store()
+    client, tags = mlflow.MlflowClient(), {"pipeline": "comparison", **read_lineage()}
+    try:
+        experiment = get_experiment_id(run_key)
+        started = client.create_run(experiment, run_name=name, tags={**tags, **(lineage or {})})
+    except STORE_ERRORS as error:
+        echo(
+            f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
+            f" run was created, and no champion will be chosen; {LATER}"
+        )
+        started = None
+    if started is None:  # an error in the block is none of the above
         yield None
         return
+    run_id = started.info.run_id
     try:
         with hold_if_free(store_home() / OPEN / run_id, "compares configurations"):
             _end_killed()
@@ -97,7 +106,7 @@ def open_comparison(
     except BaseException as error:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         with suppress(*STORE_ERRORS):
-            mlflow.MlflowClient().set_terminated(run_id, status)
+            client.set_terminated(run_id, status)
         raise
 
 
@@ -116,24 +125,6 @@ def _end_killed() -> None:
                     mlflow.MlflowClient().set_terminated(file.name, "KILLED")
 
 
-def _start(run_key: RunKey, name: str, lineage: Mapping[str, str]) -> str | None:
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    use_store()
-    try:
-        tags = {"pipeline": "comparison", **read_lineage(), **lineage}
-        return (
-            mlflow.MlflowClient()
-            .create_run(get_experiment_id(run_key), run_name=name, tags=tags)
-            .info.run_id
-        )
-    except STORE_ERRORS as error:
-        echo(
-            f"MLflow at {show_address()} cannot be reached ({reason(error)}); no parent"
-            f" run was created, and no champion will be chosen; {LATER}"
-        )
-        return None
-
-
 def close_comparison(
     run_id: str,
     run_key: RunKey,
@@ -145,18 +136,17 @@ def close_comparison(
 ) -> bool:
     """Complete the parent run, and return whether the store has all of it.
 
-    Every configuration whose run the store has gets a child run. If it was trained elsewhere, this
-    is a copy of that run, whose id is in the tag `reused_run_id`. Unless `promotion` is `none`, the
-    best model may become champion. `note` (Markdown) is shown on the run's first page. If the store
-    cannot be reached, children and champion are not kept for later.
+    Every configuration whose run the store has gets a child run: if it was trained elsewhere, a
+    copy, tagged `reused_run_id`. Unless `promotion` is `none`, the best model may become champion.
+    `note` (Markdown) is shown on the run's first page. If the store cannot be reached, children and
+    champion are not kept for later.
     """
     rows = list(comparison.configurations)
 
     def find_sent_runs() -> None:
-        rows[:] = [
-            replace(row, mlflow_run_id=find_sent(run_key, row.unsent)) if row.unsent else row
-            for row in rows
-        ]
+        for place, row in enumerate(rows):
+            if row.unsent:
+                rows[place] = replace(row, mlflow_run_id=find_sent(row.unsent))
 
     with Recorder(run_key, run_id=run_id) as parent:
         parent.call(find_sent_runs)
@@ -175,13 +165,9 @@ def close_comparison(
         parent.call(lambda: _complete_children(run_id, rows))
 
         def decide() -> None:
-            decision = (
-                NOT_REQUESTED
-                if promotion == "none"
-                else register_champion(
-                    run_id, rows, comparison.best, asked_for=promotion == "asked for"
-                )
-            )
+            decision, asked_for = NOT_REQUESTED, promotion == "asked for"
+            if promotion != "none":
+                decision = register_champion(run_id, rows, comparison.best, asked_for=asked_for)
             mlflow.set_tag(CHAMPION, decision)
             echo(f"champion: {decision}")
 
@@ -202,13 +188,7 @@ def has_comparison(report: Path) -> bool:
         return False
     use_store()
     with suppress(*STORE_ERRORS):
-        found = mlflow.search_runs(
-            search_all_experiments=True,
-            filter_string=f"tags.`{REPORT_TAG}` = '{digest}'",
-            max_results=1,
-            output_format="list",
-        )
-        return bool(found)
+        return bool(search_runs(f"tags.`{REPORT_TAG}` = '{digest}'"))
     return True
 
 
@@ -224,7 +204,9 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     scores = {row.pipeline: read_score(row) for row in rows}
     row, score = next(row for row in rows if row.pipeline == best), scores[best]
     versions = client.search_model_versions(f"name = '{name}'")
-    present = _current_champion(name)
+    (model,) = client.search_registered_models(f"name = '{name}'") or [None]
+    alias = model.aliases.get(CHAMPION) if model else None
+    present = next((one for one in versions if one.version == alias), None)
     if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, which is {best} from the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]
@@ -257,15 +239,6 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     return f"version {version.version} of {name}, {best}: {change}"
 
 
-def _current_champion(name: str) -> Any:
-    try:
-        return mlflow.MlflowClient().get_model_version_by_alias(name, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-
-
 def _complete_children(parent: str, rows: Sequence[Row]) -> None:
     client = mlflow.MlflowClient()
     for row in rows:
@@ -273,11 +246,9 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         if run is None:  # of another store, or deleted
             continue
         own, tags = run.data.tags.get(PARENT_TAG) == parent, {PARENT_TAG: parent}
-        target = (
-            run.info.run_id
-            if own
-            else find_copy(run, tags) or copy_run(run, str(run.info.run_name), tags)
-        )
+        target = run.info.run_id
+        if not own:
+            target = find_copy(run, tags) or copy_run(run, str(run.info.run_name), tags)
         metrics = {
             "throughput/speedup_vs_naive": row.speedup_vs_naive,
             "throughput/steady_examples_per_s": row.steady_examples_per_s,

@@ -1,7 +1,6 @@
-"""Copies of MLflow runs, for configurations that were trained elsewhere.
+"""Copies of MLflow runs, for configurations that were trained for another comparison or run.
 
-If a configuration was trained for another comparison, or another run with changes, a copy of its
-run is shown and added to here; the original stays as it is.
+The copy is shown and added to here; the original stays as it is.
 """
 
 import os
@@ -22,7 +21,7 @@ from throughline.tracking.lineage import (
     read_parent,
 )
 from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent
-from throughline.tracking.store import STORE_ERRORS, use_store
+from throughline.tracking.store import STORE_ERRORS, search_runs, use_store
 
 REUSED_TAG = "reused_run_id"  # the id of the original
 
@@ -35,11 +34,8 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
         for key, value in run.data.tags.items()
         if not key.startswith("mlflow.") and key != UNSENT_TAG  # it names the original
     }
-    copy = client.create_run(
-        run.info.experiment_id,
-        run_name=name,
-        tags={**kept, **tags, REUSED_TAG: run.info.run_id},
-    ).info.run_id
+    all_tags = {**kept, **tags, REUSED_TAG: run.info.run_id}
+    copy = client.create_run(run.info.experiment_id, run_name=name, tags=all_tags).info.run_id
     client.log_batch(  # in few requests
         copy,
         [Metric(key, value, moment, 0) for key, value in run.data.metrics.items()],
@@ -50,33 +46,23 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
 
 def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
     """Return the id of a run's copy with these tags, or None; a tag of None must be absent."""
-    copies = mlflow.search_runs(
-        [run.info.experiment_id],
-        f"tags.{REUSED_TAG} = '{run.info.run_id}'",
-        output_format="list",
-    )
-    return next(
-        (
-            copy.info.run_id
-            for copy in copies
-            if all(copy.data.tags.get(key) == value for key, value in tags.items())
-        ),
-        None,
-    )
+    for copy in search_runs(f"tags.{REUSED_TAG} = '{run.info.run_id}'"):
+        if all(copy.data.tags.get(key) == value for key, value in tags.items()):
+            return copy.info.run_id
+    return None
 
 
 def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) -> Recorder:
-    """Make a recorder that adds measurements to the run of a training.
+    """Make a recorder that adds measurements to the run of a training, whose tags stay.
 
     The training is given by the id of its run, or by the tag of a run that was kept for later. A
-    run with changes that did not train it adds to a copy under its own name instead, if the store
-    answers. The tags of the training's run stay.
+    run with changes that did not train it adds to a copy under its own name, if the store answers.
     """
     name = os.environ.get(EXPERIMENT)
     if name:
         with suppress(*STORE_ERRORS, UserError):
             use_store()
-            trained = find_run(find_sent(run_key, unsent) if unsent else run_id)
+            trained = find_run(find_sent(unsent) if unsent else run_id)
             if trained and trained.data.tags.get(EXPERIMENT_TAG) != name:
                 tags = read_lineage() | read_parent()
                 same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}

@@ -10,7 +10,7 @@ from throughline.results.base import parse
 from throughline.results.receipt import Receipt
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.progress import echo_problem
-from throughline.tracking.store import STORE_ERRORS, reason, show_address, use_store
+from throughline.tracking.store import STORE_ERRORS, reason, search_runs, show_address, use_store
 
 RECEIPT_TAG = "mlflow.throughline.receipt"  # tags with this prefix take no space in the UI
 
@@ -38,12 +38,7 @@ def list_trainings() -> list[LoggedTraining]:
             for one in client.search_model_versions(f"name = '{model.name}'"):
                 alias = f" ({aliases[one.version]})" if one.version in aliases else ""
                 versions[str(one.run_id)].append(f"{model.name} version {one.version}{alias}")
-        runs = mlflow.search_runs(
-            search_all_experiments=True,
-            filter_string=f"tags.`{RECEIPT_TAG}` LIKE '%'",
-            order_by=["attributes.start_time ASC"],
-            output_format="list",
-        )
+        runs = search_runs(f"tags.`{RECEIPT_TAG}` LIKE '%'")
     except STORE_ERRORS as error:
         raise ServiceFailed(
             f"MLflow at {show_address()} cannot be reached ({reason(error)})"
@@ -56,6 +51,6 @@ def list_trainings() -> list[LoggedTraining]:
         except TypeError as error:
             echo_problem(f"{name} is left out: another version of the program trained it ({error})")
             continue
-        versions_of_it = tuple(versions[run.info.run_id])
-        trainings.append(LoggedTraining(name=name, receipt=receipt, versions=versions_of_it))
+        own = tuple(versions[run.info.run_id])
+        trainings.append(LoggedTraining(name=name, receipt=receipt, versions=own))
     return trainings

@@ -1,8 +1,7 @@
 """Records runs in MLflow: one per configuration, a child of its comparison.
 
-No training depends on the server. Every number is in the files of runs/NAME before it is sent. If
-the server cannot be reached, one line reports it, training continues, and `python -m tasks.sync`
-sends the rest later.
+No training depends on the server: every number is in the files of runs/NAME before it is sent. If
+the server cannot be reached, one line says so, and `python -m tasks.sync` sends the rest later.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from throughline.shared.failures import disk_reason
 from throughline.shared.layout import from_here
 from throughline.shared.progress import echo, echo_problem
 from throughline.tracking.calls import (
-    LONGEST_PARAM,
-    SENDERS,
     PendingRun,
     attachments_dir,
     enqueue,
     list_models,
     list_pending,
+    name_params,
     remove,
+    send,
 )
 from throughline.tracking.experiments import RunKey, get_experiment_id
 from throughline.tracking.lineage import EXPERIMENT_TAG, PARENT_TAG, read_lineage, read_parent
@@ -45,6 +44,7 @@ from throughline.tracking.store import (
     is_refusal,
     name_keys,
     reason,
+    search_runs,
     show_address,
     store_home,
     use_store,
@@ -64,9 +64,9 @@ def import_client() -> None:
 class Recorder:
     """Writes a run; a context manager, which can be entered again to continue the run.
 
-    After the first failure to reach the store, everything is kept in a file of .throughline/unsent/
-    for `sync`. Metrics that the run already has at a step, with the same value, are not logged
-    again. Tags and artifacts that were kept for later do not replace those of a later measurement.
+    After the first failure to reach the store, everything is kept in .throughline/unsent/ for
+    `sync`. Metrics that the run has already, of the same step and value, are not logged again. Tags
+    and artifacts that were kept for later do not replace those of a later measurement.
 
     Args:
       run_id: Continues the run with this id.
@@ -105,7 +105,7 @@ class Recorder:
 
     @property
     def unsent(self) -> str | None:
-        """The tag of a run that the store does not have yet; None if it has it."""
+        """The tag of a run that the store does not have yet."""
         return None if self.run_id else self._follows or self._tags.get(UNSENT_TAG)
 
     def __enter__(self) -> Recorder:
@@ -119,13 +119,9 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        status = (
-            self._ends_as
-            if kind is None
-            else "KILLED"
-            if kind in (KeyboardInterrupt, SystemExit)
-            else "FAILED"
-        )
+        status = "KILLED" if kind in (KeyboardInterrupt, SystemExit) else "FAILED"
+        if kind is None:
+            status = self._ends_as
         self.call(lambda: mlflow.end_run(status))
         active = mlflow.active_run()
         if active is not None and active.info.run_id == self.run_id:
@@ -154,17 +150,12 @@ class Recorder:
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested parameters, flattened with dots."""
-        named = name_keys(values)
-        self._send("params", {key: str(value)[:LONGEST_PARAM] for key, value in named.items()})
+        self._send("params", name_params(values))
 
     def log_metrics(self, values: Mapping[str, float | None], *, step: int | None = None) -> None:
         """Log metrics, except those that are None."""
-        self._send(
-            "metrics",
-            {key: float(value) for key, value in name_keys(values).items() if value is not None},
-            step,
-            time.time_ns() // 1_000_000,
-        )
+        numbers = {key: float(one) for key, one in name_keys(values).items() if one is not None}
+        self._send("metrics", numbers, step, time.time_ns() // 1_000_000)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         self._send("tags", dict(values))
@@ -175,8 +166,8 @@ class Recorder:
     def log_model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
         """Log a model from its .keras file, so that it can be registered and served.
 
-        `objects` are the project's classes and functions that it needs, as module:name; their code
-        is logged, too. A model that cannot be loaded is logged as a file.
+        `objects`, module:name by name, are what it needs of the project; their code is logged, too.
+        A model that cannot be loaded is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 
@@ -197,14 +188,12 @@ class Recorder:
             self._unsent.append([kind, *values])
 
     def _deliver(self, kind: str, *values: Any) -> None:
-        if kind in ("tags", "artifact") and self._is_outdated():
+        has_model = kind == "model" and self._earlier and list_models(self._earlier)
+        if has_model or (kind in ("tags", "artifact") and self._is_outdated()):
             return
         if kind == "metrics":
             values = (self._leave_out_known(values[0], values[1]), *values[1:])
-        elif kind == "model" and self._earlier and list_models(self._earlier):
-            return
-        if kind != "metrics" or values[0]:
-            SENDERS[kind](*values)
+        send(kind, *values)
 
     def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
         """Return the metrics of a step that the run lacks, or has with other values, as numbers."""
@@ -246,7 +235,7 @@ class Recorder:
             **self._tags,
         }
         if self.run_id is None and self.unsent:
-            self.run_id = find_sent(self._run_key, self.unsent)
+            self.run_id = find_sent(self.unsent)
             if self.run_id is None and self._follows:
                 raise MissingInput("the run to which this is added has not been sent yet")
         self._earlier, self._known = find_run(self.run_id), {}
@@ -268,8 +257,8 @@ class Recorder:
     ) -> None:
         """Call a function on the active run, and report a failure once; keep no call for later.
 
-        If the store cannot be reached, everything that is sent from now on is kept for later. If it
-        only refuses this call, which sends `what`, recording continues.
+        If the store cannot be reached, all that is sent afterwards is kept for later. If it only
+        refuses this call, which sends `what`, recording continues.
         """
         if not self.sent:
             return
@@ -307,14 +296,9 @@ def find_run(run_id: str | None) -> Run | None:
     return None if run.info.lifecycle_stage == "deleted" else run
 
 
-def find_sent(run_key: RunKey, unsent: str) -> str | None:
+def find_sent(unsent: str) -> str | None:
     """Return the id of a run that was kept for later; None until it is sent."""
-    found = mlflow.search_runs(
-        experiment_ids=[get_experiment_id(run_key)],
-        filter_string=f"tags.`{UNSENT_TAG}` = '{unsent}'",
-        order_by=["attributes.start_time ASC"],
-        output_format="list",
-    )
+    found = search_runs(f"tags.`{UNSENT_TAG}` = '{unsent}'")
     return found[0].info.run_id if found else None
 
 
@@ -326,14 +310,12 @@ def sync() -> tuple[int, int]:
     Raises:
       DamagedFile: If something that is kept cannot be read.
     """
-    sent, waiting = 0, []
+    sent, waiting = 0, list[tuple[Path, PendingRun]]()
     with contextlib.suppress(DamagedFile):  # raised below, once the others are sent
-        for each in list_pending(store_home() / UNSENT):
-            waiting.append(each)
+        waiting.extend(list_pending(store_home() / UNSENT))
     # Runs come before what belongs to them.
     for file, unsent in sorted(waiting, key=lambda each: bool(each[1].follows)):
-        continues = unsent.run_id or unsent.follows
-        if continues and is_gone(unsent.run_key, unsent.run_id, unsent.follows):
+        if is_gone(unsent.run_id, unsent.follows):
             echo(
                 f"{from_here(file)} of {unsent.run_key.pipeline} is not sent: MLflow at"
                 f" {show_address()} does not have its run. If another store has the run, set"
@@ -351,12 +333,14 @@ def sync() -> tuple[int, int]:
             break
         remove(file)  # what could not be sent is in a new file
         sent += recorder.sent
-        if not (recorder.sent or _answers()):
+        try:
+            mlflow.search_experiments(max_results=1)
+        except STORE_ERRORS:
             break
     return sent, len([*list_pending(store_home() / UNSENT)])
 
 
-def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
+def is_gone(run_id: str | None, unsent: str | None) -> bool:
     """Return whether a run, by its id or tag, is neither in the store nor kept for it.
 
     It then belongs to another store, or was deleted. False if the store does not answer.
@@ -364,16 +348,9 @@ def is_gone(run_key: RunKey, run_id: str | None, unsent: str | None) -> bool:
     with contextlib.suppress(*STORE_ERRORS, UserError):
         use_store()
         if unsent is None:
-            return find_run(run_id) is None
+            return run_id is not None and find_run(run_id) is None
         kept = {each.tags.get(UNSENT_TAG) for _, each in list_pending(store_home() / UNSENT)}
-        return unsent not in kept and find_sent(run_key, unsent) is None
-    return False
-
-
-def _answers() -> bool:
-    with contextlib.suppress(*STORE_ERRORS):
-        mlflow.search_experiments(max_results=1)
-        return True
+        return unsent not in kept and find_sent(unsent) is None
     return False
 
 

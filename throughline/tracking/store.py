@@ -1,8 +1,7 @@
 """Which MLflow store runs are sent to, and what its errors mean.
 
-The address comes from the user's environment. A relative path in it refers to the project, not to
-the worktree in which a stage runs. A password in it goes to the store only; it is never shown or
-written.
+The address comes from the environment. A relative path in it refers to the project, not to the
+worktree of a stage. A password in it goes to the store only; it is never shown or written.
 """
 
 import os
@@ -16,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import mlflow
 import requests
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import (
@@ -105,6 +105,17 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def search_runs(condition: str) -> list[Run]:
+    """Return the runs of all experiments that meet a condition, the oldest first."""
+    found: Any = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string=condition,
+        order_by=["attributes.start_time ASC"],
+        output_format="list",
+    )
+    return found
 
 
 def show_address() -> str:
