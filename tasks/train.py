@@ -277,7 +277,7 @@ def main() -> None:
         with (
             explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
             atomic_files(out) as new,
-            Recorder(run_key, run_id=store.run_id, unsent=store.unsent) as recorder,
+            Recorder(run_key, **store.run) as recorder,
         ):
             log_inputs(recorder, params, name, pipelines.train)
             window = make_series_window(params, data)

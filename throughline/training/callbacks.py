@@ -1,8 +1,4 @@
-"""Keras callbacks that params.yaml names, early stopping, and their state.
-
-A checkpoint keeps the callbacks' state, so that a resumed training continues exactly as an
-uninterrupted one.
-"""
+"""Keras callbacks that params.yaml names, early stopping, and their state for checkpoints."""
 
 import io
 import pickle
@@ -45,15 +41,8 @@ def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Cal
     stopping = settings.early_stopping
     if stopping is None:
         return []
-    return [
-        keras.callbacks.EarlyStopping(
-            stopping.monitor,
-            min_delta=stopping.min_delta,  # pyright: ignore[reportArgumentType]
-            patience=stopping.patience,
-            mode=stopping.mode,
-            restore_best_weights=stopping.restore_best,
-        )
-    ]
+    named = stopping.model_dump(exclude={"restore_best"})
+    return [keras.callbacks.EarlyStopping(**named, restore_best_weights=stopping.restore_best)]
 
 
 def find_best_epoch(callbacks: Callbacks) -> int | None:
@@ -69,10 +58,7 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
 
 
 def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
-    """Return the key of params.yaml that ended a training early.
-
-    Early stopping must be the last callback.
-    """
+    """Return the key of params.yaml that ended a training early; the last callback is stopping."""
     stopping = callbacks[-1] if settings.early_stopping and callbacks else None
     stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0
     return "train.early_stopping" if stopped else "train.callbacks"
@@ -127,31 +113,21 @@ def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
       ValueError: If the bytes cannot be read.
     """
     try:
-        return _Unpickler(stored, parts).load()
+        return _load(stored, parts)
     except Exception as error:
         raise ValueError(f"the callbacks' state cannot be read: {error}") from error
 
 
 def _dump(value: Any, parts: Sequence[Any]) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, parts).dump(value)
-    _Unpickler(file.getvalue(), parts).load()
+    file, numbers = io.BytesIO(), {id(part): number for number, part in enumerate(parts)}
+    pickler = pickle.Pickler(file)
+    pickler.persistent_id = lambda obj: numbers.get(id(obj))
+    pickler.dump(value)
+    _load(file.getvalue(), parts)
     return file.getvalue()
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, parts: Sequence[Any]) -> None:
-        super().__init__(file)
-        self._numbers = {id(part): number for number, part in enumerate(parts)}
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return self._numbers.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stored: bytes, parts: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(stored))
-        self._parts = parts
-
-    def persistent_load(self, pid: int) -> Any:
-        return self._parts[pid]
+def _load(stored: bytes, parts: Sequence[Any]) -> Any:
+    unpickler = pickle.Unpickler(io.BytesIO(stored))
+    unpickler.persistent_load = parts.__getitem__
+    return unpickler.load()

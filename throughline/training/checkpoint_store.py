@@ -1,8 +1,7 @@
 """Checkpoints on disk that stay usable after a kill or a power failure at any instant.
 
-The store keeps the newest two checkpoints of a training. Each is a folder: it is written under a
-temporary name, its files and the folder are flushed, it is renamed, and the parent folder is
-flushed. Only then is the oldest checkpoint removed. A checkpoint that is proven damaged, or does
+The newest two of a training are kept. Each is a folder: it is written under a temporary name,
+flushed and renamed; only then is the oldest removed. A checkpoint that is proven damaged, or does
 not fit the model, is reported and set aside, and the one before it is used. Any other error, such
 as a full disk or device, ends the training and leaves all checkpoints in place.
 """
@@ -44,6 +43,7 @@ UNFITTING = (
 )
 STATE = "state.json"
 VARIABLES = "variables"
+RUN = ("run_id", "unsent")  # keys of a state: the MLflow run, or its tag if the server lacks it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class CheckpointStore:
     """The checkpoints of one training, in a folder of their own below `root`.
 
     `fingerprint` maps each part that defines the training (data, code, settings, …) to its digest.
-    A checkpoint with another fingerprint is never resumed from: those of the newest few other
+    Checkpoints with another fingerprint are never resumed from: those of the newest few other
     trainings are kept, and the parts in which the newest differs are reported. `root` is removed
     when a training completes.
     """
@@ -71,14 +71,9 @@ class CheckpointStore:
         self._folder = root / f"work-{digest_json(self.fingerprint)[:16]}"
 
     @property
-    def run_id(self) -> str | None:
-        """The MLflow run of the newest usable checkpoint; None without a checkpoint or a run."""
-        return self._usable_checkpoints[0].state["run_id"] if self._usable_checkpoints else None
-
-    @property
-    def unsent(self) -> str | None:
-        """The tag of the newest checkpoint's run if MLflow lacked that run then; else None."""
-        return self._usable_checkpoints[0].state["unsent"] if self._usable_checkpoints else None
+    def run(self) -> dict[str, Any]:
+        """The MLflow run of the newest usable checkpoint, by `run_id` or `unsent`, if any."""
+        return {key: one.state[key] for one in self._usable_checkpoints[:1] for key in RUN}
 
     def restore(
         self,
@@ -136,10 +131,8 @@ class CheckpointStore:
         for name, content in members.items():
             (temporary / name).write_bytes(content)
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
-        # The digest is taken of the state as it will be read.
-        whole = json.loads(
-            dump_json({"work": self.fingerprint, "files": files, "state": dict(state)})
-        )
+        whole = {"work": self.fingerprint, "files": files, "state": dict(state)}
+        whole = json.loads(dump_json(whole))  # as it will be read
         write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
             flush(path)
@@ -155,11 +148,10 @@ class CheckpointStore:
         usable = []
         for folder in _positions(self._folder):
             try:
-                content = _read_verified(folder)
+                state = _read_verified(folder)["state"]
+                usable.append(StoredCheckpoint(folder=folder, state=state))
             except DAMAGED as error:
                 _set_aside(folder, f"is damaged ({first_line(error)})")
-                continue
-            usable.append(StoredCheckpoint(folder=folder, state=content["state"]))
         self._keep_others()
         return usable
 
@@ -188,10 +180,7 @@ class CheckpointStore:
 
 
 def list_checkpoints(root: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """List the checkpoints of all trainings below `root`, each with what its `STATE` holds.
-
-    A checkpoint whose `STATE` is damaged cannot be used, and is left out.
-    """
+    """List the checkpoints of all trainings below `root` whose `STATE` is sound, each with it."""
     found = []
     for folder in (each for work in sorted(root.glob("work-*")) for each in _positions(work)):
         with contextlib.suppress(*DAMAGED):
@@ -223,5 +212,4 @@ def _set_aside(folder: Path, reason: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the class of an error and the first line of its message, cut at 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,7 +1,7 @@
 """The callback that records epochs and writes checkpoints, so that a training can be interrupted.
 
-A checkpoint holds the position, weights, optimizer state, random layers' state, metrics, the
-callbacks' state, the epoch rows and the loss of each step; `checkpoint_store` keeps it on disk.
+A checkpoint holds the position, weights, the state of optimizers, random layers and callbacks,
+metrics, epoch rows and the loss of each step.
 """
 
 import time
@@ -19,7 +19,7 @@ from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.failures import disk_reason
 from throughline.shared.progress import echo, echo_problem
 from throughline.training.callbacks import Callbacks, dump_states, load_states, read_states
-from throughline.training.checkpoint_store import CheckpointStore, first_line
+from throughline.training.checkpoint_store import RUN, CheckpointStore, first_line
 from throughline.training.epoch_rows import (
     describe_row,
     make_row,
@@ -39,10 +39,9 @@ LOG_EVERY_S = 10.0
 
 
 class MetricsLog(Protocol):
-    """Receives the metrics of each epoch, as an MLflow run does.
+    """Receives the metrics of each epoch, as an MLflow run does; an epoch it has is not repeated.
 
-    `run_id` is the MLflow run; `unsent` is the tag of a run that the tracking server does not have
-    yet. An epoch that the run has already is not logged again.
+    `unsent` is the tag of a run that the tracking server does not have yet.
     """
 
     run_id: str | None
@@ -96,8 +95,6 @@ class CheckpointCallback(StepFollower):
         self._others: Callbacks = ()
         self._others_state: bytes | None = None  # to be restored when the training begins
         self._no_checkpoints = ""  # why checkpoints of this training would be incomplete
-        self._agree: Callable[[bool], bool] = bool
-        self._follows_steps = True  # whether no other callback looks at a step's logs
         self._start = Position()
         self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # values until the epoch begins
         self._metrics: list[Any] = []  # metrics' values within the resumed epoch
@@ -133,8 +130,8 @@ class CheckpointCallback(StepFollower):
           agree: Returns whether a condition holds in any of the processes that train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
-        self._network = find_network(train_function.model)
-        self._agree, self._follows_steps = agree, all(map(follows_steps, others))
+        self._network, self._agree = find_network(train_function.model), agree
+        self._follow_steps = all(map(follows_steps, others))
         if self._others_state is not None:
             variables = list_variables(self._network)
             self._restored = [(variable, variable.numpy()) for variable in variables]
@@ -192,9 +189,8 @@ class CheckpointCallback(StepFollower):
             self._go_on(self._others_state)
         self._restored = []
         if resumed:
-            for variable, value in zip(
-                _metric_variables(self._network), self._metrics, strict=True
-            ):
+            variables = _metric_variables(self._network)
+            for variable, value in zip(variables, self._metrics, strict=True):
                 variable.assign(np.asarray(value, variable.dtype))
         self._step, self._logged_at = self._start.step if resumed else 0, time.monotonic()
         self._rate = None
@@ -203,7 +199,7 @@ class CheckpointCallback(StepFollower):
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Pause the monitor if the next execution builds a graph; resume it otherwise."""
         steps = self._train_function.last_steps
-        if steps and not self._follows_steps:  # callbacks may change the rate after each step
+        if steps and not self._follow_steps:  # callbacks may change the rate after each step
             self._rate = read_rate(self._network.optimizer, ahead=steps - 1)
         if self._monitor and self._train_function.builds_graph:
             self._monitor.pause()
@@ -229,13 +225,9 @@ class CheckpointCallback(StepFollower):
                 f" {float((logs or {}).get('loss', float('nan'))):.4f}"
             )
         count, unit = self._settings.checkpoint_period
-        due = self._step // count > before // count
-        if (
-            unit == "steps"
-            and due
-            and self._pipeline.plan.seekable
-            and self._step < self._pipeline.steps_per_epoch
-        ):
+        due = unit == "steps" and self._step // count > before // count
+        ends = self._step >= self._pipeline.steps_per_epoch
+        if due and not ends and self._pipeline.plan.seekable:
             self._save(self._step)
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
@@ -245,12 +237,11 @@ class CheckpointCallback(StepFollower):
             self._rate = read_rate(self._network.optimizer, ahead=-1)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        per_step = self._pipeline.examples / self._pipeline.steps_per_epoch
         row = make_row(
             epoch,
             logs or {},
-            examples_per_s=self._train_function.timer.rates[-1]
-            * self._pipeline.examples
-            / self._pipeline.steps_per_epoch,
+            examples_per_s=self._train_function.timer.rates[-1] * per_step,
             learning_rate=float("nan") if self._rate is None else self._rate,
         )
         self.rows.append(row)
@@ -301,12 +292,10 @@ class CheckpointCallback(StepFollower):
         if self._no_checkpoints:
             return
         self._train_function.settle()
-        losses = self.losses + self._train_function.losses if step else self.losses
-        metrics = (
-            [np.asarray(variable).tolist() for variable in _metric_variables(self._network)]
-            if step
-            else []
-        )
+        losses, metrics = self.losses, []
+        if step:
+            losses = losses + self._train_function.losses
+            metrics = [np.asarray(one).tolist() for one in _metric_variables(self._network)]
         if self._pipeline.worker.index:
             return  # the chief writes, after all processes have read the metrics together
         state = {
@@ -315,21 +304,14 @@ class CheckpointCallback(StepFollower):
             "batch_multiple": self._pipeline.worker.multiple,
             "rows": self.rows,
             "metrics": metrics,
-            "run_id": self._recorder.run_id if self._recorder else None,
-            "unsent": self._recorder.unsent if self._recorder else None,
+            **{key: getattr(self._recorder, key, None) for key in RUN},
             "ended": ended,
             "steps_of_last": self._steps_of_last,
         }
+        position, parts = (len(self.rows), step), list_parts(self._network)
         try:
-            self._store.write(
-                list_variables(self._network),
-                state,
-                {
-                    CALLBACKS: dump_states(self._others, list_parts(self._network)),
-                    LOSSES: losses.tobytes(),
-                },
-                position=(len(self.rows), step),
-            )
+            members = {CALLBACKS: dump_states(self._others, parts), LOSSES: losses.tobytes()}
+            self._store.write(list_variables(self._network), state, members, position=position)
         except (OSError, TypeError, tf.errors.OpError) as error:  # TypeError from callbacks' state
             reason = disk_reason(error) or first_line(error)
             echo_problem(

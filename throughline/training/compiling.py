@@ -31,7 +31,7 @@ LOSSES = {
 class SquaredErrorInUnits(keras.losses.Loss):
     """The mean squared error of several targets, each divided by its `scale` (targets,).
 
-    Without the scale, the target with the largest numbers would dominate the loss.
+    Otherwise the target with the largest numbers would dominate the loss.
     """
 
     def __init__(self, scale: Sequence[float], **options: Any) -> None:
@@ -40,9 +40,8 @@ class SquaredErrorInUnits(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Map labels and outputs (batch, …, targets) to losses (batch, …)."""
-        difference = (y_pred - keras.ops.cast(y_true, y_pred.dtype)) / keras.ops.array(
-            self._scale, y_pred.dtype
-        )
+        scale = keras.ops.array(self._scale, y_pred.dtype)
+        difference = (y_pred - keras.ops.cast(y_true, y_pred.dtype)) / scale
         return keras.ops.mean(keras.ops.square(difference), axis=-1)
 
 
@@ -90,12 +89,8 @@ def _compile(model: keras.Model, settings: TrainSettings, *, target: Target, ste
     if settings.loss == AUTO and len(target.scale) > 1:
         loss: Any = SquaredErrorInUnits(target.scale)
     else:
-        loss = make_named(
-            LOSSES[target.kind] if settings.loss == AUTO else settings.loss,
-            keras.losses,
-            key="train.loss",
-            defaults=outputs,
-        )
+        named = LOSSES[target.kind] if settings.loss == AUTO else settings.loss
+        loss = make_named(named, keras.losses, key="train.loss", defaults=outputs)
     if packed:  # the mean over documents, not over empty slots
         if not isinstance(loss, keras.losses.Loss):
             raise UnknownModel(
@@ -173,20 +168,19 @@ def explain_misfit(
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        keys = ["train.loss", *("train.metrics" for _ in settings.metrics)]
+        specs = [settings.loss, *settings.metrics]
         named = [
             (key, spec if isinstance(spec, str) else next(iter(spec)))
-            for key, spec in [
-                ("train.loss", settings.loss),
-                *(("train.metrics", metric) for metric in settings.metrics),
-            ]
+            for key, spec in zip(keys, specs, strict=True)
             if spec != AUTO
         ]
         if not named or any(":" in name for _, name in named) or "IteratorGetNext" in str(error):
             raise
         reason = "" if isinstance(error, tf.errors.OpError) else f" ({str(error).splitlines()[0]})"
         raise UnknownModel(
-            f"{' or '.join(f'{key}: {name}' for key, name in named)} does not fit labels of shape"
-            f" {tuple(labels)} and outputs of shape {tuple(outputs)}{reason}; use `auto`, or others"
+            f"{' or '.join(map(': '.join, named))} does not fit labels of shape {tuple(labels)} and"
+            f" outputs of shape {tuple(outputs)}{reason}; use `auto`, or others"
         ) from error
 
 
@@ -203,10 +197,9 @@ def _check_shapes(model: keras.Model) -> None:
     labels = np.arange(1, 5, dtype=np.float32)
     outputs = labels[::-1, None] ** 2
     for one in [*([loss] if isinstance(loss, keras.losses.Loss) else []), *own]:
+        shapes = labels, labels[:, None]
         try:
-            as_given, in_columns = (
-                np.mean(_compare(one, each, outputs)) for each in (labels, labels[:, None])
-            )
+            as_given, in_columns = (np.mean(_compare(one, each, outputs)) for each in shapes)
         except Exception:  # noqa: BLE001 - it may raise anything for these values
             continue
         if not np.isclose(as_given, in_columns, rtol=1e-3, equal_nan=True):
@@ -232,17 +225,13 @@ def _compare(one: Any, labels: np.ndarray, outputs: np.ndarray) -> Any:
 
 def make_optimizer(settings: TrainSettings, *, steps: int) -> keras.optimizers.Optimizer:
     """Make the optimizer; its learning rate follows the schedule over all epochs of `steps`."""
-    rate = make_schedule(settings, steps=steps)
-    optimizer = make_named(
-        settings.optimizer,
-        keras.optimizers,
-        key="train.optimizer",
-        defaults={"learning_rate": rate},
-    )
+    rate, key = make_schedule(settings, steps=steps), "train.optimizer"
+    defaults = {"learning_rate": rate}
+    optimizer = make_named(settings.optimizer, keras.optimizers, key=key, defaults=defaults)
     if callable(optimizer):  # a user's function
         optimizer = optimizer(rate)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UnknownModel(f"train.optimizer: {settings.optimizer} is not a Keras optimizer")
+        raise UnknownModel(f"{key}: {settings.optimizer} is not a Keras optimizer")
     return optimizer
 
 
@@ -264,27 +253,22 @@ def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
 def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[str, Any]) -> Any:
     """Make the object that a name, or {name: arguments}, stands for.
 
-    The name is a class of Keras' `module`, or `package.module:name` for a user's class or function,
-    which is called with its arguments. A user's function given none is returned uncalled.
-    What is called also receives those of the `defaults` that it accepts.
+    The name is a class of Keras' `module`, or a user's `package.module:name`. It is called with the
+    arguments and those of the `defaults` that it accepts; a user's function given none is not.
 
     Raises:
       UnknownModel: If the object does not exist, or does not accept the arguments.
     """
     name, given = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
-    if ":" in name:
-        kind = import_object(name, key=key)
-        if not given and not inspect.isclass(kind):
-            return kind
-    else:
-        kind = _find_class(name, module)
-        if kind is None:
-            raise UnknownModel(
-                f"{key}: Keras has no {name} for this key; name your own as package.module:name"
-            )
+    kind = import_object(name, key=key) if ":" in name else _find_class(name, module)
+    if kind is None:
+        raise UnknownModel(
+            f"{key}: Keras has no {name} for this key; name your own as package.module:name"
+        )
+    if ":" in name and not given and not inspect.isclass(kind):
+        return kind
     try:
-        taken = {option: value for option, value in defaults.items() if _takes(kind, option)}
-        given = taken | given
+        given = {key: value for key, value in defaults.items() if _takes(kind, key)} | given
         return kind(**given)
     except (TypeError, ValueError) as error:
         raise UnknownModel(f"{key}: {name} does not accept {given}: {error}") from error

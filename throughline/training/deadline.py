@@ -1,9 +1,8 @@
 """Time limits for a process that trains with others.
 
-If another process is gone or stuck, TensorFlow would wait for it forever, in calls that cannot be
-interrupted. During training a thread enforces the limit. While TensorFlow connects to the other
-processes it holds the GIL, so a small process enforces the limit instead: `python -m
-throughline.training.deadline`.
+If another process is gone or stuck, TensorFlow waits for it forever, in calls that cannot be
+interrupted. A thread enforces the limit. While TensorFlow connects it holds the GIL, so a small
+process does: `python -m throughline.training.deadline`.
 """
 
 import os
@@ -26,10 +25,7 @@ TIMED_OUT = 75  # exit code of a process that exceeded its time limit
 
 
 class Deadline:
-    """Ends this process, with a message, if it waits longer than a limit for the others.
-
-    A thread checks the limit; while the process connects to the others, a second process does.
-    """
+    """Ends this process, with a message, if it waits longer than a limit for the others."""
 
     def __init__(self, worker: TrainingWorker | None = None, addresses: Sequence[str] = ()) -> None:
         self._worker, self._addresses = worker, addresses

@@ -26,12 +26,8 @@ def make_row(
         name if name.startswith("val_") else f"train_{name}": _read_number(name, logs[name])
         for name in names
     }
-    return {
-        "epoch": epoch,
-        **columns,
-        "examples_per_s": examples_per_s,
-        "learning_rate": learning_rate,
-    }
+    rates = {"examples_per_s": examples_per_s, "learning_rate": learning_rate}
+    return {"epoch": epoch, **columns, **rates}
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, float]:
@@ -60,10 +56,9 @@ def describe_row(row: Mapping[str, float]) -> str:
 def name_metrics(row: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a row under their names in MLflow."""
     return {
-        f"{split}/{name}": value
+        column.replace("_", "/", 1): value
         for column, value in row.items()
-        for split, _, name in [column.partition("_")]
-        if split in ("train", "val")
+        if column.startswith(("train_", "val_"))
     }
 
 

@@ -1,8 +1,7 @@
 """The training loop: a model's own train step, Keras callbacks, and evaluation.
 
-The loop can start at any step of any epoch, and reads one sequence of batches that spans all
-epochs. Processes that train together all run this loop; they communicate within the train step
-(`replicas.py`).
+It can start at any step of any epoch, and reads one sequence of batches that spans all epochs.
+Processes that train together all run it; they communicate within the train step (`replicas.py`).
 """
 
 import math
@@ -47,18 +46,17 @@ class SplitEvaluation:
         *,
         agree: Callable[[dict[str, float]], dict[str, float]] = dict,
     ) -> None:
-        self._model, self._batches, self._steps = model, batches, steps
-        self._agree = agree
-        self._test_function = StepFunction(model, trains=False)
+        self._network, self._batches, self._steps = find_network(model), batches, steps
+        self._agree, self._test_function = agree, StepFunction(model, trains=False)
 
     def run(
         self, callbacks: keras.callbacks.CallbackList | None = None, *, steps: int | None = None
     ) -> dict[str, float]:
         """Return the metrics of the split, or of its first `steps`, as Keras' `evaluate` does."""
-        every = callbacks or keras.callbacks.CallbackList(model=find_network(self._model))
-        steps, network = steps or self._steps, find_network(self._model)
+        every = callbacks or keras.callbacks.CallbackList(model=self._network)
+        steps = steps or self._steps
         every.on_test_begin()
-        network.reset_metrics()
+        self._network.reset_metrics()
         self._test_function.begin(steps)
         whole = int(self._batches.cardinality()) == steps
         iterator = iter(self._batches if whole else self._batches.take(steps))
@@ -87,13 +85,12 @@ def fit(
     """Train on `batches`, and evaluate after each epoch.
 
     On a GPU the host is one step ahead, unless a callback reads the logs of each step. Callbacks
-    get the trained network and the same calls as in Keras' `fit`; a callback may also end the
-    training before an epoch starts. If a training resumes within an epoch, `on_epoch_begin` is
-    called again for that epoch; the last callback must undo the changes that this call makes.
+    get the trained network and the calls of Keras' `fit`; they may also end the training before an
+    epoch starts. If a training resumes within an epoch, `on_epoch_begin` is called for it again,
+    and the last callback must undo what that changes.
 
     Args:
-      batches: One sequence from the start of the schedule to its end, so that an epoch's first
-          batch is ready in time.
+      batches: One sequence from the start of the schedule to its end.
       last_logs: The logs of the last complete epoch, for a training that has no steps left.
 
     Raises:
@@ -130,9 +127,7 @@ def fit(
             else:
                 every.on_train_batch_end(done - 1, logs)
         train_function.end()
-        if not alone:
-            # Metrics of all that the processes have seen: for some metrics, that is not the mean
-            # of the processes' values.
+        if not alone:  # the mean of the processes' values is not the metric of all their examples
             metrics = network.get_metrics_result()
             logs = metrics if metrics.keys() == logs.keys() else logs
         logs = as_numbers(logs)

@@ -1,7 +1,4 @@
-"""The state that training changes: variables of layers and optimizers.
-
-This includes the optimizers of a train step that the model defines itself.
-"""
+"""The state that training changes: variables of layers and of all optimizers that a model holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,14 +23,8 @@ def list_variables(model: keras.Model) -> list[tf.Variable]:
 
 def list_parts(model: keras.Model) -> Sequence[Any]:
     """List layers, optimizers, variables and metrics, in the same order in each process."""
-    variables = list_variables(model)
-    return [
-        *model._flatten_layers(),
-        *_optimizers(model),
-        *_variables(model),
-        *variables,
-        *model.metrics,
-    ]
+    variables = *_variables(model), *list_variables(model)
+    return [*model._flatten_layers(), *_optimizers(model), *variables, *model.metrics]
 
 
 def find_incomplete(model: keras.Model) -> str | None:
@@ -49,10 +40,7 @@ def find_incomplete(model: keras.Model) -> str | None:
 
 
 def find_draws(graph: tf.Graph) -> set[str]:
-    """Find the random ops in a graph and its functions whose state is not in the model's variables.
-
-    Keras' random layers are not among them, because their seeds are variables of the model.
-    """
+    """Find a graph's random ops whose state is in no variable of the model, as Keras' own are."""
     draws = find_stateful_draws(graph.as_graph_def())
     shared = get_global_attribute(GLOBAL_SEED_GENERATOR)
     read = {id(one) for one in getattr(graph, "variables", ())}

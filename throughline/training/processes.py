@@ -1,8 +1,7 @@
-"""Starts and ends the processes of this host that train together.
+"""Starts and ends the processes of this host that train together; imports no TensorFlow.
 
-The first one, the chief, writes and prints. The output of another process is shown only if that
-process is the first to fail. All processes end with the one that started them, however that ends.
-Imports no TensorFlow.
+The first one, the chief, writes and prints. Another one's output is shown only if it is the first
+to fail. All end with the process that started them, however that ends.
 """
 
 import contextlib
@@ -102,9 +101,8 @@ def reserve_addresses(count: int) -> Iterator[list[str]]:
 def run_one_of_several(main: Callable[[], None]) -> None:
     """Run the main function of a process that may train with others.
 
-    The process ends when the process that started it ends, and at once if it fails. On SIGTERM the
-    chief ends first: without the others it would wait in its step, and MLflow would not learn of
-    its end.
+    It ends with the process that started it, and at once if it fails. On SIGTERM the chief ends
+    first: without the others it would wait in its step, and MLflow would not learn of its end.
     """
     if STARTED_HERE in os.environ:
         lifeline = os.dup(0)  # a copy of standard input, which other code may close
@@ -113,14 +111,13 @@ def run_one_of_several(main: Callable[[], None]) -> None:
         worker = training_worker_from_tf_config(os.environ)
     except ImpossiblePlan:  # `main` reports it
         worker = TrainingWorker()
-    several = worker.count > 1
     if worker.index:
         signal.signal(signal.SIGTERM, _end_after_chief)
     try:
         main()
     except BaseException as error:
-        if several:
-            exit_at_once(error)
+        if worker.count > 1:
+            _exit_at_once(error)
         raise
 
 
@@ -172,17 +169,16 @@ def _raise_failure(processes: Sequence[Process]) -> None:
     rank, how, first = min(ends, key=lambda end: (end[0], end[2].index))
     if first.index == 0 and rank > 0:  # it has said why itself
         raise SystemExit(first.code)
-    what = f"process {first.index} of {len(processes)} {how}"
     for line in first.lines:
         sys.stderr.write(f"process {first.index}: {line}\n")
-    raise ProcessLost(f"{what}; the same command continues from the last checkpoint")
+    raise ProcessLost(
+        f"process {first.index} of {len(processes)} {how}; the same command continues from the"
+        " last checkpoint"
+    )
 
 
 def _describe_end(process: Process) -> tuple[int, str] | None:
-    """Describe how a process has ended, and rank it: a cause of failure before its consequences.
-
-    Returns None if the process succeeded or still runs.
-    """
+    """Rank an end, causes before consequences, and describe it; None of a success or no end."""
     code = process.code
     if code is None:
         return (0, "is frozen: a signal has stopped it") if process.is_stopped else None
@@ -196,7 +192,7 @@ def _describe_end(process: Process) -> tuple[int, str] | None:
     return (1, f"ended with code {code}") if code else None
 
 
-def exit_at_once(error: BaseException) -> None:
+def _exit_at_once(error: BaseException) -> None:
     """End this process with an error's exit code, without TensorFlow's wait for the others."""
     if isinstance(error, SystemExit):
         lost = isinstance(error.__context__, ProcessLost)

@@ -1,8 +1,7 @@
-"""Communication between the processes that train together, besides gradients.
+"""What processes that train together exchange besides gradients: digests, weights, measurements.
 
-The processes compare their work and weights, and exchange measurements. Each process has one
-replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own slice of every batch. A
-single process has no strategy and exchanges nothing.
+Each has one replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own slice of
+every batch. A single process has no strategy and exchanges nothing.
 """
 
 import contextlib
@@ -13,7 +12,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import compress
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,6 @@ from throughline.settings import TrainSettings
 from throughline.shared.errors import ImpossiblePlan, ProcessesDiffer, ProcessLost
 from throughline.training.deadline import Deadline
 
-Value = TypeVar("Value")
 LONGEST_REASON = 300  # characters of TensorFlow's message
 # Errors of a collective operation if another process is gone or has failed.
 LOST = (
@@ -95,16 +94,11 @@ class Replicas:
         """Raise ProcessesDiffer if parts of the work, values or digests, are not the chief's."""
         names = sorted(parts)
         digests = self.exchange([digest_to_int(str(parts[name]).encode()) for name in names])
-        for number, theirs in enumerate(digests):
-            differing = [
-                name
-                for name, one, other in zip(names, digests[0], theirs, strict=True)
-                if one != other
-            ]
-            if differing:
+        for number, differs in enumerate(digests != digests[0]):
+            if differs.any():
                 raise ProcessesDiffer(
                     f"process {number} of {self.worker.count} differs from the first in"
-                    f" {', '.join(differing)}; {remedy}"
+                    f" {', '.join(compress(names, differs))}; {remedy}"
                 )
 
     @cached_property
@@ -154,10 +148,7 @@ def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettin
 
 
 def count_training_gpus() -> int:
-    """Count the GPUs that TensorFlow computes on in this process; reserves no memory.
-
-    They may be fewer than the CUDA driver shows.
-    """
+    """Count the GPUs that TensorFlow computes on, maybe fewer than CUDA shows; takes no memory."""
     return len(tf.config.list_physical_devices("GPU"))
 
 

@@ -61,16 +61,17 @@ def check_gradients_add_up(model: keras.Model) -> None:
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
     for one in (*parts, *getattr(optimizer, "optimizers", ())):
-        if clip := next((name for name in CLIPS if getattr(one, name, None)), None):
-            raise UnknownModel(
-                f"train.optimizer: with several processes, {clip} clips the gradient of each slice,"
-                " not that of the batch; leave it out, or train in one process"
-            )
-        if periodic := next((name for name in PERIODIC if getattr(one, name, None)), None):
-            raise UnknownModel(
-                f"train.optimizer: with {periodic}, several processes would synchronize in some"
-                " steps only, which TensorFlow cannot do; leave it out, or train in one process"
-            )
+        for name in (*CLIPS, *PERIODIC):
+            if getattr(one, name, None):
+                why = (
+                    "clips the gradient of each slice, not that of the batch"
+                    if name in CLIPS
+                    else "synchronizes in some steps only, which TensorFlow cannot do"
+                )
+                raise UnknownModel(
+                    f"train.optimizer: with several processes, {name} {why}; leave it out, or train"
+                    " in one process"
+                )
     if any(getattr(each, "_keras_mask", None) is not None for each in outputs):
         raise UnknownModel(
             "the model's outputs have a mask, so with several processes the loss is divided by what"

@@ -1,8 +1,7 @@
 """Runs a model's own train step on what an input pipeline delivers.
 
 The pipeline delivers stored examples, which the device postprocesses, or step numbers, whose
-batches the device gathers. Both happen before the train step that the network's builder wrote and
-compiled, so a network does not depend on where its input is postprocessed.
+batches the device gathers. The network's own step does not depend on that.
 """
 
 from __future__ import annotations
