@@ -352,8 +352,8 @@ def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
     ("name", "options", "problem"),
     [
         ("emulated", {}, "needs step_ms"),
-        ("emulated", {"step_ms": True}, "True is not a number from 0.01"),
-        ("emulated", {"step_ms": 5, "spread": 2}, "model.options.spread: 2"),
+        ("emulated", {"step_ms": True}, "step_ms: input should be a valid number; found True"),
+        ("emulated", {"step_ms": 5, "spread": 2}, "options.spread: .* equal to 1; found 2"),
         ("emulated", {"step_ms": 5, "jiter": 0.1}, "model.options.jiter"),
         ("mlp", {"wdth": 3}, "model.options: mlp does not accept .*wdth"),
         ("MobileNetV2", {"weights": "imagenet"}, "set by this program, not by options: weights"),

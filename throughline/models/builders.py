@@ -263,15 +263,11 @@ def _application(name: str) -> Any:
     usual = {"include_preprocessing": False} if scales else {}
 
     def build(input_shape: Shape, outputs: int, **options: Any) -> keras.Model:
-        if decided := {"weights", "input_shape", "classes", "classifier_activation"} & {*options}:
+        ours = {"input_shape": input_shape, "classes": outputs}
+        ours |= {"weights": None, "classifier_activation": None}
+        if decided := ours.keys() & options.keys():
             raise TypeError(f"set by this program, not by options: {', '.join(sorted(decided))}")
-        return constructor(
-            weights=None,
-            input_shape=input_shape,
-            classes=outputs,
-            classifier_activation=None,
-            **{**usual, **options},
-        )
+        return constructor(**usual | ours | options)
 
     return build
 
@@ -317,11 +313,11 @@ BUILDERS = {
 def _builder(name: str) -> Any:
     if name in BUILDERS:
         return BUILDERS[name]
-    if ":" not in name:
-        if not hasattr(keras.applications, name):
-            raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
-        return _application(name)
-    return import_object(name, key="model.name")
+    if ":" in name:
+        return import_object(name, key="model.name")
+    if not hasattr(keras.applications, name):
+        raise UnknownModel(f"model.name: {name} is neither built in nor in keras.applications")
+    return _application(name)
 
 
 def import_object(path: str, *, key: str) -> Any:

@@ -1,33 +1,35 @@
 """An emulated accelerator: a model whose train step takes a given time but uses no resources.
 
-The step waits outside of TensorFlow's graph, on the training's thread, from the arrival of its
-batch. It uses no core, no tf.data thread and no memory bandwidth. So it shows what an input
-pipeline achieves for an accelerator that is not there, and its stall is known by construction. The
-model learns only the frequency of the classes, or the mean of the targets.
+The step waits on the training's thread, outside of TensorFlow's graph, from the arrival of its
+batch, and uses no core, tf.data thread or memory bandwidth. So it shows what an input pipeline
+achieves for an accelerator that is not there. It learns only the frequency of the classes, or the
+mean of the targets.
 """
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 from keras import layers, ops
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from throughline.plan.op_parsing import describe_problem
 from throughline.settings import EMULATED_MODEL
-from throughline.shared.errors import UnknownModel, did_you_mean
+from throughline.shared.errors import UnknownModel
 
 OUTPUT_LAYER = "constant_output"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emulation:
+class Emulation(BaseModel):
     """The duration of a train step, drawn uniformly from `step_ms` · (1 ± `spread`) by `seed`."""
 
-    step_ms: float
-    spread: float = 0.0
-    seed: int = 0
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    step_ms: float = Field(ge=0.01, le=1e6)
+    spread: float = Field(default=0.0, ge=0, le=1)
+    seed: int = Field(default=0, ge=0, le=2**31)
 
     def durations_s(self) -> Iterator[float]:
         draw = random.Random(self.seed)
@@ -35,41 +37,22 @@ class Emulation:
             yield self.step_ms / 1e3 * (1 + self.spread * (2 * draw.random() - 1))
 
 
-def parse_emulation(options: dict[str, Any]) -> Emulation:
-    """Check the `model.options` of an emulated accelerator.
-
-    Raises:
-      UnknownModel: If an option is missing, unknown or out of bounds.
-    """
-    known = {"step_ms": (0.01, 1e6), "spread": (0.0, 1.0), "seed": (0, 2**31)}
-    if "step_ms" not in options:
+def parse_emulation(options: Mapping[str, Any]) -> Emulation:
+    """Check `model.options`; raises UnknownModel if one is missing, unknown or out of bounds."""
+    try:
+        return Emulation.model_validate(options)
+    except ValidationError as error:
+        problem = describe_problem("model.options", Emulation, error.errors()[0])
         raise UnknownModel(
-            "model.options: an emulated accelerator needs step_ms, the time of a train step in"
-            " milliseconds"
-        )
-    for key, value in options.items():
-        if key not in known:
-            raise UnknownModel(
-                f"model.options.{key} is not an option of an emulated accelerator;"
-                f" {did_you_mean(key, list(known))}"
-            )
-        low, high = known[key]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not low <= value <= high
-        ):
-            raise UnknownModel(
-                f"model.options.{key}: {value!r} is not a number from {low:g} to {high:g}"
-            )
-    return Emulation(**options)
+            f"{problem} (an emulated accelerator needs step_ms, the time of a train step in"
+            " milliseconds, and takes its spread, from 0 to 1, and a seed)"
+        ) from error
 
 
 def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
     """Make the network that an emulated accelerator trains, which ignores its inputs.
 
-    Its outputs are the same trainable numbers for every example. It consists of Keras' own layers,
-    so that it can be loaded without this program.
+    Its outputs are the same trainable numbers for every example. Keras loads it by itself.
     """
     inputs = keras.Input(input_shape)
     # A single column, because the length of texts is not known.

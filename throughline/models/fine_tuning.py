@@ -26,12 +26,11 @@ def load_network(
 ) -> tuple[keras.Model, bool]:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`.
 
-    If the file holds a model of this program, its inner network is returned, with its input for
-    columns, if any. If the network has another number of `outputs`, its last layer is replaced. It
+    Of a model of this program it is the inner network, with its input for columns, if any. It
     computes in this process's precision, and all its layers are trainable, whatever the file says.
 
     Returns:
-      The network, and whether its last layer was replaced.
+      The network, and whether its last layer was replaced, to have this number of `outputs`.
 
     Raises:
       UnknownModel: If the file cannot be loaded, the network takes other inputs, or its last layer
@@ -76,8 +75,8 @@ def _find_network(full_model: keras.Model) -> keras.Model:
 def _apply_precision(network: keras.Model) -> None:
     """Apply `train.mixed_precision` to a loaded network.
 
-    A network of mixed precision keeps its layers of single precision. In another one, rescaling,
-    normalization and the last layers stay in single precision.
+    Single precision stays where a mixed network has it; in another one, for rescaling,
+    normalization and the last layers.
     """
     policy, every = keras.config.dtype_policy(), network._flatten_layers()
     models = [one for one in every if isinstance(one, keras.Model)]
@@ -136,20 +135,14 @@ def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
         raise UnknownModel(f"model.name: {network.name} has no weights that could be trained")
     layers = [one for one in network._flatten_layers(include_self=False) if one is not network]
     for pattern in patterns:
+        weighted = [one for one in layers if one.weights]
         if pattern == ALL_BUT_LAST:
             last = {id(one) for one in _list_last(network)}
-            matching = [
-                one
-                for one in layers
-                if one.weights and last.isdisjoint(map(id, one._flatten_layers()))
-            ]
-        else:
-            matching = [one for one in layers if fnmatchcase(one.name, pattern)]
-        if not matching and pattern != ALL_BUT_LAST:
-            names = [one.name for one in layers if one.weights]
+            matching = [one for one in weighted if last.isdisjoint(map(id, one._flatten_layers()))]
+        elif not (matching := [one for one in layers if fnmatchcase(one.name, pattern)]):
             raise UnknownModel(
                 f"model.freeze: {pattern} matches no layer of {network.name};"
-                f" {did_you_mean(pattern, names)}"
+                f" {did_you_mean(pattern, [one.name for one in weighted])}"
             )
         for layer in matching:
             layer.trainable = False

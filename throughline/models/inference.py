@@ -1,21 +1,21 @@
 """The inputs of a trained model and the meaning of its outputs, as its file describes them.
 
-Both are stored in model.keras itself, as members that Keras ignores. So class names, vocabularies
-of columns and the tokenizer always belong to the model.
+model.keras holds them as members that Keras ignores, so class names, vocabularies of columns and
+the tokenizer always belong to the model.
 """
 
+import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import keras
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from throughline.data import encodings  # noqa: F401 - a schema names them
 from throughline.models.model_files import explain, load_model, save_model
@@ -23,6 +23,7 @@ from throughline.plan.op_parsing import restore_op
 from throughline.plan.ops import Op
 from throughline.plan.schema import Schema
 from throughline.plan.text_ops import Tokenize
+from throughline.results.base import parse
 from throughline.settings import DataSettings, WindowSettings
 from throughline.shared.code_identity import project_files
 from throughline.shared.errors import OutdatedModel, UntrustedModel
@@ -82,7 +83,7 @@ def save_trained_model(
     model: keras.Model, path: Path, spec: InferenceSpec, ops: Sequence[Op]
 ) -> None:
     """Save a model in Keras' format, with its `spec` and its tokenizer, atomically."""
-    members = {SPEC: _adapter().dump_json(spec, indent=1)}
+    members = {SPEC: TypeAdapter(InferenceSpec).dump_json(spec, indent=1)}
     for op in ops:
         if isinstance(op, Tokenize) and op.file:
             members[TOKENIZER] = Path(op.model).read_bytes()
@@ -97,18 +98,15 @@ def read_spec(path: Path) -> InferenceSpec:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            return _adapter().validate_json(file.read(SPEC))
+            return parse(InferenceSpec, json.loads(file.read(SPEC)))
     except KeyError as error:
         raise OutdatedModel(
             f"{path} does not say what its inputs and classes are: it was saved by an earlier"
             f" version, or by other means than the train stage; {RETRAIN}"
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+    except (TypeError, ValueError) as error:
         raise OutdatedModel(
-            f"{path} was saved by another version of the program ({where}: {first['msg']});"
-            f" {RETRAIN}"
+            f"{path} was saved by another version of the program ({error}); {RETRAIN}"
         ) from error
     except zipfile.BadZipFile as error:
         raise _refuse_damaged(path, error) from error
@@ -148,8 +146,8 @@ def gives_probabilities(model: keras.Model) -> bool:
 def find_last_activation(model: keras.Model) -> str | None:
     """Return the name of the activation that a model applies last, or None if it is not known.
 
-    Casts, reshapes and averages are skipped. Behind other operations than Keras' activations, only
-    a softmax and a sigmoid are found, by the outputs for random inputs.
+    Casts, reshapes and averages are skipped. Of operations that are not Keras', only a softmax and
+    a sigmoid are found, by the outputs for random inputs.
     """
     return _find_activation_of(model, 0)
 
@@ -246,8 +244,8 @@ def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedM
             raise _refuse_damaged(path, error) from error
         except LOADING_ERRORS as error:
             raise OutdatedModel(
-                f"{path} cannot be loaded ({explain(error)}); run from"
-                " the project whose code it needs, or train it again"
+                f"{path} cannot be loaded ({explain(error)}); run from the project whose code it"
+                " needs, or train it again"
             ) from error
         outputs = getattr(model, "outputs", None)
         if spec.task == "class" and outputs and outputs[0].shape[-1] != len(spec.classes):
@@ -282,8 +280,3 @@ def _restore(stored: StoredOp, schema: Schema, tokenizer: Path, path: Path) -> O
             f"{path} was trained with another {name} than there is now ({why}); {RETRAIN}"
         )
     return op
-
-
-@cache
-def _adapter() -> TypeAdapter[InferenceSpec]:
-    return TypeAdapter(InferenceSpec)

@@ -1,8 +1,7 @@
 """Saves models in Keras' format, and loads them with the project's own layers and functions.
 
-Keras loads its own layers, and what is registered or passed to it. The file's config says which of
-the project's classes and functions it needs; these are passed to Keras by name. Before the first
-epoch, saving and loading are tried on the fresh model.
+The file's config says which of the project's classes and functions it needs; these are passed to
+Keras by name. Before the first epoch, saving and loading are tried on the fresh model.
 """
 
 import importlib
@@ -34,6 +33,10 @@ LOADABLE = (
 )
 
 
+# How the line of Keras' messages begins that names the cause.
+TELLING = ("Exception encountered", "Error encountered", "Could not locate", "Error when")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadRequirements:
     """The requirements for loading a model's file.
@@ -58,10 +61,8 @@ class LoadRequirements:
                 " above it"
             )
         if self.unregistered:
-            given = ", ".join(
-                f'"{name}": {reference.replace(":", ".")}'
-                for name, reference in self.objects.items()
-            )
+            items = self.objects.items()
+            given = ", ".join(f'"{name}": {path.replace(":", ".")}' for name, path in items)
             return (
                 f"model.keras needs {', '.join(self.unregistered)}: load it with"
                 f" custom_objects={{{given}}}, or put {REGISTER} above each and import its module"
@@ -134,8 +135,7 @@ def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirement
     with TemporaryDirectory(prefix="throughline-") as folder:
         path = Path(folder) / "model.keras"
         try:
-            with _without_compile(model):
-                model.save(path)
+            save_model(model, path)
         except Exception as error:
             raise UnsavableModel(
                 f"the model cannot be saved: {explain(error)}\n{SAVABLE}"
@@ -161,26 +161,16 @@ def _needed(config: Any, modules: Sequence[str]) -> dict[str, str]:
     searched = [name for name in project_files(*modules) if name in sys.modules]
     needed = {}
     for node in _nodes(config):
-        module, name, registered = (
-            node.get("module"),
-            node["class_name"],
-            node.get("registered_name"),
-        )
+        module, name = node.get("module") or "", node["class_name"]
         if name == "function" and isinstance(node.get("config"), str):
             wanted = node["config"].rpartition(">")[2]
-            homes = [
-                one
-                for one in searched
-                if getattr(getattr(sys.modules[one], wanted, None), "__module__", None) == one
-            ]
-            if homes:
-                needed[node["config"]] = f"{homes[0]}:{wanted}"
-        elif (
-            module
-            and module.partition(".")[0] not in ("keras", "builtins")
-            and hasattr(sys.modules.get(module), name)
+            for home in searched:
+                if getattr(getattr(sys.modules[home], wanted, None), "__module__", None) == home:
+                    needed.setdefault(node["config"], f"{home}:{wanted}")
+        elif module.partition(".")[0] not in ("", "keras", "builtins") and hasattr(
+            sys.modules.get(module), name
         ):
-            needed[registered or name] = f"{module}:{name}"
+            needed[node.get("registered_name") or name] = f"{module}:{name}"
     return needed
 
 
@@ -198,12 +188,6 @@ def _nodes(value: Any) -> Iterator[dict[str, Any]]:
 def explain(error: Exception) -> str:
     """Return the cause of an error in a line; Keras puts it last, after the whole config."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [
-        line
-        for line in lines
-        if line.startswith(
-            ("Exception encountered", "Error encountered", "Could not locate", "Error when")
-        )
-    ]
+    telling = [line for line in lines if line.startswith(TELLING)]
     line = telling[-1] if telling else (lines or [type(error).__name__])[0]
     return line.partition(". Full object config")[0].partition(" Full object config")[0][:400]

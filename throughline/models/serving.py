@@ -38,9 +38,9 @@ def make_serve_fn(trained: TrainedModel, *, kernels: Any = compute) -> Callable[
     The answers are `probabilities` float32 (batch, classes), or (batch, vocabulary) for the token
     after each text, or `values` (batch, targets) or (batch, horizon, targets).
 
-    Examples are files (batch,) string of images, values (batch, *shape) of arrays, tables and
-    pixels, windows (batch, length, columns) of series, or texts (batch,) string. Images and texts
-    with columns are {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
+    Examples are images' files or texts (batch,) string, values (batch, *shape) of arrays, tables
+    and pixels, or windows (batch, length, columns) of series; images and texts with columns are
+    {image: …, columns: (batch, columns) float32}. `kernels` run the ops.
     """
     spec, ops, model = trained.spec, trained.ops, trained.model
     name, several = spec.schema.input.name, spec.schema.table_input is not None
@@ -133,43 +133,28 @@ def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, 
     columns, tables = spec.schema.columns, _make_lookup_tables(spec.schema.columns)
     opened = [open_tokenizer(op).module for op in trained.ops if isinstance(op, Tokenize)]
     modules = [module for module in opened if module is not None]
-    if isinstance(signature, dict):  # the first input, and columns one by one
-        signature = {
-            value.name: signature[value.name],
-            **_column_signature(columns, taken={value.name}),
-        }
-        return (
-            lambda features: answer(
-                {
-                    value.name: features[value.name],
-                    COLUMNS: _code_columns(features, columns, tables),
-                }
-            ),
-            signature,
-            [*modules, *tables],
-        )
-    if value.encoding.storage != "rows":
-        return answer, signature, modules
-    if value.encoding.modality == "images":
-        files = tf.TensorSpec((None,), tf.string, "image")
-        return lambda image: answer(decode_to_shape(image, value.shape)), files, []
-    if len(value.shape) > 1:  # arrays, not rows of columns
-        return answer, signature, []
-    return (
-        lambda features: answer(_code_columns(features, columns, tables)),
-        _column_signature(columns),
-        tables,
-    )
+    stored, images = value.encoding.storage == "rows", value.encoding.modality == "images"
+    first = signature if isinstance(signature, dict) else {}
 
-
-def decode_to_shape(files: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """Decode JPEG or PNG files (batch,) of one size to images (batch, *shape) uint8."""
+    def answer_columns(features: dict[str, tf.Tensor]) -> Outputs:
+        coded = _code_columns(features, columns, tables)
+        return answer({value.name: features[value.name], COLUMNS: coded} if first else coded)
 
     def decode(file: tf.Tensor) -> tf.Tensor:
-        image = tf.io.decode_image(file, channels=shape[-1], expand_animations=False)
-        return tf.ensure_shape(image, shape)
+        image = tf.io.decode_image(file, channels=value.channels, expand_animations=False)
+        return tf.ensure_shape(image, value.shape)
 
-    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
+    def answer_files(image: tf.Tensor) -> Outputs:
+        kind = tf.TensorSpec(value.shape, tf.uint8)
+        return answer(tf.map_fn(decode, image, fn_output_signature=kind))
+
+    if first or (stored and not images and len(value.shape) == 1):  # columns one by one
+        kept = {name: one for name, one in first.items() if name != COLUMNS}
+        named = {**kept, **_column_signature(columns, taken=kept)}
+        return answer_columns, named, [*modules, *tables]
+    if stored and images:
+        return answer_files, tf.TensorSpec((None,), tf.string, "image"), []
+    return answer, signature, modules
 
 
 def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: Any) -> tf.Tensor:

@@ -1,8 +1,8 @@
 """Columns of a table as a second input of a model, next to an image or a text.
 
-A network with one input gets extra layers for the columns, whose outputs are added to the
-network's, as in the wide and deep models of Cheng et al. (2016). A builder with an argument
-`columns` receives the number of columns and returns a network with both inputs, by name.
+A network with one input gets layers for the columns, whose outputs are added to the network's, as
+in the wide and deep models of Cheng et al. (2016). A builder with an argument `columns` gets their
+number and returns a network with both inputs, by name.
 """
 
 from collections.abc import Sequence

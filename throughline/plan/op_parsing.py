@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from throughline.plan import (
     augmentations,  # noqa: F401 - they register their ops
@@ -62,7 +62,7 @@ def _make_op(
     try:
         return kind.model_validate(dict(arguments)), []
     except ValidationError as error:
-        return None, [_problem(where, kind, item) for item in error.errors()]
+        return None, [describe_problem(where, kind, item) for item in error.errors()]
 
 
 def _find_op(name: str) -> type[Op] | str:
@@ -78,7 +78,8 @@ def _find_op(name: str) -> type[Op] | str:
     return "is not a class that inherits from throughline.plan.ops.Op"
 
 
-def _problem(where: str, kind: type[Op], item: Any) -> str:
+def describe_problem(where: str, kind: type[BaseModel], item: Any) -> str:
+    """Describe one of pydantic's errors in the arguments of an op or a model, at a path."""
     key = ".".join(str(part) for part in item["loc"])
     place = f"{where}.{key}" if key else where
     if item["type"] == "extra_forbidden":
