@@ -1,9 +1,8 @@
 """Let glibc keep freed memory for the next batch instead of returning it to the kernel.
 
 By default glibc maps every block above 32 MB anew and unmaps it when it is freed. A float batch of
-64×224×224×3 (38 MB) then costs ten thousand page faults, and, where the kernel does not back such
-blocks with huge pages, up to half of an input pipeline's throughput. `MALLOC_MMAP_THRESHOLD_` and
-`MALLOC_TRIM_THRESHOLD_` in the environment do the same and take precedence.
+64×224×224×3 (38 MB) then costs ten thousand page faults, without huge pages up to half of an input
+pipeline's throughput. glibc's own variables take precedence.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Digests of Python code: modules and all project modules that they import, without running them.
 
-Comments, docstrings and formatting do not count. Imports of every kind are followed, also lazy and
-relative ones, but not a module that only a string names (`importlib.import_module(name)`).
-Installed packages are identified by their versions (`libraries.py`).
+Comments, docstrings and formatting do not count. Imports of every kind are followed, but not a
+module that only a string names (`importlib.import_module(name)`). Installed packages count by their
+versions (`libraries.py`).
 """
 
 import ast
@@ -91,17 +91,9 @@ def computation_digest(files: Iterable[Path]) -> str:
 def imported_packages(*modules: str, roots: Sequence[Path]) -> set[str]:
     """Return the top-level names of the third-party packages that a user's modules import."""
     files = project_files(*modules, roots=roots, without=PROGRAM)
-    tops = {
-        imported.partition(".")[0]
-        for name, path in files.items()
-        for imported in _imports(name, path)
-    }
-    return (
-        tops
-        - {name.partition(".")[0] for name in files}
-        - {*PROGRAM, ""}
-        - set(sys.stdlib_module_names)
-    )
+    imports = (one for name, path in files.items() for one in _imports(name, path))
+    own = {name.partition(".")[0] for name in files} | {*PROGRAM, ""}
+    return {one.partition(".")[0] for one in imports} - own - sys.stdlib_module_names
 
 
 Import = tuple[int, str, str]  # dots, module, name
@@ -197,13 +189,7 @@ def _without_fields(tree: ast.Module) -> ast.Module:
 def _defined_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.ClassDef):
         return [statement.name]
-    targets = (
-        statement.targets
-        if isinstance(statement, ast.Assign)
-        else [statement.target]
-        if isinstance(statement, ast.AnnAssign)
-        else []
-    )
-    return [
-        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
-    ]
+    targets = [statement.target] if isinstance(statement, ast.AnnAssign) else []
+    targets += statement.targets if isinstance(statement, ast.Assign) else []
+    nodes = (node for target in targets for node in ast.walk(target))
+    return [node.id for node in nodes if isinstance(node, ast.Name)]

@@ -1,8 +1,4 @@
-"""Run the work of a stage on a Dask cluster.
-
-Items are sent one by one, and at most two for each thread of the workers are pending, so that
-neither the stage nor the scheduler holds all items at once.
-"""
+"""Run the work of a stage on a Dask cluster, with at most two pending items per worker thread."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import logging
 import pickle
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -108,38 +104,42 @@ class DaskEngine:
             or the stage's files; or an item, which the message names, ended all its workers.
         """
         pickled, numbered = pickle.dumps(function), enumerate(items)
-        sent = _Sent(self._client, self._describe(pickled), pickled)
-        finished: dict[int, R] = {}
-        following = 0
-        self._worked_at = time.monotonic()
-        try:
-            while True:
-                room = PER_THREAD * max(1, self._count_threads(sent)) - len(sent.pending)
-                for number, item in islice(numbered, max(0, room)):
-                    sent.send(number, item)
-                if not sent.pending:
-                    return
-                for number, item, future in sent.take_done():
-                    finished[number] = self._result(future, item)
-                while following in finished:
-                    yield finished.pop(following)
-                    following += 1
-        except (CommClosedError, CancelledError) as error:
-            raise self._lost() from error
-        finally:
-            sent.cancel()
-
-    def _describe(self, function: bytes) -> Stage:
-        modules = find_modules(function)
-        return Stage(
+        modules = find_modules(pickled)
+        stage = Stage(
             root=str(Path.cwd()),
             token=self._token,
             text=self._text,
             modules=modules,
             program=describe_program(modules),
         )
+        pending: dict[Future, tuple[int, T]] = {}
+        finished: dict[int, R] = {}
+        following = 0
+        self._worked_at = time.monotonic()
+        try:
+            while True:
+                room = PER_THREAD * max(1, self._count_threads(pending)) - len(pending)
+                for number, item in islice(numbered, max(0, room)):
+                    task = run_task, stage, pickled, pickle.dumps(item)
+                    pending[self._client.submit(*task, pure=False)] = number, item
+                if not pending:
+                    return
+                with suppress(TimeoutError):
+                    wait([*pending], timeout=POLL_S, return_when="FIRST_COMPLETED")
+                for future in [one for one in pending if one.done()]:
+                    number, item = pending.pop(future)
+                    finished[number] = self._result(future, item)
+                    future.release()
+                while following in finished:
+                    yield finished.pop(following)
+                    following += 1
+        except (CommClosedError, CancelledError) as error:
+            raise self._lost() from error
+        finally:
+            with suppress(Exception):  # the scheduler may be gone
+                self._client.cancel([*pending], force=True)
 
-    def _count_threads(self, sent: _Sent) -> int:
+    def _count_threads(self, pending: Mapping[Future, tuple[int, Any]]) -> int:
         """Return the number of threads of all workers; EngineFailed after `WORKERS_S` with none."""
         try:
             threads_of: Any = self._client.nthreads()
@@ -152,9 +152,12 @@ class DaskEngine:
             command = f"PYTHONPATH=. dask worker {self._name} --nthreads 1 --memory-limit 0"
             start = f"start some in the project's folder with `{command}`"
             remedy = start if "://" in self._name else "leave `engine` out of params.yaml"
+            if pending:
+                shown = ", ".join(str(item) for _, item in islice(pending.values(), ITEMS_SHOWN))
+                remedy += f"; one of the pending items may end its worker: {shown}"
             raise EngineFailed(
                 f"engine: the Dask cluster ({self._name}) has had no worker for {WORKERS_S:.0f} s;"
-                f" {remedy}{sent.describe()}"
+                f" {remedy}"
             )
         return threads
 
@@ -185,35 +188,3 @@ class DaskEngine:
                 f"engine: the scheduler has no module {error.__cause__.name}; start it in the"
                 " project's folder with its environment: `PYTHONPATH=. dask scheduler`"
             ) from error
-
-
-class _Sent:
-    """Items that were sent to the workers and whose results were not taken yet."""
-
-    def __init__(self, client: Client, stage: Stage, function: bytes) -> None:
-        self._client, self._stage, self._function = client, stage, function
-        self.pending: dict[Future, tuple[int, Any]] = {}
-
-    def send(self, number: int, item: object) -> None:
-        future = self._client.submit(
-            run_task, self._stage, self._function, pickle.dumps(item), pure=False
-        )
-        self.pending[future] = number, item
-
-    def take_done(self) -> Iterator[tuple[int, Any, Future]]:
-        """Wait up to a second, then yield what is done; each future is released after use."""
-        with suppress(TimeoutError):
-            wait([*self.pending], timeout=POLL_S, return_when="FIRST_COMPLETED")
-        for future in [one for one in self.pending if one.done()]:
-            number, item = self.pending.pop(future)
-            yield number, item, future
-            future.release()
-
-    def describe(self) -> str:
-        items = [str(item) for _, item in self.pending.values()]
-        shown = ", ".join(items[:ITEMS_SHOWN])
-        return f"; one of the pending items may end its worker: {shown}" if items else ""
-
-    def cancel(self) -> None:
-        with suppress(Exception):  # the scheduler may be gone
-            self._client.cancel([*self.pending], force=True)

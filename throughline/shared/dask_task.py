@@ -85,18 +85,14 @@ def check_worker(stage: Stage) -> None:
     os.chdir(stage.root)
     if stage.root not in sys.path:
         sys.path.insert(0, stage.root)
-    for name, path in project_files(*stage.modules, roots=_roots()).items():
-        if _first_seen(name, path) != _digest_source(path):
-            raise EngineFailed(
-                f"engine: a worker at {node} has started before {name} was changed, or has another"
-                " module of that name; restart the workers"
-            )
-    for name, version in _find_versions(stage.modules).items():
-        if _VERSIONS.setdefault(name, version) != version:
-            raise EngineFailed(
-                f"engine: a worker at {node} has started before {name} was updated; restart the"
-                " workers"
-            )
+    modules, versions = project_files(*stage.modules, roots=_roots()), _find_versions(stage.modules)
+    outdated = [name for name, path in modules.items() if _first_seen(name, path) != _digest(path)]
+    outdated += [name for name, one in versions.items() if _VERSIONS.setdefault(name, one) != one]
+    if outdated:
+        raise EngineFailed(
+            f"engine: a worker at {node} has started before {outdated[0]} was changed, or has"
+            " another module of that name; restart the workers"
+        )
     if describe_program(stage.modules) != stage.program:
         raise EngineFailed(
             f"engine: a worker at {node} has another program than the stage, or other versions of"
@@ -109,16 +105,15 @@ _VERSIONS: dict[str, str] = {}  # of libraries, likewise
 
 
 def _first_seen(name: str, path: Path) -> str:
-    """Return the digest that the file of a stage's module had when this process first saw it.
+    """Return the digest that a module's file had when this process, which runs it, first saw it.
 
-    The process runs that code, even if the file changes later. No times are compared, because the
-    clocks of several machines differ.
+    No times are compared, because the clocks of several machines differ.
     """
     loaded = getattr(sys.modules.get(name), "__file__", None) or path
-    return _MODULES.setdefault(name, _digest_source(loaded))
+    return _MODULES.setdefault(name, _digest(loaded))
 
 
-def _digest_source(file: str | Path) -> str:
+def _digest(file: str | Path) -> str:
     try:
         return digest_blake2b(Path(file).read_bytes())
     except OSError:  # the file is gone, or never was a file

@@ -27,12 +27,9 @@ class InvalidParams(UserError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        count = len(self.problems)
-        heading = "1 problem" if count == 1 else f"{count} problems"
-        super().__init__(
-            f"{heading} in the parameters:\n"
-            + "\n".join(f"  - {problem}" for problem in self.problems)
-        )
+        several = "s" * (len(self.problems) != 1)
+        heading = f"{len(self.problems)} problem{several} in the parameters:"
+        super().__init__("\n".join([heading, *(f"  - {problem}" for problem in self.problems)]))
 
     def __reduce__(self) -> tuple[type[InvalidParams], tuple[Sequence[str]]]:
         return InvalidParams, (self.problems,)
@@ -277,13 +274,10 @@ def expect_current_schema(path: Path, stage: str | None = None) -> Iterator[None
         raise MissingInput(f"{path} is missing; {run}") from error
     except (ValueError, EOFError, RecursionError) as error:
         empty = path.is_file() and path.stat().st_size == 0
-        reason = (
-            "is empty"
-            if empty
-            else f"is damaged ({next(iter(str(error).splitlines()), type(error).__name__)})"
-        )
+        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise DamagedFile(
-            f"{path} {reason}; {rebuild_hint(path, stage) if stage else f'delete it and {run}'}"
+            f"{path} is {'empty' if empty else f'damaged ({first})'};"
+            f" {rebuild_hint(path, stage) if stage else f'delete it and {run}'}"
         ) from error
 
 

@@ -1,8 +1,4 @@
-"""How a failed command or stage ends.
-
-User errors, disk errors and lack of memory are printed as one paragraph, bugs with their traceback.
-A stage that a flow runs hands its failure to the flow instead.
-"""
+"""How a failed command or stage ends: with a paragraph, or with the traceback of a bug."""
 
 import errno
 import json
@@ -155,19 +151,14 @@ def disk_reason(error: Exception) -> str | None:
 
 
 def _disk_number(error: Exception) -> int | None:
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in _DISK and (
-        isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
-    ):
-        number = next(
-            (
-                known
-                for known in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-                if os.strerror(known) in str(error)
-            ),
-            None,
-        )
-    return number
+    of_system = isinstance(error, OSError)
+    if of_system and error.errno in _DISK:
+        return error.errno
+    if of_system or type(error).__module__.startswith("tensorflow."):
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+            if os.strerror(number) in str(error):
+                return number
+    return None
 
 
 # What TensorFlow's and XLA's allocators found no memory for.
@@ -192,11 +183,8 @@ def _memory_error(error: Exception) -> OutOfMemory | None:
     what = f"a tensor of {found['what']}" if found["what"] else f"{int(found['bytes']):,} bytes"
     node = _OPERATION.search(str(error))
     of = f" of {node[1]}" if node else ""
-    others = (
-        ", or end other programs that use this GPU (nvidia-smi lists them)"
-        if not device.startswith("CPU")
-        else ""
-    )
+    others = ", or end other programs that use this GPU (nvidia-smi lists them)"
+    others = "" if device.startswith("CPU") else others
     return OutOfMemory(
         f"{device} has no memory left for {what}{of}. Lower batch_size, use a smaller model or"
         f" train.mixed_precision: true{others}. Earlier outputs are untouched"

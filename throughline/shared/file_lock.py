@@ -22,19 +22,17 @@ OUTPUT_LOCK = ".lock"
 Held = TypeVar("Held")
 
 
-@contextmanager
 def hold(
     path: Path, owner: str, on_wait: Callable[[str], object], *, silent_s: float = 0.0
-) -> Iterator[int]:
+) -> AbstractContextManager[int]:
     """Hold the lock `path` for the length of the block; yield its file descriptor.
 
     Waiting processes are shown `owner`. If this process waits for longer than `silent_s`, `on_wait`
     is called once with a description of the holder. The file is removed when the lock is released.
     """
-    with hold_when_free(
+    return hold_when_free(
         lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
-    ) as descriptor:
-        yield descriptor
+    )
 
 
 @contextmanager
@@ -108,10 +106,7 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def describe_holder(path: Path) -> str:
-    """Describe who holds a lock, and since when.
-
-    The holder writes this an instant after locking; until then it is "another run".
-    """
+    """Describe who holds a lock, and since when; "another run" until the holder has written it."""
     try:
         known = json.loads(path.read_text())
         return f"{known['owner']} (process {known['pid']}, since {known['since']})"
@@ -124,8 +119,7 @@ def hold_outputs(folder: Path, work: str) -> Iterator[None]:
     """Hold the lock of a folder into which only one process may write results, for the block.
 
     DVC and flows ensure this for what they start; the lock is for commands started by hand. It is a
-    file in that folder, because locks of folders do not work across machines over NFS or Lustre.
-    `work` says what writes there.
+    file, because NFS and Lustre lock no folders across machines. `work` says what writes there.
 
     Raises:
       AlreadyRunning: Another process holds the lock.

@@ -1,8 +1,7 @@
 """Files that are either complete or absent: atomic writes, resumable folders, digests.
 
 Every stage writes next to its destination and renames at the end, so that a kill or a power failure
-leaves either the old output or the new one. A resumable folder keeps finished members across a
-kill, as long as the work is the same. The next start removes what a kill left behind.
+leaves the old output or the new one. The next start removes what a kill left behind.
 """
 
 import ctypes
@@ -111,8 +110,7 @@ def is_forgotten(path: Path) -> bool:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; on success flush and rename it, on failure remove it.
 
-    The name is random, so that threads and processes may write the same file at once. It contains
-    host and process, for `clear_leftovers`.
+    Threads and processes may write the same file at once.
 
     Raises:
       FileNotFoundError: The file's partial folder was removed; the folder is not made again.
@@ -194,7 +192,11 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     run of the *same* work (equal `key`). Partial folders of other work are removed, even if a
     process, perhaps on another machine, still writes there.
     """
-    _recover(path)
+    for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
+        # What `replace_folder` left if it was killed between two renames.
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        shutil.rmtree(old, ignore_errors=True)
     digest, name = digest_blake2b(key.encode())[:DIGITS], glob.escape(path.name)
     partial = path.with_name(f"{path.name}.{digest}{PARTIAL}")
     for pattern in (f".{name}.*{THROWN}", f"{name}.{DIGITS * '?'}{PARTIAL}"):
@@ -206,7 +208,9 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
         clear_leftovers(folder)
     yield partial
-    _clear_temporary(partial)
+    for file in partial.rglob(".*.tmp*"):  # whichever machine wrote it
+        if _TEMPORARY.fullmatch(file.name):
+            file.unlink(missing_ok=True)
     replace_folder(partial, path)
 
 
@@ -225,8 +229,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def atomic_files(folder: Path) -> Iterator[Path]:
     """Yield an empty folder inside `folder`; on success its members move to `folder` one by one.
 
-    They replace files and folders of the same names. On failure the earlier ones stay. The next
-    start removes what a kill left.
+    They replace those of the same names. On failure, the earlier ones stay.
     """
     new = folder / PARTIAL
     shutil.rmtree(new, ignore_errors=True)
@@ -246,8 +249,8 @@ def atomic_files(folder: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Put folder `new` in place of `path`, flushed to disk, so that `path` is always complete.
 
-    The two change places, then the old folder is removed. On file systems that cannot exchange
-    paths, `path` is missing for an instant; after a kill then, the next start restores it.
+    On file systems that cannot exchange paths, `path` is missing for an instant; after a kill then,
+    the next start restores it.
     """
     flush_folder(new)
     if not path.exists():
@@ -297,14 +300,6 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
-def _recover(path: Path) -> None:
-    """Restore or remove what `replace_folder` left if it was killed between two renames."""
-    for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
-        if old.exists() and not path.exists():
-            os.replace(old, path)
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def _throw_away(folder: Path, path: Path) -> Path:
     """Rename a folder so that no part of it passes for unfinished work on `path`."""
     return folder.rename(folder.with_name(f".{path.name}.{secrets.token_hex(8)}{THROWN}"))
@@ -318,13 +313,6 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _clear_temporary(folder: Path) -> None:
-    """Remove all temporary files in and below a complete folder, whichever machine wrote them."""
-    for path in folder.rglob(".*.tmp*"):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
 
 
 def _name_non_finite(value: Any) -> Any:

@@ -1,10 +1,9 @@
 """Lets a forked process that has already imported the libraries do a program's work.
 
 A flow starts a server (`flows/run/fork_server.py`) and names its socket in the environment. A
-program that finds the socket hands over its command line, folder, environment and standard streams,
-waits, and exits with the exit code of the work. Without a server, or if a file has changed since
-the server imported it, the program imports its libraries itself. This module uses the standard
-library alone, because it runs before all other imports.
+program that finds it hands over its command line, folder, environment and standard streams, waits,
+and exits with the exit code of the work. Without a server, or if a file has changed since the
+server imported it, the program does its own work. Standard library alone: this runs first.
 """
 
 import array

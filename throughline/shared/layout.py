@@ -22,14 +22,6 @@ def from_here(path: Path) -> Path:
     return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
 
 
-def _find_started_in(root: Path) -> Path:
-    """Return the project of which `root` is a copy by `dvc exp run`; `root` if it is not a copy."""
-    for folder in root.absolute().parents:
-        if folder.parts[-len(DVC_COPIES) :] == DVC_COPIES:
-            return folder.parents[len(DVC_COPIES) - 1]
-    return root
-
-
 @dataclass(frozen=True)
 class Layout:
     """Paths of the stages' outputs, relative to the folder of params.yaml."""
@@ -78,8 +70,12 @@ class Layout:
     @property
     def project(self) -> Path:
         """Folder of the project, also for its worktrees and for DVC's copies of it."""
-        home = os.environ.get(STORE_HOME)
-        return Path(home) if home else _find_started_in(self.root)
+        if home := os.environ.get(STORE_HOME):
+            return Path(home)
+        for folder in self.root.absolute().parents:
+            if folder.parts[-len(DVC_COPIES) :] == DVC_COPIES:
+                return folder.parents[len(DVC_COPIES) - 1]
+        return self.root
 
     def run(self, name: str) -> Layout:
         return Layout(self.root / WORKSPACES / name)

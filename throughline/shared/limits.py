@@ -21,19 +21,15 @@ MEMORY_FILES = {
 def available_memory(process: Path = Path("/proc/self")) -> int:
     """Return the bytes that this process can take without swapping or being killed.
 
-    That is the minimum of the machine's available memory and of what is left below the limit of
-    each cgroup, from the process's own up to the root. Pages of files count as free, as in the
-    kernel's MemAvailable, because the kernel drops them before it kills. `process` is the folder in
-    /proc that lists the cgroups.
+    The minimum of the machine's available memory and of what is left below the limit of each
+    cgroup, from the process's own up to the root. Pages of files count as free, because the kernel
+    drops them before it kills. `process` is the folder in /proc that lists the cgroups.
     """
-    left = (
-        _left_below_limit(level, *MEMORY_FILES[kind])
-        for kind, levels in list_cgroups(process, "memory")
-        for level in levels
-    )
-    return max(
-        0, min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
-    )
+    left = [psutil.virtual_memory().available]
+    for kind, levels in list_cgroups(process, "memory"):
+        below = (_left_below_limit(level, *MEMORY_FILES[kind]) for level in levels)
+        left += [each for each in below if each is not None]
+    return max(0, min(left))
 
 
 def usable_cores(process: Path = Path("/proc/self")) -> int:

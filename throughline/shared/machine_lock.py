@@ -3,13 +3,12 @@
 It is a kernel lock: a process that has ended, even by kill -9, holds nothing.
 """
 
-import contextlib
 import errno
 import pwd
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold_when_free
@@ -20,8 +19,7 @@ MACHINE_HELD = "THROUGHLINE_MACHINE_HELD"  # variable: a flow holds the lock for
 MACHINE_ADDRESS = "\0throughline-measuring"
 
 
-@contextmanager
-def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
+def hold_machine(on_wait: Callable[[str], object]) -> AbstractContextManager[int]:
     """Hold the lock that all users of this machine share for the block; yield its file descriptor.
 
     `on_wait` is told which process holds it, but not what that process does.
@@ -29,8 +27,7 @@ def hold_machine(on_wait: Callable[[str], object]) -> Iterator[int]:
     Raises:
       ServiceFailed: This machine allows no abstract sockets.
     """
-    with hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder())) as descriptor:
-        yield descriptor
+    return hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder()))
 
 
 @contextmanager
@@ -51,16 +48,12 @@ def _hold_if_free() -> Iterator[int | None]:
 
 
 def _describe_machine_holder() -> str:
-    with (
-        contextlib.suppress(OSError, KeyError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer,
-    ):
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.setblocking(False)
         peer.connect(MACHINE_ADDRESS)
-        process, user, _ = struct.unpack(
-            "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )
-        with contextlib.suppress(KeyError):
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        process, user, _ = struct.unpack("3i", credentials)
+        with suppress(KeyError):
             return f"process {process} of user {pwd.getpwuid(user).pw_name}"
         return f"process {process} of user {user}"
     return "another process"

@@ -1,9 +1,9 @@
 """Objects in a bucket: read, written, listed and removed, with time limits and explained errors.
 
-The client is obstore. Credentials come from where it and the provider's own tools look for them
+The client is obstore. It looks for credentials where the provider's own tools do
 (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, AWS_ALLOW_HTTP, the identity of a pod or machine, …), never
-from a URL or a parameter, and no message contains them. obstore's threads do not survive a fork, so
-the process that uses it imports and opens it.
+in a URL or a parameter, and no message contains them. Its threads do not survive a fork, so the
+process that uses it imports it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ BACKOFF = {
     "max_backoff": timedelta(seconds=5),
     "base": 3,
 }
-# Objects up to this size are one request; larger ones are uploaded in parts that the store joins.
-# Simultaneous uploads share bandwidth and time limit, so at most 64 MiB are under way, whatever the
-# number of threads.
+# Larger objects are uploaded in parts. Simultaneous uploads share bandwidth and time limit, so at
+# most 64 MiB are under way, whatever the number of threads.
 PART_BYTES, MOST_PARTS = 8 << 20, 9_000  # stores accept 10,000
 PARTS_AT_ONCE, PUTS_AT_ONCE = 2, 4
 _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)

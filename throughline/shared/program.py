@@ -1,8 +1,7 @@
 """The digest of the program that decides what a stage writes: its module and those that it imports.
 
-It tells whether this program made something: for a stage's identity, by which DVC knows what to run
-(tasks/identities.py), and for partial folders and checkpoints, which only the same program
-continues. Comments, docstrings and formatting do not count.
+It is part of a stage's identity, by which DVC knows what to run (tasks/identities.py), and of
+partial folders and checkpoints, which only the same program continues.
 """
 
 from collections.abc import Mapping

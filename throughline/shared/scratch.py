@@ -1,8 +1,7 @@
 """Folders for a process's own temporary files, such as tf.data's caches, removed when it ends.
 
 They are in `.throughline/scratch` of the project, on its disk. The next process removes the folder
-of a killed one, since the lock next to it is free. If several machines share the project, each
-clears its own folders, and those of others after a day.
+of a killed one, whose lock is free, and those of other machines after a day.
 """
 
 import os
