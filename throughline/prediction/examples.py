@@ -28,9 +28,8 @@ def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
 class Example:
     """One thing to predict.
 
-    `value` is what the model's shards store: the bytes of an image file or of a text, or an array.
-    `columns` (columns,) float32 is the table input, if there is one. `row` is the last time step
-    that a window sees, counted from 1.
+    `value` is what the model's shards store: the bytes of a file or text, or an array. `columns`
+    (columns,) float32 is the table input, if any. `row` is the last time step of a window, from 1.
     """
 
     id: str
@@ -49,10 +48,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Examples, read one by one; they can be iterated once.
-
-    `items` also yields rejected ones; `total` is about the number of both.
-    """
+    """Examples and rejected ones, to be iterated once; `total` is about the number of both."""
 
     items: Iterable[Example | Rejected]
     total: int

@@ -51,9 +51,8 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
         raise UnreadableSource(f"{path} {NO_COLUMNS}")
     if path.is_dir():
         listed = list_files(path, trained.spec.data, _encoding(trained))
-        files = _examine(
-            [_Named(str(file.path), file.path) for file in listed.files], path, trained
-        )
+        named = [_Named(str(file.path), file.path) for file in listed.files]
+        files = _examine(named, path, trained)
         unread = [replace(item, id=str(path / item.id)) for item in listed.rejected]
         return replace(files, items=chain(files.items, unread), total=files.total + len(unread))
     if path.suffix.lower() in ARRAYS:
@@ -93,8 +92,8 @@ def _read_listed(path: Path, trained: TrainedModel) -> Examples:
 def _encoding(trained: TrainedModel) -> FileEncoding:
     """Return the encoding of files: the training's, or images if the training had arrays."""
     encoding = trained.spec.schema.input.encoding
-    image = find_encoding("image")
-    return encoding if isinstance(encoding, FileEncoding) else cast("FileEncoding", image)
+    image = cast("FileEncoding", find_encoding("image"))
+    return encoding if isinstance(encoding, FileEncoding) else image
 
 
 def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> Files:
@@ -122,16 +121,18 @@ def _examine(named: Sequence[_Named], root: Path, trained: TrainedModel) -> Exam
         # Each has a folder of its own, since equal files are converted to equal names.
         with TemporaryDirectory(dir=folder) as converted:
             try:
-                info = inspect(
-                    StoredFile(path=path, root=root, follow_links=follow), Path(converted)
-                )
+                stored = StoredFile(path=path, root=root, follow_links=follow)
+                info = inspect(stored, Path(converted))
                 data = info.path.read_bytes()
             except (RejectedValue, FileNotFoundError) as reason:
                 return Rejected(id=name, reason=str(reason))
-        problem = _find_misfit(info.shape, trained)
-        if problem:
+        if problem := _find_misfit(info.shape, trained):
             return Rejected(id=name, reason=problem)
-        return Example(id=name, value=_as_stored(data, trained), columns=one.columns)
+        value, feature = data, trained.spec.schema.input
+        if feature.encoding.storage != "files":
+            channels = feature.channels
+            value = tf.io.decode_image(data, channels=channels, expand_animations=False).numpy()
+        return Example(id=name, value=value, columns=one.columns)
 
     def items() -> Iterator[Example | Rejected]:
         opened = _encoding(trained).open_inspector(trained.spec.data)
@@ -152,14 +153,6 @@ def _find_misfit(shape: tuple[int, ...], trained: TrainedModel) -> str | None:
         return None
     sizes = ("×".join(map(str, reversed(size))) for size in (shape[:-1], needed))
     return "{} pixels, but the model takes {}; resize it like the training's images".format(*sizes)
-
-
-def _as_stored(data: bytes, trained: TrainedModel) -> bytes | np.ndarray:
-    feature = trained.spec.schema.input
-    if feature.encoding.storage == "files":
-        return data
-    image = tf.io.decode_image(data, channels=feature.channels, expand_animations=False)
-    return image.numpy()
 
 
 def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:

@@ -1,7 +1,4 @@
-"""Predicts the labels of examples in files, and writes them as CSV.
-
-Its lines hold classes with probabilities, or values by the names of the targets.
-"""
+"""Predicts the labels of examples in files, and writes them as CSV."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,17 +90,15 @@ def write_predictions(
 
 
 def make_header(spec: InferenceSpec) -> list[str]:
-    """Return the names of the columns.
+    """Return the names of the columns; each input is a line, or each time step of a series.
 
-    Each input is a line, and `error` says why it has no prediction. For a series, each predicted
-    time step is a line, and `row` is its number, from 1.
+    `error` says why an input has no prediction; `row` is the number of a time step, from 1.
     """
     if spec.task == "regression":
-        steps = ["row"] if spec.schema.is_series else []
-        return ["input", *steps, *spec.targets, "error"]
-    names = ["class", "probability"]
-    for rank in range(2, _shown(spec) + 1):
-        names += [f"class_{rank}", f"probability_{rank}"]
+        names = [*(["row"] if spec.schema.is_series else []), *spec.targets]
+    else:
+        ranks = ["", *(f"_{rank}" for rank in range(2, _shown(spec) + 1))]
+        names = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
     return ["input", *names, "error"]
 
 
@@ -130,11 +125,8 @@ def predict(
     trained: TrainedModel, items: Iterable[Example | Rejected], *, batch_size: int
 ) -> Iterator[Prediction | Rejected]:
     """Predict all examples; rejected ones pass through in their place."""
-    serve = tf.function(
-        make_serve_fn(trained),
-        input_signature=[make_input_signature(trained.spec)],
-        autograph=False,
-    )
+    signature = [make_input_signature(trained.spec)]
+    serve = tf.function(make_serve_fn(trained), input_signature=signature, autograph=False)
     for batch in in_batches(items, batch_size):
         examples = [item for item in batch if isinstance(item, Example)]
         outputs = iter(())
@@ -142,11 +134,10 @@ def predict(
             (answer,) = serve(_stack(examples, trained.spec.schema)).values()
             outputs = iter(answer.numpy())
         for item in batch:
-            yield (
-                Prediction(example=item, output=next(outputs))
-                if isinstance(item, Example)
-                else item
-            )
+            if isinstance(item, Example):
+                yield Prediction(example=item, output=next(outputs))
+            else:
+                yield item
 
 
 def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.Tensor]:
@@ -159,10 +150,7 @@ def _stack(examples: list[Example], schema: Schema) -> tf.Tensor | dict[str, tf.
 
 
 def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) -> Examples:
-    """Read all examples at `paths`; a file that cannot be read at all becomes a reject.
-
-    Tables and series are read at once, files later. A new kind of input is a function in `readers`.
-    """
+    """Read all examples at `paths`; a file that cannot be read at all becomes a reject."""
     encoding = trained.spec.schema.input.encoding
     readers: dict[str, Reader] = {
         "files": files.read,
@@ -180,55 +168,45 @@ def read_examples(paths: Sequence[Path], trained: TrainedModel, wanted: Wanted) 
 
 def takes_arrays(spec: InferenceSpec) -> bool:
     """Return whether a model takes arrays of two axes or more per example, not rows of a table."""
-    value = spec.schema.input
-    return (
-        value.encoding.modality == "numbers"
-        and value.encoding.storage == "rows"
-        and len(value.shape) > 1
-    )
+    value, encoding = spec.schema.input, spec.schema.input.encoding
+    numbers = encoding.modality == "numbers" and encoding.storage == "rows"
+    return numbers and len(value.shape) > 1
 
 
 def describe_inputs(spec: InferenceSpec) -> str:
-    data, columns = spec.data, spec.schema.columns.names
-    encoding = spec.schema.input.encoding
+    data, schema, encoding = spec.data, spec.schema, spec.schema.input.encoding
+    named = name_some(schema.columns.names, most=COLUMNS_SHOWN)
+    tables = f"tables (CSV, TSV ({data.encoding}) or Parquet)"
     if takes_arrays(spec):
-        shape = ", ".join(map(str, ("examples", *spec.schema.input.shape)))
-        return f"This model takes .npy or .npz arrays ({shape}) of {spec.schema.input.dtype}."
-    named = name_some(columns, most=COLUMNS_SHOWN)
-    tables = f"CSV, TSV ({data.encoding}) or Parquet"
-    if spec.schema.table_input and spec.schema.is_text:
-        return (
-            f"This model takes .jsonl, .csv, .tsv ({data.encoding}) and .parquet files with the"
-            f" columns {data.text_column}, {named}."
+        shape = ", ".join(map(str, ("examples", *schema.input.shape)))
+        what = f".npy or .npz arrays ({shape}) of {schema.input.dtype}"
+    elif schema.table_input and schema.is_text:
+        what = (
+            f".jsonl, .csv, .tsv ({data.encoding}) and .parquet files with the columns"
+            f" {data.text_column}, {named}"
         )
-    if spec.schema.table_input:
-        return (
-            f"This model takes tables ({tables}) with paths of {encoding.noun} in column"
-            f" {data.path_column}, and the columns {named}."
-        )
-    if encoding.modality == "images":
+    elif schema.table_input:
+        what = f"{tables} with paths of {encoding.noun} in column {data.path_column}, and the"
+        what += f" columns {named}"
+    elif encoding.modality == "images":
         arrays = "" if encoding.storage == "files" else ", .npy or .npz arrays of images"
-        return (
-            "This model takes images (JPEG, PNG, GIF, BMP or WebP), folders of them, or tables with"
-            f" their paths in column {data.path_column}{arrays}."
+        what = "images (JPEG, PNG, GIF, BMP or WebP), folders of them, or tables with their paths"
+        what += f" in column {data.path_column}{arrays}"
+    elif encoding.storage == "files":
+        what = f"{encoding.noun}: files, folders of them, and tables with their paths in column"
+        what += f" {data.path_column}"
+    elif schema.is_text:
+        what = (
+            f"texts ({data.encoding}): files, folders of them, and .jsonl, .csv, .tsv or .parquet"
+            f" files whose column {data.text_column} holds the text"
         )
-    if encoding.storage == "files":
-        return (
-            f"This model takes {encoding.noun}: files, folders of them, and tables with their"
-            f" paths in column {data.path_column}."
-        )
-    if spec.schema.is_text:
-        return (
-            f"This model takes texts ({data.encoding}): files, folders of them, and .jsonl, .csv,"
-            f" .tsv or .parquet files whose column {data.text_column} holds the text."
-        )
-    if spec.schema.is_series:
-        time = "".join(f"{name}, " for name in data.time_columns)
-        return (
-            f"This model takes series of at least {spec.window.length} time steps: tables"
-            f" ({tables}) with the columns {time}{named}, or .npy arrays of {named}."
-        )
-    return f"This model takes tables ({tables}) with the columns {named}."
+    elif schema.is_series:
+        columns = ", ".join([*data.time_columns, named])
+        what = f"series of at least {spec.window.length} time steps: {tables} with the columns"
+        what += f" {columns}, or .npy arrays of {named}"
+    else:
+        what = f"{tables} with the columns {named}"
+    return f"This model takes {what}."
 
 
 def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
@@ -286,7 +264,8 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 def _explain(error: UserError, path: Path) -> str:
     """Return what is wrong with the file at `path` in one line, without its path or a remedy."""
-    unreadable = [error] if isinstance(error, UnreadableSource) else []
-    found = [one.problem for each in unreadable for one in each.several or [each]] or [str(error)]
+    found = [str(error)]
+    if isinstance(error, UnreadableSource):
+        found = [one.problem for one in error.several or [error]]
     whats = [" ".join(one.split()).removeprefix(str(path)).lstrip(":, ") for one in found]
     return "; ".join(what.rstrip(".") for what in whats)

@@ -1,8 +1,4 @@
-"""Rows of a table, or windows of a series, to predict.
-
-Columns are found by their names. Categories get the numbers of the training's vocabularies, and
-empty cells the medians of its training split if `data.missing` is median.
-"""
+"""Rows of a table, or windows of a series, to predict, coded as in training."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,12 +22,9 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     values, reasons = code_rows(table, trained.spec.schema.columns)
 
     def items() -> Iterator[Example | Rejected]:
-        for number, reason in enumerate(reasons):
-            name = f"{path}:{number + 1}"
-            if reason:
-                yield Rejected(id=name, reason=reason)
-            else:
-                yield Example(id=name, value=values[number])
+        for number, (value, reason) in enumerate(zip(values, reasons, strict=True), start=1):
+            name = f"{path}:{number}"
+            yield Rejected(id=name, reason=reason) if reason else Example(id=name, value=value)
 
     return Examples(items=items(), total=len(table))
 
@@ -76,15 +69,9 @@ def read_series(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
             f"{path}: the model needs {length} successive time steps"
             f" {'' if wanted.every_window else 'at the end '}without a missing one"
         )
-    return Examples(
-        items=(
-            Example(
-                id=str(path), value=np.asarray(series.values[at : at + length]), row=at + length
-            )
-            for at in starts
-        ),
-        total=len(starts),
-    )
+    ends = ((at + length, np.asarray(series.values[at : at + length])) for at in starts)
+    items = (Example(id=str(path), value=value, row=end) for end, value in ends)
+    return Examples(items=items, total=len(starts))
 
 
 def note_all(path: Path, warnings: Iterable[str]) -> None:
@@ -93,10 +80,7 @@ def note_all(path: Path, warnings: Iterable[str]) -> None:
 
 
 def read_as_trained(trained: TrainedModel) -> DataSettings:
-    """Return the settings with which the training read its data, without `leave_out`.
-
-    If its numbers had decimal commas, the decimal mark of another file is detected.
-    """
+    """Return the settings of the training's data, without `leave_out`; no comma is presumed."""
     commas = trained.spec.schema.columns.decimal == ","
     changed = {"decimal": "auto"} if commas else {}
     return trained.spec.data.model_copy(update={"leave_out": [], **changed})

@@ -51,9 +51,8 @@ def read(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def _read_file(path: Path, settings: DataSettings) -> Document | Rejected:
+    stored = StoredFile(path=path, root=Path(path.absolute().anchor))
     try:
-        anywhere = Path(path.absolute().anchor)
-        stored = StoredFile(path=path, root=anywhere)
         content = stored.read(lambda _, size: check_size(size, settings.max_bytes))
         return Document(id="", content=content, label="")
     except RejectedValue as reason:
@@ -66,7 +65,8 @@ def _with_columns(
     """Yield documents, each with its columns if the model needs any (all are read first then)."""
     more = trained.spec.schema.table_input
     if more is None or found.kept is None:
-        yield from ((document, None) for document in found.documents)
+        for document in found.documents:
+            yield document, None
         return
     documents = [*found.documents]
     rows = [one.cells for one in documents if isinstance(one, Document)]

@@ -90,8 +90,8 @@ def check_worker(stage: Stage) -> None:
     outdated += [name for name, one in versions.items() if _VERSIONS.setdefault(name, one) != one]
     if outdated:
         raise EngineFailed(
-            f"engine: a worker at {node} has started before {outdated[0]} was changed, or has"
-            " another module of that name; restart the workers"
+            f"engine: a worker at {node} has started before {outdated[0]} was changed or"
+            " updated, or has another module of that name; restart the workers"
         )
     if describe_program(stage.modules) != stage.program:
         raise EngineFailed(
