@@ -88,15 +88,10 @@ def build_models(
     postprocess: Sequence[Op],
     table: TableInput | None = None,
 ) -> Models:
-    """Build the model that `settings` names.
+    """Build the model that `settings` names, with `postprocess` ops and columns of a `table`.
 
-    Args:
-      input_shape: Shape of a stored input, without the batch axis.
-      postprocess: Ops that run within the model.
-      table: Columns that the model takes as a second input, if any.
-
-    Raises:
-      UnknownModel: If there is no such builder or file, or if its model or options do not fit.
+    `input_shape` is that of a stored input, without the batch axis. Raises UnknownModel if there is
+    no such builder or file, or if its model or options do not fit.
     """
     name = INPUT_NAMES.get(dtype, "features")
     stored = keras.Input(input_shape, dtype=dtype, name=name)

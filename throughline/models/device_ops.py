@@ -19,11 +19,7 @@ SINGLE = "float32"
 
 @singledispatch
 def apply_as_layer(op: Op, value: Any) -> Any:
-    """Apply an op to a symbolic tensor (batch, …); a user's op brings its own layer.
-
-    Raises:
-      UnknownModel: If the op has no layer.
-    """
+    """Apply an op to a symbolic tensor (batch, …) by its layer; UnknownModel without one."""
     own = getattr(op, "layer", None)
     if own is None:
         raise UnknownModel(

@@ -28,13 +28,9 @@ def load_network(
 
     Of a model of this program it is the inner network, with its input for columns, if any. It
     computes in this process's precision, and all its layers are trainable, whatever the file says.
+    Also returns whether its last layer was replaced, to have this number of `outputs`.
 
-    Returns:
-      The network, and whether its last layer was replaced, to have this number of `outputs`.
-
-    Raises:
-      UnknownModel: If the file cannot be loaded, the network takes other inputs, or its last layer
-          cannot be replaced.
+    Raises UnknownModel if it cannot be loaded or replaced, or takes other inputs.
     """
     try:
         spec = find_spec(path)
@@ -94,8 +90,7 @@ def _apply_precision(network: keras.Model) -> None:
 def load_weights(network: keras.Model, path: Path) -> None:
     """Load weights from a file, layer by layer; print which are missing or have other shapes.
 
-    Raises:
-      UnknownModel: If the file cannot be loaded, or none of its weights fits.
+    Raises UnknownModel if the file cannot be loaded, or none of its weights fits.
     """
     weights = [one for one in network.weights if "float" in one.dtype]
     initial = [np.asarray(one) for one in weights]
@@ -124,12 +119,9 @@ def load_weights(network: keras.Model, path: Path) -> None:
 
 
 def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
-    """Freeze the layers whose names match one of the patterns.
+    """Freeze the layers whose names match one of the patterns; `all_but_last` freezes those before.
 
-    `all_but_last` freezes every layer before the last one; a model of a single layer has none.
-
-    Raises:
-      UnknownModel: If a pattern matches no layer, or the network has no weights (left) to train.
+    Raises UnknownModel if a pattern matches no layer, or no weights are (left) to train.
     """
     if not network.trainable_weights:
         raise UnknownModel(f"model.name: {network.name} has no weights that could be trained")

@@ -91,11 +91,7 @@ def save_trained_model(
 
 
 def read_spec(path: Path) -> InferenceSpec:
-    """Read the spec in a model's file.
-
-    Raises:
-      OutdatedModel: If the file is damaged, has no spec, or that of another program version.
-    """
+    """Read the spec in a model's file; OutdatedModel if it is damaged, or not of this version."""
     try:
         with zipfile.ZipFile(path) as file:
             return parse(InferenceSpec, json.loads(file.read(SPEC)))
@@ -223,11 +219,8 @@ def describe_outputs(path: Path) -> dict[str, Any] | None:
 def open_trained_model(path: Path, *, trusted: bool = True) -> Iterator[TrainedModel]:
     """Load the model of a file, with its tokenizer, for the length of the block.
 
-    A file that is not `trusted` may only name code of this project, and may not contain code.
-
-    Raises:
-      OutdatedModel: If the model cannot be used any more; says why.
-      UntrustedModel: If an untrusted file names other code, or contains some.
+    Raises OutdatedModel if it cannot be used any more, and UntrustedModel if a file that is not
+    `trusted` contains code, or names code outside this project.
     """
     spec = read_spec(path)
     if not trusted:

@@ -59,8 +59,7 @@ def write_predictions(
 ) -> Counts:
     """Predict what is at `paths` and write the CSV; write nothing if there is no prediction.
 
-    Raises:
-      ImpossiblePlan: the model predicts next tokens, not labels.
+    Raises ImpossiblePlan if the model predicts next tokens, not labels.
     """
     if trained.spec.task == "next_token":
         raise ImpossiblePlan(

@@ -28,9 +28,9 @@ def code_digest(
 ) -> str:
     """Return a digest of `modules` and all modules below `roots` that they import.
 
-    Modules and packages in `without` are left out. One of `modules` that is in `without` or outside
-    `roots` counts with its own file alone, or with its name if it has no Python file. By default,
-    `roots` are the current folder and the folder that holds this program.
+    Those in `without` are left out. One of `modules` that is there or outside `roots` counts with
+    its own file alone, or with its name if it has no Python file. By default, `roots` are the
+    current folder and the folder that holds this program.
     """
     files = project_files(*modules, roots=roots, without=without)
     others = [(name, find_source(name)) for name in modules if name not in files]

@@ -43,10 +43,8 @@ LOCAL: dict[str, Any] = {
 def open_cluster(*, address: str, workers: int) -> Iterator[DaskEngine]:
     """Connect to the scheduler at `address`, or start a local cluster of `workers` processes.
 
-    A local cluster ends with the block. New TLS certificates keep other users out of it.
-
-    Raises:
-      EngineFailed: The scheduler does not answer.
+    A local cluster ends with the block. New TLS certificates keep other users out of it. Raises
+    EngineFailed if the scheduler does not answer.
     """
     for name in [one for one in logging.root.manager.loggerDict if one.startswith("distributed")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # only the stage's own error matters

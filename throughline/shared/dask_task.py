@@ -53,10 +53,8 @@ class Stage:
 def run_task(stage: Stage, function: bytes, item: bytes) -> Any:
     """Call the pickled function of a stage with one pickled item, on a worker.
 
-    Raises:
-      EngineFailed: The worker does not see the stage's files, or has another program.
-      DataNotFound, ObjectStoreFailed: Raised by the function. The message adds the worker's
-        machine, whose files, network and credentials may differ from the stage's.
+    Raises EngineFailed if the worker does not see the stage's files, or has another program. The
+    function's errors name the worker's machine, whose files and network may differ.
     """
     with _ONE_AT_A_TIME:  # threads of a worker share their working directory
         check_worker(stage)

@@ -23,8 +23,7 @@ def is_address(path: str) -> bool:
 def to_store_url(path: str) -> str:
     """Return the URL by which a store is opened for this `data.path`.
 
-    Raises:
-      ValueError: The path is not a valid URL, or contains secrets, which the message omits.
+    Raises ValueError if it is not a valid URL, or contains secrets, which the message omits.
     """
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
@@ -45,11 +44,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def open_below(path: str) -> ObjectStore:
-    """Open the store of the objects below `data.path`, without sending a request.
-
-    Raises:
-      ObjectStoreFailed: The path is not a valid URL, or credentials are incomplete.
-    """
+    """Open the store of what is below `data.path`, without a request; raises ObjectStoreFailed."""
     try:
         return open_store(to_store_url(path))
     except ValueError as error:
@@ -59,9 +54,7 @@ def open_below(path: str) -> ObjectStore:
 def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
     """Return the single object that `data.path` names, and its store.
 
-    Raises:
-      DataNotFound: There is no such object, or `path` names a whole bucket.
-      ObjectStoreFailed: Credentials are incomplete, or the store cannot be reached or refuses.
+    Raises DataNotFound if there is none or it is a whole bucket; and ObjectStoreFailed.
     """
     url = to_store_url(path)
     above, _, name = url.rpartition("/")
@@ -73,10 +66,6 @@ def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
 
 
 def check_object_exists(path: str) -> None:
-    """Check that `data.path` names an object, or a prefix of objects.
-
-    Raises:
-      DataNotFound, ObjectStoreFailed: As for `find_single`, or the path is not a valid URL.
-    """
+    """Raise as `find_single` does, unless `data.path` names an object or a prefix of objects."""
     if next(open_below(path).list(), None) is None:
         find_single(path)

@@ -20,22 +20,18 @@ _CURRENT: ContextVar[Callable[..., Iterator[Any]]] = ContextVar("engine", defaul
 def in_parallel(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
     """Yield function(item) for all items in their order, computed by the stage's engine.
 
-    If an item fails, pending items are canceled. `workers` is the number of threads; a Dask
-    cluster has its own. For a cluster, `function` and items are pickled; messages name an item by
-    its `str`.
+    If an item fails, pending items are canceled. `workers` is the number of threads; a Dask cluster
+    has its own, and gets `function` and items pickled. Messages name an item by its `str`.
     """
     return _CURRENT.get()(function, items, workers=workers)
 
 
 @contextmanager
 def use_engine(*, address: str = "", workers: int = 0) -> Iterator[None]:
-    """Run the work of the block on a Dask cluster.
+    """Run the work of the block in threads, or on a Dask cluster.
 
-    Use the cluster whose scheduler is at `address`, or start `workers` local workers. Without
-    either, the work runs in threads.
-
-    Raises:
-      EngineFailed: Dask is not installed, or the cluster cannot be used; the message says why.
+    The cluster has its scheduler at `address`, or is local with this number of `workers`. Raises
+    EngineFailed if Dask is not installed, or the cluster cannot be used.
     """
     if not address and not workers:
         yield

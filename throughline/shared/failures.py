@@ -58,8 +58,7 @@ class Failure:
 def report_user_errors() -> Iterator[None]:
     """Turn user, disk and memory errors into one paragraph on stderr and exit code 2.
 
-    A bug keeps its traceback and exits with code 1. A stage that a flow runs prints neither: it
-    hands the failure to the flow, which prints it once.
+    A bug keeps its traceback, with exit code 1. A stage that a flow runs hands both to the flow.
     """
     try:
         yield
@@ -130,9 +129,6 @@ def disk_errors() -> Iterator[None]:
     """Turn errors of a disk (full, read-only, not permitted) into `DiskRefused`.
 
     For code whose errors would be printed before they reach `report_user_errors`.
-
-    Raises:
-      DiskRefused: With the paragraph to print.
     """
     try:
         yield

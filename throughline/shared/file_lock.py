@@ -25,10 +25,10 @@ Held = TypeVar("Held")
 def hold(
     path: Path, owner: str, on_wait: Callable[[str], object], *, silent_s: float = 0.0
 ) -> AbstractContextManager[int]:
-    """Hold the lock `path` for the length of the block; yield its file descriptor.
+    """Hold the lock `path` for the block, yield its file descriptor; then remove the file.
 
-    Waiting processes are shown `owner`. If this process waits for longer than `silent_s`, `on_wait`
-    is called once with a description of the holder. The file is removed when the lock is released.
+    Waiting processes are shown `owner`. If this one waits for longer than `silent_s`, `on_wait` is
+    called once with a description of the holder.
     """
     return hold_when_free(
         lambda: hold_if_free(path, owner), lambda: on_wait(describe_holder(path)), silent_s=silent_s
@@ -116,13 +116,10 @@ def describe_holder(path: Path) -> str:
 
 @contextmanager
 def hold_outputs(folder: Path, work: str) -> Iterator[None]:
-    """Hold the lock of a folder into which only one process may write results, for the block.
+    """Hold the lock of a folder into which only one process may write results; or AlreadyRunning.
 
     DVC and flows ensure this for what they start; the lock is for commands started by hand. It is a
     file, because NFS and Lustre lock no folders across machines. `work` says what writes there.
-
-    Raises:
-      AlreadyRunning: Another process holds the lock.
     """
     with hold_if_free(folder / OUTPUT_LOCK, work) as held:
         if held is None:

@@ -110,10 +110,8 @@ def is_forgotten(path: Path) -> bool:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; on success flush and rename it, on failure remove it.
 
-    Threads and processes may write the same file at once.
-
-    Raises:
-      FileNotFoundError: The file's partial folder was removed; the folder is not made again.
+    Threads and processes may write the same file at once. Raises FileNotFoundError if the file's
+    partial folder was removed; it is not made again.
     """
     if gone := [one for one in path.parents if one.name.endswith(PARTIAL) and not one.exists()]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(gone[0]))
@@ -176,9 +174,7 @@ def dump_json(value: Any, *, indent: int | None = 2) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file written by `write_json`.
 
-    Raises:
-      MissingInput: The file is missing; the message names the stage that writes it.
-      DamagedFile: The file is empty, cut off or not JSON.
+    Raises MissingInput, which names the stage that writes it, or DamagedFile.
     """
     with expect_current_schema(path):
         return json.loads(path.read_bytes())
@@ -188,9 +184,8 @@ def read_json(path: Path) -> Any:
 def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     """Yield a folder `NAME.DIGEST.partial` next to `path`, with what an interrupted run left there.
 
-    On success it replaces `path` by rename; after a failure or kill it stays, to be continued by a
-    run of the *same* work (equal `key`). Partial folders of other work are removed, even if a
-    process, perhaps on another machine, still writes there.
+    On success it replaces `path`; after a failure or kill it stays, for a run of the *same* work
+    (equal `key`). Those of other work are removed, even if a process still writes there.
     """
     for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
         # What `replace_folder` left if it was killed between two renames.

@@ -66,11 +66,7 @@ def _brought_packages(path: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def check_versions(libraries: Collection[str], *, root: Path) -> None:
-    """Check that the libraries have the versions of `root`/uv.lock, if that file exists.
-
-    Raises:
-      WrongVersion: A library has another version, or is not installed.
-    """
+    """Raise WrongVersion if a library has another version than in `root`/uv.lock, if it exists."""
     lock = root / LOCK_FILE
     if not libraries or not lock.exists():
         return

@@ -22,10 +22,7 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 def hold_machine(on_wait: Callable[[str], object]) -> AbstractContextManager[int]:
     """Hold the lock that all users of this machine share for the block; yield its file descriptor.
 
-    `on_wait` is told which process holds it, but not what that process does.
-
-    Raises:
-      ServiceFailed: This machine allows no abstract sockets.
+    `on_wait` is told which process holds it. Raises ServiceFailed without abstract sockets.
     """
     return hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder()))
 

@@ -137,8 +137,7 @@ class ObjectStore:
     ) -> bytes:
         """Return `length` bytes of an object from `start` on; without a length, the whole object.
 
-        Raises:
-          ObjectStoreFailed: The object has changed since it was listed.
+        Raises ObjectStoreFailed if the object has changed since it was listed.
         """
         with self._in_words(one.name), _READING:
             whole = length is None
@@ -214,8 +213,7 @@ class ObjectStore:
 def check_url(url: str) -> str:
     """Return a store's URL without a trailing slash.
 
-    Raises:
-      ValueError: It is not a bucket's URL, or has credentials, which the message does not repeat.
+    Raises ValueError if it is not a bucket's URL, or has credentials, which are not repeated.
     """
     parts = urlsplit(url)
     # A secret may contain a slash, which seems to end user and host.
@@ -233,8 +231,7 @@ def check_url(url: str) -> str:
 def open_store(url: str) -> ObjectStore:
     """Open the store at `url` (s3://, gs:// or az://), without sending a request.
 
-    Raises:
-      ObjectStoreFailed: It is not a bucket's URL, or credentials are incomplete.
+    Raises ObjectStoreFailed if it is not a bucket's URL, or credentials are incomplete.
     """
     from obstore.exceptions import BaseError
     from obstore.store import from_url

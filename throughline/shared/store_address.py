@@ -39,11 +39,10 @@ def make_absolute(address: str, home: Path) -> str:
 
 
 def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that MLFLOW_TRACKING_URI names a store that runs can be sent to, if it is set.
+    """Raise InvalidParams if MLFLOW_TRACKING_URI is set, but runs can never be sent there.
 
-    Raises:
-      InvalidParams: It is not an address, names a store that MLflow does not write, or lacks a
-        package or credentials.
+    Then it is not an address, names a store that MLflow does not write, or lacks a package or
+    credentials.
     """
     address = environment.get(ADDRESS)
     if not address:

@@ -14,8 +14,7 @@ SAME_END_S = 5.0  # supervisors wait a few seconds before they kill
 def exit_on_sigterm() -> None:
     """Have SIGTERM raise SystemExit with the exit code of a process that SIGTERM ended.
 
-    Further SIGTERMs within the next seconds are ignored: whoever ends a process group may signal
-    the remaining processes again, which would interrupt the cleanup.
+    Further ones within seconds are ignored: whoever ends a process group may signal the rest again.
     """
     ends_at: list[float] = []
 

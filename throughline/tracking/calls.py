@@ -153,8 +153,7 @@ class PendingRun:
 def enqueue(folder: Path, unsent: PendingRun) -> None:
     """Keep a run for later, with copies of its files, because their worktree may be removed.
 
-    Raises:
-      OSError: If it cannot be written, or a file cannot be copied; nothing of it remains.
+    Raises OSError if it, or a file, cannot be written; nothing of it remains then.
     """
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
@@ -170,11 +169,7 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
 
 
 def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
-    """Yield every run that is kept, the oldest first, with its file.
-
-    Raises:
-      DamagedFile: At the end, if a file does not have the form that `enqueue` writes.
-    """
+    """Yield the runs that are kept, the oldest first, with their files; at the end DamagedFile."""
     damaged = ""
     for file in sorted(folder.glob("*.json")):
         try:

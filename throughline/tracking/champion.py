@@ -77,10 +77,9 @@ def find_rejection_reason(
 ) -> str | None:
     """Return why a model may not become champion; None if it may.
 
-    `others` are the scores of its comparison, `earlier` those of all champions so far. Those of
-    another metric, split or number of examples do not count, because a test set from before the
-    data grew may have been easier. All others count, because champions could otherwise become worse
-    in many small steps.
+    `others` are the scores of its comparison, `earlier` those of all champions so far, because
+    champions could otherwise become worse in many small steps. Only those of the same metric, split
+    and number of examples count: a test set from before the data grew may have been easier.
     """
     if not math.isfinite(score.value):
         return f"its {score.metric} is {score.value}"

@@ -80,8 +80,8 @@ def open_comparison(
 ) -> Iterator[str | None]:
     """Start the parent run of a comparison; yield its id, None if the store cannot be reached.
 
-    If the block raises, the run is marked as failed or killed. `lineage` are further tags. Earlier
-    parent runs of this project that `kill -9` interrupted are ended as well.
+    If the block raises, the run is marked as failed or killed, as are earlier ones of this project
+    that `kill -9` interrupted. `lineage` are further tags.
     """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     use_store()
@@ -193,10 +193,9 @@ def has_comparison(report: Path) -> bool:
 
 
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
-    """Give the best configuration's model the alias `champion`, and return the decision.
+    """Give the best configuration's model the alias `champion` if it may; return the decision.
 
-    Its quality must suffice, and MLflow must have the model. A champion that was set by hand, or is
-    judged by another metric, is replaced only if `asked_for`.
+    One that was set by hand, or is judged by another metric, is replaced only if `asked_for`.
     """
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)

@@ -62,11 +62,7 @@ def make_run_key(
 ) -> RunKey:
     """Make the key of a configuration's run on the dataset that ingest has read from `path`.
 
-    `manifest` is the folder in which ingest has described the dataset; `window` is set for series
-    and tokens.
-
-    Raises:
-      MissingInput: If ingest has not finished.
+    `manifest` is ingest's folder; `window` is set for series and tokens. Raises MissingInput.
     """
     if not (manifest / "manifest.json").exists():
         raise MissingInput(f"{manifest} holds no complete manifest; run `dvc repro ingest`")

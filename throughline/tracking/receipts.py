@@ -25,11 +25,7 @@ class LoggedTraining:
 
 
 def list_trainings() -> list[LoggedTraining]:
-    """List the trainings with a receipt, the oldest first.
-
-    Raises:
-      ServiceFailed: MLflow does not answer.
-    """
+    """List the trainings with a receipt, the oldest first; ServiceFailed if MLflow is away."""
     use_store()
     client, versions = mlflow.MlflowClient(), defaultdict[str, list[str]](list)
     try:

@@ -305,10 +305,7 @@ def find_sent(unsent: str) -> str | None:
 def sync() -> tuple[int, int]:
     """Send what is kept in .throughline/unsent/; return how many runs were sent, how many remain.
 
-    What belongs to a run that the store does not have remains.
-
-    Raises:
-      DamagedFile: If something that is kept cannot be read.
+    What belongs to a run that the store does not have remains. Raises DamagedFile at the end.
     """
     sent, waiting = 0, list[tuple[Path, PendingRun]]()
     with contextlib.suppress(DamagedFile):  # raised below, once the others are sent

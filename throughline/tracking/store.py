@@ -49,8 +49,7 @@ def store_home() -> Path:
 def use_store() -> None:
     """Set the store of this process and its children: MLFLOW_TRACKING_URI, or the project's SQLite.
 
-    Raises:
-      InvalidParams: If runs cannot be sent to that address.
+    Raises InvalidParams if runs cannot be sent to that address.
     """
     check_store_address()
     home = store_home()
@@ -68,11 +67,7 @@ def use_store() -> None:
 def _open_artifacts(
     uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
 ) -> ArtifactRepository:
-    """Open the artifacts of an experiment that was made through `make ui`.
-
-    With that server, they are opened through it; without it, in the project's own store, in the
-    folder where the server keeps them.
-    """
+    """Open the artifacts of an experiment of `make ui`: through its server, or in its folder."""
     home = store_home()
     if (tracking_uri or mlflow.get_tracking_uri()) == make_absolute(OWN_STORE, home):
         return LocalArtifactRepository((home / OWN_ARTIFACTS).as_uri() + urlsplit(uri).path)
@@ -81,8 +76,6 @@ def _open_artifacts(
 
 def name_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten values with dots, and replace characters that MLflow refuses in keys by `_`.
-
-    MLflow would refuse all values because of one key.
 
     >>> name_keys({"data": {"m²": 1, "(m)": 2, "_m_": 3}})
     {'data.m²': 1, 'data._m_': 2, 'data._m__2': 3}

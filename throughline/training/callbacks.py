@@ -16,11 +16,7 @@ KERAS = {"_model", "params", "validation_data"}  # set on every callback by Kera
 
 
 def make_callbacks(settings: TrainSettings) -> list[keras.callbacks.Callback]:
-    """Return the callbacks of a training: those of params.yaml in their order, then early stopping.
-
-    Raises:
-      UnknownModel: If a callback cannot be imported or called, or is not a Keras callback.
-    """
+    """Return params.yaml's callbacks in their order, then early stopping; raises UnknownModel."""
     made: list[keras.callbacks.Callback] = []
     for path in settings.callbacks:
         found = import_object(path, key="train.callbacks")
@@ -78,12 +74,9 @@ def may_replace_weights(callbacks: Callbacks) -> bool:
 
 
 def dump_states(callbacks: Callbacks, parts: Sequence[Any]) -> bytes:
-    """Serialize the attributes of callbacks, except those that Keras sets.
+    """Serialize the attributes of callbacks, except Keras' own; the model's `parts` become indices.
 
-    References to `parts` of the model are stored as indices.
-
-    Raises:
-      TypeError: If a value cannot be stored and read again; names the callback and its attribute.
+    Raises TypeError if a value cannot be stored and read again; names callback and attribute.
     """
     states = [
         {name: value for name, value in vars(callback).items() if name not in KERAS}
@@ -107,11 +100,7 @@ def load_states(callbacks: Callbacks, stored: bytes, parts: Sequence[Any]) -> No
 
 
 def read_states(stored: bytes, parts: Sequence[Any]) -> list[dict[str, Any]]:
-    """Read what `dump_states` stored, for a model with the same `parts`.
-
-    Raises:
-      ValueError: If the bytes cannot be read.
-    """
+    """Read what `dump_states` stored, for a model with the same `parts`; raises ValueError."""
     try:
         return _load(stored, parts)
     except Exception as error:

@@ -61,9 +61,8 @@ class CheckpointStore:
     """The checkpoints of one training, in a folder of their own below `root`.
 
     `fingerprint` maps each part that defines the training (data, code, settings, …) to its digest.
-    Checkpoints with another fingerprint are never resumed from: those of the newest few other
-    trainings are kept, and the parts in which the newest differs are reported. `root` is removed
-    when a training completes.
+    Another training's checkpoints are never resumed from: those of the newest few are kept, and
+    what differs is reported. `root` is removed when a training completes.
     """
 
     def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
@@ -81,10 +80,9 @@ class CheckpointStore:
         *,
         check: Callable[[StoredCheckpoint], object] = lambda saved: None,
     ) -> StoredCheckpoint | None:
-        """Load the newest usable checkpoint into `variables`, and return it.
+        """Load the newest usable checkpoint into `variables`, and return it; None if there is none.
 
-        A checkpoint that does not fit, or for which `check` raises a ValueError, is set aside.
-        Returns None, with the variables unchanged, if none is usable.
+        One that does not fit, or for which `check` raises a ValueError, is set aside.
         """
         if not self._usable_checkpoints:
             return None
@@ -114,8 +112,7 @@ class CheckpointStore:
     ) -> None:
         """Write a checkpoint at a `position` (epoch, step), then remove all but the newest two.
 
-        `state` is any JSON value; NaN and infinite numbers are read back as strings. `members` are
-        further files by name.
+        `members` are further files by name; NaN and infinity in `state` are read back as strings.
         """
         epoch, step = position
         for folder in (self._root, self._folder):

@@ -68,12 +68,9 @@ class Pausable(Protocol):
 class CheckpointCallback(StepFollower):
     """Records epoch rows and writes checkpoints; the last callback of a training.
 
-    A process that leaves logging to the chief has no `recorder`.
-
     Attributes:
       losses: The loss of each step up to the last checkpoint or end of an epoch, float32.
-      measured_steps: How many steps the monitor has measured. Excludes executions that first build
-          a graph, and validation.
+      measured_steps: How many steps the monitor has measured, without those that build a graph.
       ended: Whether the restored training had already ended.
     """
 
@@ -123,11 +120,9 @@ class CheckpointCallback(StepFollower):
     ) -> None:
         """Follow a train function, and keep the state of the other callbacks.
 
-        A resumed training continues with the current values of the variables.
-
-        Args:
-          monitor: Is paused while a graph is built and while the model is validated.
-          agree: Returns whether a condition holds in any of the processes that train together.
+        A resumed training continues with the current values of the variables. `monitor` is paused
+        while a graph is built or the model is validated. `agree` returns whether a condition holds
+        in any of the processes that train together.
         """
         self._train_function, self._monitor, self._others = train_function, monitor, others
         self._network, self._agree = find_network(train_function.model), agree
@@ -137,13 +132,9 @@ class CheckpointCallback(StepFollower):
             self._restored = [(variable, variable.numpy()) for variable in variables]
 
     def restore(self, model: keras.Model) -> Position:
-        """Load the newest usable checkpoint into the model, and return its position.
+        """Load the newest usable checkpoint, if any, into the model, and return its position.
 
-        Returns the beginning if there is none, or if checkpoints of this model would be incomplete.
-        Logs the metrics of the restored epochs again.
-
-        Raises:
-          ImpossiblePlan: If the checkpoint was trained on differently cut batches.
+        Logs the restored epochs again. Raises ImpossiblePlan if batches are cut differently now.
         """
         if reason := find_incomplete(model):
             self._keep_none(reason)
@@ -167,8 +158,7 @@ class CheckpointCallback(StepFollower):
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """If resumed, undo what the other callbacks set at their start, and restore their state.
 
-        Otherwise check that their state can be stored. All processes agree on whether checkpoints
-        are kept, because they read the metrics within an epoch together.
+        All processes agree on whether checkpoints are kept, because they read metrics together.
         """
         if self._others_state is not None:
             self._go_on(self._others_state)

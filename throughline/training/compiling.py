@@ -68,8 +68,6 @@ def compile_model(
 ) -> None:
     """Compile a model for epochs of `steps` steps, unless its builder has compiled it.
 
-    The defaults are Adam and cross-entropy (squared error for numbers).
-
     Raises:
       UnknownModel: If a loss, optimizer, metric or schedule does not exist or rejects its options,
           if the builder and params.yaml both name one, or if a loss or metric does not fit outputs.
@@ -158,12 +156,9 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
 def explain_misfit(
     settings: TrainSettings, *, labels: Sequence[int | None], outputs: Sequence[int | None]
 ) -> Iterator[None]:
-    """Explain errors of a first batch by a loss or metrics of Keras that do not fit these shapes.
+    """Raise UnknownModel if a loss or metrics of Keras do not fit these shapes of a first batch.
 
     Other errors, and those of a user's own loss or metrics, keep their traceback.
-
-    Raises:
-      UnknownModel: In place of Keras' own error.
     """
     try:
         yield
@@ -251,13 +246,10 @@ def make_schedule(settings: TrainSettings, *, steps: int) -> Any:
 
 
 def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[str, Any]) -> Any:
-    """Make the object that a name, or {name: arguments}, stands for.
+    """Make the object that a name, or {name: arguments}, stands for; raises UnknownModel.
 
     The name is a class of Keras' `module`, or a user's `package.module:name`. It is called with the
     arguments and those of the `defaults` that it accepts; a user's function given none is not.
-
-    Raises:
-      UnknownModel: If the object does not exist, or does not accept the arguments.
     """
     name, given = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     kind = import_object(name, key=key) if ":" in name else _find_class(name, module)

@@ -82,19 +82,15 @@ def fit(
     callbacks: Sequence[keras.callbacks.Callback],
     last_logs: dict[str, float] | None = None,
 ) -> None:
-    """Train on `batches`, and evaluate after each epoch.
+    """Train on `batches`, one sequence from the schedule's start to its end; evaluate each epoch.
 
     On a GPU the host is one step ahead, unless a callback reads the logs of each step. Callbacks
     get the trained network and the calls of Keras' `fit`; they may also end the training before an
     epoch starts. If a training resumes within an epoch, `on_epoch_begin` is called for it again,
-    and the last callback must undo what that changes.
+    and the last callback must undo what that changes. `last_logs` are those of the last complete
+    epoch, for a training that has no steps left.
 
-    Args:
-      batches: One sequence from the start of the schedule to its end.
-      last_logs: The logs of the last complete epoch, for a training that has no steps left.
-
-    Raises:
-      TrainingDiverged: If the loss of an epoch is not finite.
+    Raises TrainingDiverged if the loss of an epoch is not finite.
     """
     model, start = train_function.model, schedule.start
     network = find_network(model)
@@ -144,11 +140,7 @@ def fit(
 def check_finite(
     epoch: int, logs: Mapping[str, float], losses: Sequence[float], *, first: int
 ) -> None:
-    """Check the loss of an epoch, counted from 0, whose step `first` has the first of `losses`.
-
-    Raises:
-      TrainingDiverged: If the loss is not finite; says in which step.
-    """
+    """Raise TrainingDiverged if an epoch's loss is not finite; `losses` begin with step `first`."""
     loss = logs.get("loss", 0.0)
     if math.isfinite(loss):
         return

@@ -70,11 +70,8 @@ class Process:
 def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = ()) -> None:
     """Run a command in `count` processes that train together, and wait until all have succeeded.
 
-    The processes find each other by TF_CONFIG; each uses one of the `gpus`.
-
-    Raises:
-      ProcessLost: If a process was killed, froze or failed; names it.
-      SystemExit: If the chief failed and has said why; with its exit code.
+    The processes find each other by TF_CONFIG; each uses one of the `gpus`. Raises ProcessLost if
+    one was killed, froze or failed, and SystemExit if the chief failed, which has said why.
     """
     with reserve_addresses(count) as addresses, _started(command, addresses, gpus) as processes:
         while (codes := [one.code for one in processes]) != [0] * count:

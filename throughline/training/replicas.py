@@ -57,8 +57,7 @@ class Replicas:
     def exchange(self, values: Sequence[int], *, timeout_s: float | None = None) -> np.ndarray:
         """Gather the `values` of every process, (processes, values) int64; waits for all of them.
 
-        Raises:
-          ProcessLost: If another process is gone. After the time limit, this process exits.
+        Raises ProcessLost if another process is gone. After the time limit, this process exits.
         """
         own = np.asarray(values, np.int64)
         if not self.several:
@@ -118,9 +117,7 @@ class Replicas:
 def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettings) -> Replicas:
     """Connect to the other processes at `addresses`; a single process connects to none.
 
-    Raises:
-      ImpossiblePlan: If this process sees several GPUs, or its port is taken.
-      ProcessLost: If another process has failed meanwhile.
+    Raises ImpossiblePlan if this one sees several GPUs or its port is taken; and ProcessLost.
     """
     if worker.count == 1:
         return Replicas(worker=worker)
@@ -167,11 +164,7 @@ def check_port(address: str) -> None:
 
 @contextlib.contextmanager
 def explain_losses(worker: TrainingWorker) -> Iterator[None]:
-    """Translate errors that TensorFlow raises if other processes are gone.
-
-    Raises:
-      ProcessLost: In place of such an error, with the process that TensorFlow names.
-    """
+    """Raise ProcessLost for errors of TensorFlow because other processes are gone; names them."""
     if worker.count == 1:
         yield
         return

@@ -21,11 +21,7 @@ PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 
 
 def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
-    """Make several processes train the model exactly as one would.
-
-    Raises:
-      UnknownModel: They cannot; the message gives the reason.
-    """
+    """Make several processes train the model exactly as one would, or raise UnknownModel."""
     check_gradients_add_up(network)
     synchronize_normalization(network)
     if not count_training_gpus():
@@ -52,11 +48,10 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
 
 
 def check_gradients_add_up(model: keras.Model) -> None:
-    """Check that the slices' gradients, which Keras adds up, give those of the whole batch.
+    """Raise UnknownModel unless the slices' gradients add up to those of the whole batch.
 
-    Raises:
-      UnknownModel: If the optimizer clips gradients or synchronizes only in some steps, if outputs
-          have a mask, or if a loss is not divided by the number of examples.
+    They do not if the optimizer clips gradients or synchronizes only in some steps, if outputs
+    have a mask, or if a loss is not divided by the number of examples.
     """
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))

@@ -105,10 +105,9 @@ def make_execution(
     trains: bool = True,
     traced: Callable[[tf.Graph], object] = lambda graph: None,
 ) -> Execution:
-    """Return a function that runs steps on the next batches.
+    """Return a function that runs steps on the next batches; the first call builds the graph.
 
-    The graph is built at the first call. `traced` is then called with the graph of a step; an eager
-    model has none.
+    `traced` is then called with the graph of a step; an eager model has none.
     """
     strategy, step = model.distribute_strategy, with_loss(model, trains=trains)
     # Each process evaluates a whole split, so its logs need no average.
@@ -246,11 +245,7 @@ def follows_steps(callback: keras.callbacks.Callback) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTimes:
-    """The times of an epoch.
-
-    `moments` are its start and the end of each execution [s], (executions + 1,); `steps` is how
-    many steps each execution had, (executions,).
-    """
+    """An epoch's start and the ends of its executions [s], (executions + 1,), and their `steps`."""
 
     moments: np.ndarray
     steps: np.ndarray

@@ -29,8 +29,8 @@ Prepare = Callable[[Any], Any]
 class StepModel(keras.Model):
     """A compiled `network`, and the functions that its batches go through first.
 
-    `gather` makes a training batch from the number of a step, `postprocess` turns stored inputs
-    into floats, and `weigh` adds the weights of a training batch's examples.
+    `gather` makes a training batch from a step's number, `postprocess` makes floats of stored
+    inputs, and `weigh` adds weights to a training batch.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ def make_step_model(models: Models, settings: TrainSettings, feed: Feed) -> kera
 
     Raises:
       ImpossiblePlan: If batches would be gathered on, or packed for, an emulated accelerator.
-      UnknownModel: If the network mixes the documents of a packed row or compiles its own loss for
-          them, if it cannot be compiled, or if it may not use the class weights.
+      UnknownModel: If the network mixes or weighs documents of a packed row itself, cannot be
+          compiled, or may not use the class weights.
     """
     if feed.class_weights is not None and (
         feed.segments or models.target.kind not in ("class", "soft_labels")
@@ -168,12 +168,11 @@ def compute_class_weights(
 ) -> np.ndarray | None:
     """Return the weight of each class, (classes,) float32; None for the setting `none`.
 
-    `auto` is the inverse of the class's share of the training split, scaled so that examples have a
-    mean weight of 1. Classes that a mapping does not name have weight 1.
+    `auto` is the inverse of the class's share of the training split, scaled to a mean weight of 1
+    per example. Classes that a mapping does not name have weight 1.
 
-    Raises:
-      UnknownModel: If there are no classes, a name is not a class, all weights are 0, or `auto` is
-          combined with a `sampling` that changes the shares.
+    Raises UnknownModel if there are no classes, a name is not a class, all weights are 0, or `auto`
+    is combined with a `sampling` that changes the shares.
     """
     if setting == "none":
         return None
