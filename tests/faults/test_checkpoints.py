@@ -136,7 +136,7 @@ def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
         allowed = {POSITIONS[complete - 1] if complete else None, POSITIONS[complete]}
         assert restored(folder / ".checkpoint") in allowed, f"moment {number}"
         following = CheckpointStore(folder / ".checkpoint", WORK)
-        assert following.restore(variables()) is None or following.run_id == "r"
+        assert following.restore(variables()) is None or following.run["run_id"] == "r"
         write(following, (2, 0))
         assert restored(folder / ".checkpoint") == (2, 0), "what a failure left is in nobody's way"
 
