@@ -19,11 +19,13 @@ from throughline.tracking.comparison_run import (
     OPEN,
     UI_URL,
     close_comparison,
+    copy_run,
+    find_copy,
     has_comparison,
     open_comparison,
+    record_measurement,
     run_urls,
 )
-from throughline.tracking.copied_runs import copy_run, find_copy, record_measurement
 from throughline.tracking.lineage import EXPERIMENT, FLOW_RUN, PARENT_RUN
 from throughline.tracking.recorder import Recorder, RunKey, sync
 from throughline.tracking.store import ADDRESS, store_home

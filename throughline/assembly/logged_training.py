@@ -7,7 +7,7 @@ from throughline.config.params import Params
 from throughline.results.train import RunRecord
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo
-from throughline.tracking.copied_runs import record_measurement
+from throughline.tracking.comparison_run import record_measurement
 from throughline.tracking.experiments import make_run_key
 from throughline.tracking.recorder import Recorder, is_gone
 from throughline.tracking.store import show_address

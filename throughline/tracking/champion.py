@@ -1,7 +1,7 @@
 """Decides which model is a dataset's champion: the fastest configuration's, if it is good enough.
 
-Quality is the final metric on held-out examples. Differences below three standard errors count as
-chance, as in the report's warning about accuracy.
+It is judged by the final metric on held-out examples; differences below three standard errors are
+chance.
 """
 
 import math
@@ -48,11 +48,10 @@ class Score:
 
 
 def read_score(row: Row) -> Score:
-    value = row.val_metric if row.test_metric is None else row.test_metric
     held_out = row.held_out
     return Score(
         metric=row.metric,
-        value=value,
+        value=row.val_metric if row.test_metric is None else row.test_metric,
         split=held_out.split,
         examples=held_out.examples,
         constant=held_out.constant_metric,
@@ -93,12 +92,9 @@ def find_rejection_reason(
         return f"{score} is worse than the others' median ({median:.4f}), beyond chance"
     test_set = (score.metric, score.split, score.examples)
     comparable = [one for one in earlier if (one.metric, one.split, one.examples) == test_set]
-    best = max(
-        comparable, key=lambda one: one.value * (1 if one.higher_is_better else -1), default=None
-    )
-    if best is not None and _improvement(score, best.value) < -SIGNIFICANT_STDERRS * math.hypot(
-        score.stderr, best.stderr
-    ):
+    best = max([*comparable, score], key=lambda one: _improvement(one, 0.0))
+    chance = math.hypot(score.stderr, best.stderr)
+    if _improvement(score, best.value) < -SIGNIFICANT_STDERRS * chance:
         return f"{score} is worse than that of the best champion so far, beyond chance: {best}"
     return None
 

@@ -1,4 +1,8 @@
-"""The parent run of a comparison in MLflow, which ends with its report and champion."""
+"""The parent run of a comparison in MLflow, its children, its report and its champion.
+
+A configuration that was trained for another comparison or run is shown, and added to, in a copy of
+its run; the original stays as it is.
+"""
 
 import logging
 import os
@@ -11,7 +15,7 @@ from typing import Literal
 from urllib.parse import quote
 
 import mlflow
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Param, Run
 from mlflow.utils.logging_utils import disable_logging, enable_logging
 
 from throughline.results.base import to_json
@@ -27,10 +31,15 @@ from throughline.tracking.champion import (
     read_score,
     score_from,
 )
-from throughline.tracking.copied_runs import copy_run, find_copy
 from throughline.tracking.experiments import EXPERIMENT_PREFIX, RunKey, get_experiment_id
-from throughline.tracking.lineage import PARENT_TAG, read_lineage
-from throughline.tracking.recorder import Recorder, find_run, find_sent
+from throughline.tracking.lineage import (
+    EXPERIMENT,
+    EXPERIMENT_TAG,
+    PARENT_TAG,
+    read_lineage,
+    read_parent,
+)
+from throughline.tracking.recorder import UNSENT_TAG, Recorder, find_run, find_sent
 from throughline.tracking.store import (
     STORE_ERRORS,
     reason,
@@ -43,6 +52,7 @@ from throughline.tracking.store import (
 UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address for browsers, if it differs
 OPEN = Path(".throughline") / "comparisons"  # a lock file for each open parent run
 CHAMPION = "champion"
+REUSED_TAG = "reused_run_id"  # of a copy of a run: the id of the original
 # Whether a comparison chooses the champion: never, by merit, or on request.
 Promotion = Literal["none", "earned", "asked for"]
 NOT_REQUESTED = (
@@ -256,3 +266,49 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
         client.log_batch(target, [Metric(key, value, moment, 0) for key, value in metrics.items()])
         if not own:
             client.set_terminated(target)
+
+
+def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
+    """Copy a run, without artifacts but with these `tags`; return the id of the (running) copy."""
+    client, moment = mlflow.MlflowClient(), time.time_ns() // 1_000_000
+    kept = {
+        key: value
+        for key, value in run.data.tags.items()
+        if not key.startswith("mlflow.") and key != UNSENT_TAG  # it names the original
+    }
+    all_tags = {**kept, **tags, REUSED_TAG: run.info.run_id}
+    copy = client.create_run(run.info.experiment_id, run_name=name, tags=all_tags).info.run_id
+    client.log_batch(  # in few requests
+        copy,
+        [Metric(key, value, moment, 0) for key, value in run.data.metrics.items()],
+        [Param(key, value) for key, value in run.data.params.items()],
+    )
+    return copy
+
+
+def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
+    """Return the id of a run's copy with these tags, or None; a tag of None must be absent."""
+    for copy in search_runs(f"tags.{REUSED_TAG} = '{run.info.run_id}'"):
+        if all(copy.data.tags.get(key) == value for key, value in tags.items()):
+            return copy.info.run_id
+    return None
+
+
+def record_measurement(run_key: RunKey, run_id: str | None, unsent: str | None) -> Recorder:
+    """Make a recorder that adds measurements to the run of a training, whose tags stay.
+
+    The training is given by the id of its run, or by the tag of a run that was kept for later. A
+    run with changes that did not train it adds to a copy under its own name, if the store answers.
+    """
+    name = os.environ.get(EXPERIMENT)
+    if name:
+        with suppress(*STORE_ERRORS, UserError):
+            use_store()
+            trained = find_run(find_sent(unsent) if unsent else run_id)
+            if trained and trained.data.tags.get(EXPERIMENT_TAG) != name:
+                tags = read_lineage() | read_parent()
+                same = {tag: tags.get(tag) for tag in (EXPERIMENT_TAG, PARENT_TAG)}
+                copy = find_copy(trained, same)
+                run_id = copy or copy_run(trained, f"{name}/{run_key.pipeline}", tags)
+                unsent = None
+    return Recorder(run_key, run_id=run_id, follows=unsent, tags={})

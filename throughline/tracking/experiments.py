@@ -1,10 +1,8 @@
 """Which MLflow experiment a run belongs to: one per dataset and task.
 
 An experiment is named after the dataset's folder or file and the first digest of its content. When
-data is added or its folder is moved, the experiment is recognized by a sketch of the content: the
-smallest hashes of (example, label). The sketch of a dataset that has grown still contains those of
-the earlier sketch that are small enough, so two sketches tell how much of one dataset is in the
-other (docs/decisions, 4.4).
+data is added or moved, it is recognized by a sketch of the content, the smallest hashes of
+(example, label): two sketches tell how much of one dataset is in the other (docs/decisions, 4.4).
 """
 
 import heapq
@@ -70,9 +68,8 @@ def make_run_key(
     summary = read_json(manifest / "manifest.json")
     classes = summary["classes"]
     labels = (
-        [classes[int(label)] for label in examples["label"]]
-        if classes
-        else [str(np.asarray(label).tolist()) for label in examples["label"]]
+        classes[int(label)] if classes else str(np.asarray(label).tolist())
+        for label in examples["label"]
     )
     labeled = zip(examples["digest"].tolist(), labels, strict=True)
     hashes = (digest_blake2b(digest.encode(), label.encode())[:16] for digest, label in labeled)
@@ -112,37 +109,34 @@ def _share(one: Sequence[str], other: Sequence[str]) -> float:
 
 def get_experiment_id(run_key: RunKey) -> str:
     """Find or make the experiment of a dataset and task, update its sketch, and return its id."""
-    if not run_key.sketch:
-        return _named(EXPERIMENT_PREFIX + run_key.dataset)
-    client, sketch = mlflow.MlflowClient(), json.dumps(list(run_key.sketch))
+    key = run_key
+    if not key.sketch:
+        return _named(EXPERIMENT_PREFIX + key.dataset)
     for experiment in mlflow.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"):
         known = json.loads(experiment.tags.get(SKETCH_TAG, "[]"))
-        same_task = experiment.tags.get(TASK_TAG, "") in ("", run_key.task)
-        if known and same_task and same_data(known, run_key.sketch):
-            client.set_experiment_tag(experiment.experiment_id, SKETCH_TAG, sketch)
-            client.set_experiment_tag(experiment.experiment_id, TASK_TAG, run_key.task)
-            return experiment.experiment_id
-    about = (
-        digest_json([run_key.data_digest, run_key.task]) if run_key.task else run_key.data_digest
-    )
-    made = _named(f"{EXPERIMENT_PREFIX}{run_key.dataset}-{about[:8]}")
-    client.set_experiment_tag(made, SKETCH_TAG, sketch)
-    client.set_experiment_tag(made, TASK_TAG, run_key.task)
-    return made
+        same_task = experiment.tags.get(TASK_TAG, "") in ("", key.task)
+        if known and same_task and same_data(known, key.sketch):
+            found = experiment.experiment_id
+            break
+    else:
+        about = digest_json([key.data_digest, key.task]) if key.task else key.data_digest
+        found = _named(f"{EXPERIMENT_PREFIX}{key.dataset}-{about[:8]}")
+    client = mlflow.MlflowClient()
+    client.set_experiment_tag(found, SKETCH_TAG, json.dumps(list(key.sketch)))
+    client.set_experiment_tag(found, TASK_TAG, key.task)
+    return found
 
 
 def _named(name: str) -> str:
     """Find or make the experiment of this name; if that was deleted, add a number to the name."""
+    local = mlflow.get_tracking_uri().startswith("sqlite:")
+    artifacts = (store_home() / OWN_ARTIFACTS).as_uri() if local else None
     candidate, number = name, 1
     while True:
         found = mlflow.get_experiment_by_name(candidate)
         if found is None:
-            local = mlflow.get_tracking_uri().startswith("sqlite:")
             try:
-                return mlflow.create_experiment(
-                    candidate,
-                    artifact_location=(store_home() / OWN_ARTIFACTS).as_uri() if local else None,
-                )
+                return mlflow.create_experiment(candidate, artifact_location=artifacts)
             except MlflowException:
                 # Another run has made it at the same time.
                 found = mlflow.get_experiment_by_name(candidate)

@@ -21,9 +21,8 @@ LISTED = re.compile(
 def read_lineage() -> dict[str, str]:
     tags = {}
     if commit := _git("rev-parse", "HEAD"):
-        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES) or _differs(
-            _git("show", "HEAD:./dvc.yaml"), Path("dvc.yaml")
-        )
+        dirty = _git("status", "--porcelain", "-uno", "--", ":/", *OWN_CHANGES)
+        dirty = dirty or _differs(_git("show", "HEAD:./dvc.yaml"), Path("dvc.yaml"))
         tags |= {"git.commit": commit, "git.dirty": str(bool(dirty)).lower()}
     for tag, variable in ((EXPERIMENT_TAG, EXPERIMENT), ("prefect.flow_run_id", FLOW_RUN)):
         if os.environ.get(variable):

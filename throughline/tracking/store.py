@@ -85,9 +85,10 @@ def name_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         known = _REFUSED.sub("_", key)[:LONGEST_KEY]
         if posixpath.normpath(known) != known or known.startswith((".", "/")):
             known = known.replace("/", "_").lstrip(".") or "_"
-        place = 1
-        while (unique := known if place == 1 else f"{known[: LONGEST_KEY - 4]}_{place}") in named:
+        unique, place = known, 1
+        while unique in named:
             place += 1
+            unique = f"{known[: LONGEST_KEY - 4]}_{place}"
         named[unique] = value
     return named
 
@@ -143,7 +144,5 @@ def is_refusal(error: Exception) -> bool:
     else:
         answer = getattr(error, "response", None)
         status = 0 if answer is None else answer.status_code
-    return (
-        HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-        and status not in NOT_NOW
-    )
+    refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return refused and status not in NOT_NOW

@@ -72,7 +72,7 @@ class CheckpointStore:
     @property
     def run(self) -> dict[str, Any]:
         """The MLflow run of the newest usable checkpoint, by `run_id` or `unsent`, if any."""
-        return {key: one.state[key] for one in self._usable_checkpoints[:1] for key in RUN}
+        return {key: one.state.get(key) for one in self._usable_checkpoints[:1] for key in RUN}
 
     def restore(
         self,

@@ -80,7 +80,7 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that process `whose` waited too long, and which `others`, "name (address)", left."""
+    """Print that process `whose` waited too long, and which `others`, "name (address)", fail."""
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = (
         f"there is no answer from {', '.join(absent)}"
