@@ -45,22 +45,19 @@ class Facts:
     padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
 
     @property
-    def step_ms(self) -> float | None:
-        return self.breakdown.traced_step_ms_mean
-
-    @property
     def wait_pct(self) -> float | None:
         """The share of a traced step that waits for input; None if the trace does not show it."""
-        wait_ms = self.breakdown.wait_ms_mean
-        if wait_ms is None or not self.step_ms:
-            return None
-        return min(100.0, 100 * wait_ms / self.step_ms)
+        share = self._share_pct(self.breakdown.wait_ms_mean)
+        return share and min(100.0, share)
 
     @property
     def gpu_busy_pct(self) -> float | None:
         """The share of a traced step in which the GPU was busy; None without a GPU."""
-        busy_ms = self.breakdown.gpu_busy_ms
-        return None if busy_ms is None or not self.step_ms else 100 * busy_ms / self.step_ms
+        return self._share_pct(self.breakdown.gpu_busy_ms)
+
+    def _share_pct(self, milliseconds: float | None) -> float | None:
+        step_ms = self.breakdown.traced_step_ms_mean
+        return 100 * milliseconds / step_ms if step_ms and milliseconds is not None else None
 
     @property
     def map_parallelism(self) -> Parallelism:
@@ -68,7 +65,7 @@ class Facts:
 
     def is_worthwhile(self, milliseconds: float) -> bool:
         """Return whether work of this duration takes at least `WORTH_PCT` of a step."""
-        return bool(self.step_ms) and 100 * milliseconds / self.step_ms >= WORTH_PCT
+        return (self._share_pct(milliseconds) or 0.0) >= WORTH_PCT
 
     @property
     def warm_steps(self) -> Sequence[Step]:
@@ -94,21 +91,28 @@ class Facts:
             return 0.0
         return self.shard_mib * self.shard_count / self.examples
 
-    @property
-    def map_steps(self) -> list[Map]:
-        return [step for step in self.warm_steps if isinstance(step, Map)]
-
     def per_example_map(self) -> Map | None:
         """Return the warm map that is called for single examples; None if there is none."""
         before = itertools.takewhile(lambda step: not _delivers_batches(step), self.plan.steps)
-        single = [step for step in before if isinstance(step, Map)]
-        return next((step for step in self.map_steps if step in single), None)
+        maps = (step for step in before if isinstance(step, Map))
+        return next((step for step in maps if step in self.warm_steps), None)
 
     def work_ms(self, *kinds: type[Step]) -> float:
         """Return the traced work of warm steps of these kinds per train step, on all cores [ms]."""
         names = {step.trace_name for step in self.warm_steps if isinstance(step, kinds)}
         work = sum(item.self_ms for item in self.breakdown.iterators if item.step in names)
         return work / max(1, self.breakdown.steps)
+
+    def worthwhile_work_ms(self, *kinds: type[Step]) -> float:
+        """Return `work_ms` if it is worthwhile, else 0."""
+        work = self.work_ms(*kinds)
+        return work if self.is_worthwhile(work) else 0.0
+
+    @property
+    def worthwhile_wait_ms(self) -> float:
+        """The mean wait of a step for its batch [ms] if it is worthwhile, else 0."""
+        wait = self.breakdown.wait_ms_mean or 0.0
+        return wait if self.is_worthwhile(wait) else 0.0
 
 
 def _delivers_batches(step: Step) -> bool:

@@ -18,20 +18,15 @@ MOST_TRIED = 3  # per configuration
 def find_all(name: str, facts: Facts) -> list[Finding]:
     """Return the findings about configuration `name`, in the order of `RULES`.
 
-    Only the first `MOST_TRIED` changes that can be tried keep a `config` for the race.
+    Of the changes that can be tried, only the first `MOST_TRIED` keep a `config` for the race;
+    those that need memory in every run come last.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
     can_be_tried = [each for each in found if each.config is not None]
-    # Changes that need memory in every run come last.
     memory = Effort.MEMORY.name.lower()
     left = sorted(can_be_tried, key=lambda each: each.effort == memory)[MOST_TRIED:]
     why = f"not among the first {MOST_TRIED} to try"
     return [replace(each, config=None, untried=why) if each in left else each for each in found]
-
-
-def change_config(config: PipelineConfig, values: Mapping[str, Any]) -> PipelineConfig:
-    """Replace fields of a configuration; the result is validated as in params.yaml."""
-    return PipelineConfig.model_validate({**config.model_dump(), **values})
 
 
 def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
@@ -41,33 +36,30 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     before, wanted = facts.config.model_dump(), rule.config
     if facts.plan.reads_snapshot and wanted.get("read") == "snapshot":  # only a part of it
         wanted = {"snapshot": wanted["snapshot"]}
-    values = {
-        key: value
-        for key, value in change_config(facts.config, wanted).model_dump().items()
-        if value != before[key]
-    }
-    config = change_config(facts.config, values)
+    config = PipelineConfig.model_validate({**before, **wanted})
     try:
         plan = make_plan(config, facts.plan.spec)
     except ImpossiblePlan:
         return None
-    change = {f"pipelines.{name}.{key}": value for key, value in _drop_defaults(values).items()} | {
-        key: value(facts) if callable(value) else value for key, value in rule.other.items()
-    }
+    section = f"pipelines.{name}."
+    change = {
+        f"{section}{key}": _drop_defaults(key, value)
+        for key, value in config.model_dump().items()
+        if value != before[key]
+    } | {key: value(facts) if callable(value) else value for key, value in rule.other.items()}
     if plan.gather and plan.gather.fraction > facts.stored_fraction:
         change["snapshot.fraction"] = "auto"
     alike = rule.effort != Effort.RESULTS and plan.approximate == facts.plan.approximate
-    untried = _find_obstacle(name, change, alike=alike)
+    untried = _find_obstacle(section, change, alike=alike)
     worst = facts.breakdown.worst() if rule.config else None
     return Finding(
         rule=rule.name,
         step=worst.step if worst else rule.params_key,
-        params_key=f"pipelines.{name}.{rule.params_key}" if rule.config else rule.params_key,
+        params_key=f"{section}{rule.params_key}" if rule.config else rule.params_key,
         evidence=evidence,
         cause=rule.cause,
         fix=", ".join(
-            f"{key.removeprefix(f'pipelines.{name}.')}: {_to_yaml(value)}"
-            for key, value in change.items()
+            f"{key.removeprefix(section)}: {_to_yaml(value)}" for key, value in change.items()
         )
         or rule.fix,
         change=change,
@@ -78,30 +70,21 @@ def _evaluate_rule(rule: Rule, name: str, facts: Facts) -> Finding | None:
     )
 
 
-def _find_obstacle(name: str, change: Mapping[str, Any], *, alike: bool) -> str:
+def _find_obstacle(section: str, change: Mapping[str, Any], *, alike: bool) -> str:
     if not alike:
         return "it changes the examples, their order or their batches"
-    others = [key for key in change if not key.startswith(f"pipelines.{name}.")]
+    others = [key for key in change if not key.startswith(section)]
     if others:
         return f"it changes {', '.join(others)}, which other stages read"
     return "" if change else "it changes nothing in params.yaml"
 
 
-def _drop_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = PipelineConfig().model_dump()
-    return {
-        key: (
-            {
-                inner: item
-                for inner, item in value.items()
-                if not isinstance(defaults[key], dict) or item != defaults[key].get(inner)
-            }
-            or value
-            if isinstance(value, dict)
-            else value
-        )
-        for key, value in values.items()
-    }
+def _drop_defaults(key: str, value: Any) -> Any:
+    """Leave out what a field sets to its default, unless that is all."""
+    default = PipelineConfig().model_dump()[key]
+    if not isinstance(value, dict) or not isinstance(default, dict):
+        return value
+    return {inner: item for inner, item in value.items() if item != default.get(inner)} or value
 
 
 def _to_yaml(value: Any) -> str:

@@ -1,28 +1,24 @@
-"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end.
+"""Sets of instants as sorted, disjoint spans: arrays (spans, 2) of begin and end."""
 
-The analysis of traces is built on them.
-"""
-
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
 
-EMPTY = np.empty((0, 2))
 
-
-def union(pairs: Iterable[tuple[float, float]]) -> np.ndarray:
+def union(pairs: Iterable[Iterable[float]]) -> np.ndarray:
     """Return the union of (begin, end) pairs, which may overlap and come in any order."""
-    array = np.asarray(sorted(pairs), float).reshape(-1, 2)
+    array = np.array(list(pairs), float).reshape(-1, 2)
     if not len(array):
-        return EMPTY
+        return array
+    array = array[array[:, 0].argsort()]
     reach = np.maximum.accumulate(array[:, 1])
-    opens = np.concatenate([[True], array[1:, 0] > reach[:-1]])
-    first = np.flatnonzero(opens)
+    first = np.flatnonzero(np.concatenate([[True], array[1:, 0] > reach[:-1]]))
     return np.stack([array[first, 0], np.maximum.reduceat(array[:, 1], first)], axis=1)
 
 
 def merge(sets: Iterable[np.ndarray]) -> np.ndarray:
-    return union((begin, end) for spans in sets for begin, end in spans.tolist())
+    return union(itertools.chain.from_iterable(sets))
 
 
 def intersection(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -41,7 +37,7 @@ def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def close_gaps(array: np.ndarray, gap: float) -> np.ndarray:
     """Fill gaps that are shorter than `gap`."""
-    return union((begin, end + gap) for begin, end in array.tolist()) - (0, gap)
+    return union(array + np.array([0, gap])) - (0, gap)
 
 
 def total_length(array: np.ndarray) -> float:

@@ -6,7 +6,7 @@ other sections of params.yaml (`other`, by dotted keys); the race measures its g
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from throughline.diagnosis.facts import WORTH_PCT, Facts
@@ -43,42 +43,24 @@ class Rule:
     """
 
     name: str
+    detect: Detector
     params_key: str
     cause: str
-    detect: Detector
-    config: Mapping[str, Any]
-    other: Mapping[str, Any]
-    effort: Effort
-    fix: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
+    effort: Effort = Effort.SETTING
+    fix: str = "nothing to change"
 
 
 RULES: list[Rule] = []
 
 
-def rule(
-    *,
-    params_key: str,
-    cause: str,
-    config: Mapping[str, Any] | None = None,
-    other: Mapping[str, Any] | None = None,
-    effort: Effort = Effort.SETTING,
-    fix: str = "nothing to change",
-) -> Callable[[Detector], Rule]:
-    """Turn a detector into a rule that is named after it, without the underscore."""
+def rule(**fields: Any) -> Callable[[Detector], Rule]:
+    """Turn a detector into a rule with these fields, named after it without the underscore."""
 
     def add(detect: Detector) -> Rule:
-        made = Rule(
-            name=detect.__name__.removeprefix("_"),
-            params_key=params_key,
-            cause=cause,
-            detect=detect,
-            config=config or {},
-            other=other or {},
-            effort=effort,
-            fix=fix,
-        )
-        RULES.append(made)
-        return made
+        RULES.append(Rule(name=detect.__name__.removeprefix("_"), detect=detect, **fields))
+        return RULES[-1]
 
     return add
 
@@ -90,10 +72,8 @@ def rule(
     effort=Effort.DISK,
 )
 def _repeated_work(facts: Facts) -> str | None:
-    if facts.plan.reads_whole_snapshot or facts.plan.caches:
-        return None
-    work = facts.work_ms(Map, Gather)
-    if not facts.is_worthwhile(work):
+    work = facts.worthwhile_work_ms(Map, Gather)
+    if not work or facts.plan.reads_whole_snapshot or facts.plan.caches:
         return None
     return (
         f"the ops take {work:.2f} core-ms of every step; the deterministic ones have the same"
@@ -121,13 +101,10 @@ def _no_cache(facts: Facts) -> str | None:
     config={"vectorize": True, "map": {"parallel": "none"}, "prefetch": 2},
 )
 def _costly_calls(facts: Facts) -> str | None:
-    per_example_map = facts.per_example_map()
-    if facts.config.vectorize or per_example_map is None:
+    called, work = facts.per_example_map(), facts.worthwhile_work_ms(Map)
+    if not work or not called or facts.config.vectorize:
         return None
-    if all(op.takes == "example" for op in per_example_map.ops):
-        return None
-    work = facts.work_ms(Map)
-    if not facts.is_worthwhile(work):
+    if all(op.takes == "example" for op in called.ops):
         return None
     return (
         f"{facts.examples_per_step:.0f} calls per step take {work:.2f} core-ms,"
@@ -141,12 +118,10 @@ def _costly_calls(facts: Facts) -> str | None:
     config={"map": {"parallel": "cores"}, "prefetch": 2},
 )
 def _sequential_map(facts: Facts) -> str | None:
-    if not facts.map_parallelism.is_sequential or facts.cores == 1:
+    work = facts.worthwhile_work_ms(Map, Gather)
+    if not work or not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
     if facts.plan.gathers_on_device:  # part of the model's step
-        return None
-    work = facts.work_ms(Map, Gather)
-    if not facts.is_worthwhile(work):
         return None
     return (
         f"its ops take {work:.2f} ms of a step, one call after another, on one of {facts.cores}"
@@ -160,10 +135,8 @@ def _sequential_map(facts: Facts) -> str | None:
     config={"prefetch": 2},
 )
 def _no_prefetch(facts: Facts) -> str | None:
-    if facts.config.prefetch != "none" or facts.plan.gathers_on_device:
-        return None
-    wait = facts.breakdown.wait_ms_mean or 0.0
-    if not facts.is_worthwhile(wait):
+    wait = facts.worthwhile_wait_ms
+    if not wait or facts.config.prefetch != "none" or facts.plan.gathers_on_device:
         return None
     return f"each step waits {wait:.2f} ms for a batch that is prepared only then"
 
@@ -174,13 +147,10 @@ def _no_prefetch(facts: Facts) -> str | None:
     config={"interleave": {"cycle_length": 4, "block_length": 16, "parallel": "cores"}},
 )
 def _sequential_read(facts: Facts) -> str | None:
-    step = facts.plan.steps[0]
-    if not isinstance(step, Read) or step.source != "shards" or facts.shard_count == 1:
+    step, work = facts.plan.steps[0], facts.worthwhile_work_ms(Read)
+    if not work or not isinstance(step, Read) or step.source != "shards":
         return None
-    if not step.parallel.is_sequential or facts.plan.caches:
-        return None
-    work = facts.work_ms(Read)
-    if not facts.is_worthwhile(work):
+    if not step.parallel.is_sequential or facts.shard_count == 1 or facts.plan.caches:
         return None
     return f"reading takes {work:.2f} ms of a step, from one file at a time"
 
@@ -192,7 +162,7 @@ def _sequential_read(facts: Facts) -> str | None:
     effort=Effort.RESULTS,
 )
 def _decode_bound(facts: Facts) -> str | None:
-    ops = [op for step in facts.map_steps for op in step.ops]
+    ops = [op for step in facts.warm_steps if isinstance(step, Map) for op in step.ops]
     decoded = any(op.name == "decode" and hasattr(op, "dct") for op in ops)
     resized = any(op.name == "resize" for op in ops)
     if not decoded or not resized or facts.config.decode.ratio > 1 or facts.plan.caches:
@@ -209,13 +179,12 @@ def _decode_bound(facts: Facts) -> str | None:
     config={"postprocess_on": "device"},
 )
 def _host_widening(facts: Facts) -> str | None:
-    if facts.config.postprocess_on == "device" or facts.plan.device_ops:
-        return None
-    if facts.plan.gathers_on_device:
+    on_device = facts.plan.device_ops or facts.plan.gathers_on_device
+    if on_device or facts.config.postprocess_on == "device":
         return None
     steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     casts = [op.name for step in steps for op in step.ops if op.device and not op.random]
-    if not casts or not facts.is_worthwhile(facts.work_ms(Map, Gather)):
+    if not casts or not facts.worthwhile_work_ms(Map, Gather):
         return None
     return f"a batch has {facts.batch_mib:,.1f} MiB after {', '.join(casts)} on the host"
 
@@ -238,10 +207,10 @@ def _service_on_one_host(facts: Facts) -> str | None:
     fix="more workers on other hosts, or `service: null`",
 )
 def _slow_service(facts: Facts) -> str | None:
-    service, wait_ms = facts.config.service, facts.breakdown.wait_ms_mean or 0.0
-    if service is None or service.on_this_host or not facts.is_worthwhile(wait_ms):
+    service, wait = facts.config.service, facts.worthwhile_wait_ms
+    if not wait or service is None or service.on_this_host:
         return None
-    return f"each step waits {wait_ms:.2f} ms for batches from {service.address}"
+    return f"each step waits {wait:.2f} ms for batches from {service.address}"
 
 
 @rule(
@@ -261,11 +230,8 @@ def _too_parallel(facts: Facts) -> str | None:
 )
 def _few_threads(facts: Facts) -> str | None:
     threads = facts.config.threads
-    return (
-        f"{threads} threads for {facts.cores} cores"
-        if isinstance(threads, int) and threads < facts.cores and facts.plan.steps
-        else None
-    )
+    few = isinstance(threads, int) and threads < facts.cores and facts.plan.steps
+    return f"{threads} threads for {facts.cores} cores" if few else None
 
 
 @rule(
@@ -298,9 +264,9 @@ def _count_readers(facts: Facts) -> int:
 )
 def _few_shards(facts: Facts) -> str | None:
     turns = facts.config.interleave
-    if turns is None or facts.plan.reads_snapshot or facts.plan.caches:
+    if turns is None or facts.shard_count >= turns.cycle_length:
         return None
-    if facts.shard_count >= turns.cycle_length:
+    if facts.plan.reads_snapshot or facts.plan.caches:
         return None
     shards = "1 shard" if facts.shard_count == 1 else f"{facts.shard_count} shards"
     return f"{shards} for {turns.cycle_length} readers"
@@ -351,12 +317,11 @@ def _padding(facts: Facts) -> str | None:
     now, then = facts.padding_pct, facts.padding_pct_in_buckets
     if now is None or then is None or facts.config.batch is not None:
         return None
-    work_left = (100 - now) / (100 - then)
+    if 100 * (1 - (100 - now) / (100 - then)) < WORTH_PCT:
+        return None
     return (
         f"{now:.0f} % of the model's input is padding; in buckets of doubling length it would be"
         f" {then:.0f} %"
-        if 100 * (1 - work_left) >= WORTH_PCT
-        else None
     )
 
 
@@ -368,14 +333,9 @@ def _padding(facts: Facts) -> str | None:
 def _gpu_idle(facts: Facts) -> str | None:
     # NVML covers the whole training, with the time between epochs and for compiling kernels; the
     # trace covers single steps.
-    trained, traced = facts.gpu_utilization_pct, facts.gpu_busy_pct
-    if facts.steps_per_execution >= STEPS_PER_EXECUTION:
+    trained, traced, waits = facts.gpu_utilization_pct, facts.gpu_busy_pct, facts.wait_pct or 0.0
+    if trained is None or traced is None or max(trained, traced) >= GOOD_UTILIZATION_PCT:
         return None
-    if trained is None or traced is None or (facts.wait_pct or 0.0) >= WORTH_PCT:
+    if facts.steps_per_execution >= STEPS_PER_EXECUTION or waits >= WORTH_PCT:
         return None
-    if max(trained, traced) >= GOOD_UTILIZATION_PCT:
-        return None
-    return (
-        f"the GPU is busy {traced:.0f} % of a step, but waits for input only"
-        f" {facts.wait_pct or 0.0:.1f} % of it"
-    )
+    return f"the GPU is busy {traced:.0f} % of a step, but waits for input only {waits:.1f} % of it"

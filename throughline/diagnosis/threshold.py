@@ -46,13 +46,11 @@ class Threshold:
         try:
             limit = self.limit if isinstance(value, str) else float(self.limit)
         except ValueError:
-            problem = f"{self.metric} is a number, but {self.limit!r} is not"
-            raise InvalidParams([f"--fail-if: {problem}"]) from None
+            raise _invalid(f"{self.metric} is a number, but {self.limit!r} is not") from None
         if self.metric == "verdict" and limit not in VERDICTS:
-            said = did_you_mean(self.limit, list(VERDICTS))
-            raise InvalidParams([f"--fail-if: {limit} is not a verdict; {said}"])
+            raise _invalid(f"{limit} is not a verdict; {did_you_mean(self.limit, VERDICTS)}")
         if limit != limit:
-            raise InvalidParams([f"--fail-if: {self.limit} is not a number"])
+            raise _invalid(f"{self.limit} is not a number")
         if _COMPARISONS[self.operator](value, limit):
             raise ThresholdExceeded(
                 f"{self} (actual {f'{value:.4g}' if isinstance(value, float) else value})"
@@ -67,10 +65,13 @@ def parse_threshold(text: str, known: Collection[str]) -> Threshold:
     """
     match = _FORM.fullmatch(text)
     if not match:
-        said = f"{text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'"
-        raise InvalidParams([f"--fail-if: {said}"])
+        raise _invalid(f"{text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'")
     metric, compared_by, limit = match.groups()
     if metric not in known:
         said = did_you_mean(metric, list(known))
-        raise InvalidParams([f"--fail-if: {metric} is not a metric of the race; {said}"])
+        raise _invalid(f"{metric} is not a metric of the race; {said}")
     return Threshold(metric=metric, operator=compared_by, limit=limit.strip("'\""))
+
+
+def _invalid(problem: str) -> InvalidParams:
+    return InvalidParams([f"--fail-if: {problem}"])

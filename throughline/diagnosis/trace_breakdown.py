@@ -1,18 +1,20 @@
 """Breaks a trace down: waits per step, work per iterator, and which iterators caused the waits.
 
 An iterator's *work* is time in its own code and in functions that it calls, on any thread, without
-time in which it waits for others. Its *critical* time is the part of training's waits that no
-other iterator explains. The module follows each wait from training down the tree,
-through a parallel map to its running calls, and through a prefetch to the iterator that fills it.
+waiting for others. Its *critical* time is the part of training's waits that no other iterator
+explains: each wait is followed from training down the tree, through a parallel map to its running
+calls, and through a prefetch to the iterator that fills it.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -45,22 +47,26 @@ def break_down(trace: Trace) -> Breakdown:
     begin = min((event.start_ms for event in steps), default=0.0)
     host = [event for event in trace.host if event.end_ms > begin]
     window = union(event.span for event in steps)
-    device = union(event.span for event in trace.device if not _COPY.search(event.name))
-    copies = union(event.span for event in trace.device if _COPY.search(event.name))
-    on_gpu = bool(trace.device and steps)
     waits = find_waits(host, trace.device)
     lengths = sorted(map(total_length, waits))
+
+    def on_gpu(*, copies: bool) -> float | None:
+        if not trace.device or not steps:
+            return None
+        spans = (event.span for event in trace.device if bool(_COPY.search(event.name)) == copies)
+        return total_length(intersection(union(spans), window)) / len(steps)
+
     return Breakdown(
         steps=len(steps),
-        traced_step_ms_mean=statistics.fmean(event.duration_ms for event in steps)
-        if steps
-        else None,
+        traced_step_ms_mean=(
+            statistics.fmean(event.duration_ms for event in steps) if steps else None
+        ),
         wait_ms_p50=statistics.median(lengths) if lengths else None,
         wait_ms_p95=lengths[int(0.95 * (len(lengths) - 1))] if lengths else None,
         wait_ms_mean=statistics.fmean(lengths) if lengths else None,
         iterators=tuple(_iterators(host, merge(waits), total_length(window) or float("nan"))),
-        gpu_busy_ms=total_length(intersection(device, window)) / len(steps) if on_gpu else None,
-        gpu_copy_ms=total_length(intersection(copies, window)) / len(steps) if on_gpu else None,
+        gpu_busy_ms=on_gpu(copies=False),
+        gpu_copy_ms=on_gpu(copies=True),
     )
 
 
@@ -75,14 +81,13 @@ def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarra
 
 def find_activity(events: Sequence[Event]) -> dict[str, np.ndarray]:
     """Return the spans in which each step of the plan ran, from the consumer to the disk."""
-    tallies = _tally(events)
-    spans: dict[str, list[np.ndarray]] = {}
+    tallies, spans = _tally(events), defaultdict[str, list[np.ndarray]](list)
     for path in sorted(tallies, key=lambda path: path.count("::")):
         tally = tallies[path]
-        at_work = union(tally.function_spans() if tally.works_elsewhere else tally.call_spans)
+        at_work = tally.runs if tally.works_elsewhere else tally.calls
         for child in [] if tally.works_elsewhere else _children(path, tallies):
-            at_work = difference(at_work, union(tallies[child].call_spans))
-        spans.setdefault(tally.step, []).append(at_work)
+            at_work = difference(at_work, tallies[child].calls)
+        spans[tally.step].append(at_work)
     return {step: merge(sets) for step, sets in spans.items()}
 
 
@@ -92,40 +97,34 @@ def find_timeline(trace: Trace) -> Timeline | None:
     if not marks:
         return None
     begin, end = marks[0].start_ms, marks[-1].end_ms
-    window = union([(begin, end)])
     active = {
         TRAIN_LANE: union(event.span for event in marks),
         WAITING_LANE: merge(find_waits(trace.host, trace.device)),
-        **{
-            step: at_work
-            for step, at_work in find_activity(trace.host).items()
-            if step and AUTOMATIC not in step and step != "prefetch"
-        },
     }
-    finest = (end - begin) / RESOLUTION
+    for step, at_work in find_activity(trace.host).items():
+        if step and AUTOMATIC not in step and step != "prefetch":
+            active[step] = at_work
     lanes: dict[str, list[tuple[float, float]]] = {}
     for lane, at_work in active.items():
-        shown = intersection(at_work, window) - begin
-        spans = shown if lane == TRAIN_LANE else close_gaps(shown, finest)
-        if len(spans):
-            lanes[lane] = [(first, last) for first, last in spans.tolist()]
+        shown = intersection(at_work, np.array([[begin, end]])) - begin
+        if lane != TRAIN_LANE:
+            shown = close_gaps(shown, (end - begin) / RESOLUTION)
+        if len(shown):
+            lanes[lane] = [(first, last) for first, last in shown.tolist()]
     return Timeline(length_ms=end - begin, lanes=lanes)
 
 
 def iterator_table(breakdown: Breakdown) -> list[str]:
     """Format the first `TREE_ROWS` iterators as an indented table, the consumer first."""
-    rows = [
-        f"{'iterator (step)':<50}{'calls':>8}{'work ms':>10}"
-        f"{'ms/call':>9}{'threads':>9}{'critical':>10}"
-    ]
+    columns = f"{'calls':>8}{'work ms':>10}{'ms/call':>9}{'threads':>9}{'critical':>10}"
+    rows = [f"{'iterator (step)':<50}{columns}"]
     for item in breakdown.iterators[:TREE_ROWS]:
         name = f"{'  ' * item.depth}{item.title}"
-        chosen = f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else ""
-        columns = (
-            f"{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
+        rows.append(
+            f"{name[:49]:<50}{item.calls:>8,}{item.self_ms:>10,.2f}{item.call_ms_p50:>9,.3f}"
             f"{item.parallelism:>9.2f}{item.critical_pct:>8.0f} %"
+            + (f"  AUTOTUNE: {item.tuned}" if item.tuned is not None else "")
         )
-        rows.append(f"{name[:49]:<50}{columns}{chosen}")
     return rows
 
 
@@ -136,24 +135,24 @@ class _Tally:
     call_spans: list[tuple[float, float]] = field(default_factory=list)
     own_ms: float = 0.0  # of its calls, without calls of its inputs on the same thread
     works_elsewhere: bool = False  # whether other threads work for it, while its own calls wait
-    # Spans of executions, by run.
-    function_runs: dict[int, list[tuple[float, float]]] = field(
+    # Spans in which its functions ran, by the number of the run.
+    function_spans: dict[int, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
 
-    def function_spans(self) -> list[tuple[float, float]]:
-        return [span for run in self.function_runs.values() for span in run]
+    @cached_property
+    def calls(self) -> np.ndarray:
+        return union(self.call_spans)
 
-    def call_times(self) -> list[float]:
-        """Return the durations of its function's runs, or else of its calls, ascending."""
-        runs = [sum(end - begin for begin, end in run) for run in self.function_runs.values()]
-        return sorted(runs or [end - begin for begin, end in self.call_spans])
+    @cached_property
+    def runs(self) -> np.ndarray:
+        return union(itertools.chain.from_iterable(self.function_spans.values()))
 
 
 def _iterators(
     events: Sequence[Event], waits: np.ndarray, window_ms: float
 ) -> Iterator[IteratorTime]:
-    """Sum up every iterator; paths that differ in `[3]` and the like (shard or thread) are one."""
+    """Sum up every iterator; paths that differ in a number, as in `[3]`, are one."""
     tallies = _tally(events)
     critical: dict[str, float] = defaultdict(float)
     for root in (path for path in tallies if path.count("::") == 1):
@@ -161,12 +160,9 @@ def _iterators(
     waited = sum(critical.values())
     for path in sorted(tallies, key=lambda path: path.split("::")):
         tally = tallies[path]
-        work = (
-            sum(end - begin for begin, end in tally.function_spans())
-            if tally.works_elsewhere
-            else max(0.0, tally.own_ms)
-        )
-        each = tally.call_times()
+        runs = [sum(end - begin for begin, end in run) for run in tally.function_spans.values()]
+        work = sum(runs) if tally.works_elsewhere else max(0.0, tally.own_ms)
+        each = sorted(runs or [end - begin for begin, end in tally.call_spans])
         yield IteratorTime(
             path=path,
             step=tally.step,
@@ -185,22 +181,21 @@ def _attribute_wait(
 ) -> None:
     """Attribute the waits for `path` to its functions, then to its inputs, the rest to itself."""
     tally = tallies[path]
-    left = intersection(waits, union(tally.call_spans))
+    left = intersection(waits, tally.calls)
     if tally.works_elsewhere:
-        worked = intersection(left, union(tally.function_spans()))
+        worked = intersection(left, tally.runs)
         critical[path] += total_length(worked)
         left = difference(left, worked)
     for child in _children(path, tallies):
         _attribute_wait(child, left, tallies, critical)
-        left = difference(left, union(tallies[child].call_spans))
+        left = difference(left, tallies[child].calls)
     critical[path] += total_length(left)
 
 
 def _tally(events: Sequence[Event]) -> dict[str, _Tally]:
     tallies: dict[str, _Tally] = defaultdict(_Tally)
     spans = list(_nest(events))
-    produced = _count_calls(spans, tallies)
-    _count_functions(spans, _owners(spans, produced), tallies)
+    _count_functions(spans, _count_calls(spans, tallies), tallies)
     return {path: tally for path, tally in tallies.items() if tally.call_spans}
 
 
@@ -217,7 +212,7 @@ def _count_calls(spans: Sequence[_Span], tallies: dict[str, _Tally]) -> dict[int
         tally.tuned = event.tuned if event.tuned is not None else tally.tuned
         tally.call_spans.append(event.span)
         tally.own_ms += event.duration_ms
-        caller = span.find_enclosing(_serves)
+        caller = span.find_caller()
         if caller is not None and caller.iterator:
             tallies[_path(caller)].own_ms -= event.duration_ms
         elif path.count("::") > 1:
@@ -228,32 +223,20 @@ def _count_calls(spans: Sequence[_Span], tallies: dict[str, _Tally]) -> dict[int
     return produced
 
 
-def _owners(spans: Sequence[_Span], produced: Mapping[int, str]) -> dict[int, str]:
-    """Return the iterator of each function run: its caller, or the one its thread works for."""
-    owners = {}
-    for span in spans:
-        event = span.event
-        if not event.name.startswith(_CALLS) or not event.run:
-            continue
-        if caller := span.find_enclosing(_serves):
-            owners[event.run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
-    return {run: path for run, path in owners.items() if path}
-
-
 def _count_functions(
-    spans: Sequence[_Span], owners: Mapping[int, str], tallies: dict[str, _Tally]
+    spans: Sequence[_Span], produced: Mapping[int, str], tallies: dict[str, _Tally]
 ) -> None:
+    """Tally the runs of functions for their callers, or the iterators their threads work for."""
+    owners: dict[int, str] = {}
     for span in spans:
-        event = span.event
-        if event.name != _EXECUTES or event.run not in owners:
-            continue
-        key = event.name, event.run
-        if span.find_enclosing(lambda outer, key=key: (outer.name, outer.run) == key) is None:
-            tallies[owners[event.run]].function_runs[event.run].append(event.span)
-
-
-def _serves(event: Event) -> bool:
-    return event.iterator or event.name.endswith(_PRODUCES)
+        run = span.event.run if span.event.name.startswith(_CALLS) else 0
+        if run and (caller := span.find_caller()):
+            owners[run] = _path(caller) if caller.iterator else produced.get(id(caller), "")
+    for span in spans:
+        run = span.event.run if span.event.name == _EXECUTES else 0
+        inner = any((outer.name, outer.run) == (_EXECUTES, run) for outer in span.enclosing())
+        if not inner and (owner := owners.get(run)):
+            tallies[owner].function_spans[run].append(span.event.span)
 
 
 def _path(event: Event) -> str:
@@ -266,17 +249,23 @@ def _children(path: str, tallies: Mapping[str, _Tally]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Span:
-    """A span, and the one on the same thread that encloses it."""
+    """An event, and the span on the same thread that encloses it."""
 
     event: Event
     outer: _Span | None
 
-    def find_enclosing(self, meets: Callable[[Event], bool]) -> Event | None:
-        """Return the nearest enclosing event that meets a condition."""
+    def enclosing(self) -> Iterator[Event]:
         span = self.outer
-        while span is not None and not meets(span.event):
+        while span is not None:
+            yield span.event
             span = span.outer
-        return span and span.event
+
+    def find_caller(self) -> Event | None:
+        """Return the iterator's call, or the making of an element, that this is a part of."""
+        for event in self.enclosing():
+            if event.iterator or event.name.endswith(_PRODUCES):
+                return event
+        return None
 
 
 def _nest(events: Sequence[Event]) -> Iterator[_Span]:

@@ -1,9 +1,8 @@
 """Records and reads profiler traces: TensorFlow's XSpace as a list of timed spans.
 
-Works on traces without a GPU, too. Iterator events have their full path as name
-(`Iterator::Root::Prefetch::BatchV2::Map`) and carry the `name=` that the plan gave the step. A run
-number ties a function that a map calls to its executor's spans on all threads. `trace_breakdown.py`
-interprets them.
+An iterator's event has its full path as name (`Iterator::Root::Prefetch::BatchV2::Map`) and carries
+the `name=` that the plan gave the step. A run number ties a function that a map calls to its
+executor's spans on all threads. `trace_breakdown.py` interprets them.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,39 +94,29 @@ def read_trace(folder: Path) -> Trace:
         raise MissingInput(
             f"{files[-1]} is not a complete trace ({error}); run `dvc repro profile` again"
         ) from error
-    planes = {
-        kind: [plane for plane in space.planes if plane.name.startswith(kind)]
-        for kind in (HOST, DEVICE)
-    }
-    begin = min(
-        (line.timestamp_ns for group in planes.values() for plane in group for line in plane.lines),
-        default=0,
-    )
-    return Trace(
-        host=[event for plane in planes[HOST] for event in _events(plane, begin)],
-        # A GPU's plane also has lines that sum its streams up by step, module and op.
-        device=[
-            event for plane in planes[DEVICE] for event in _events(plane, begin, only="Stream")
-        ],
-    )
+    planes = [plane for plane in space.planes if plane.name.startswith((HOST, DEVICE))]
+    begin = min((line.timestamp_ns for plane in planes for line in plane.lines), default=0)
+    trace = Trace(host=[], device=[])
+    for plane in planes:
+        events = trace.host if plane.name.startswith(HOST) else trace.device
+        events += _events(plane, begin)
+    return trace
 
 
-def _events(plane: Any, begin_ns: int, only: str = "") -> Iterator[Event]:
+def _events(plane: Any, begin_ns: int) -> Iterator[Event]:
     names = {key: value.name for key, value in plane.event_metadata.items()}
     kinds = {key: value.name for key, value in plane.stat_metadata.items()}
     for line in plane.lines:
-        if not line.name.startswith(only):
+        # A GPU's plane also has lines that sum its streams up by step, module and op.
+        if plane.name.startswith(DEVICE) and not line.name.startswith("Stream"):
             continue
         offset = (line.timestamp_ns - begin_ns) / 1e6
         for event in line.events:
-            stats = {
-                kind: stat for stat in event.stats if (kind := kinds[stat.metadata_id]) in _KEPT
-            }
-            words = {
-                kind: stat.str_value or kinds.get(stat.ref_value, "")
-                for kind, stat in stats.items()
-            }
-            numbers = {kind: stat.int64_value or stat.uint64_value for kind, stat in stats.items()}
+            words, numbers = dict[str, str](), dict[str, int]()
+            for stat in event.stats:
+                if (kind := kinds[stat.metadata_id]) in _KEPT:
+                    words[kind] = stat.str_value or kinds.get(stat.ref_value, "")
+                    numbers[kind] = stat.int64_value or stat.uint64_value
             chosen = [numbers[kind] for kind in _TUNED if kind in numbers]
             yield Event(
                 name=names[event.metadata_id],

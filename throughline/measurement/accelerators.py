@@ -25,18 +25,15 @@ class Accelerator:
 
 
 _SOURCE = (
-    "DLIO, on which MLPerf Storage is built: configs/workload/{}.yaml of argonne-lcf/dlio_benchmark"
+    "DLIO, on which MLPerf Storage is built: configs/workload/resnet50_{}.yaml of"
+    " argonne-lcf/dlio_benchmark"
 )
+_RESNET50 = {"h100": (400, 0.224), "a100": (400, 0.435), "v100": (64, 0.195)}
 ACCELERATORS = {
-    "h100-resnet50": Accelerator(
-        model="ResNet-50", batch_size=400, step_s=0.224, source=_SOURCE.format("resnet50_h100")
-    ),
-    "a100-resnet50": Accelerator(
-        model="ResNet-50", batch_size=400, step_s=0.435, source=_SOURCE.format("resnet50_a100")
-    ),
-    "v100-resnet50": Accelerator(
-        model="ResNet-50", batch_size=64, step_s=0.195, source=_SOURCE.format("resnet50_v100")
-    ),
+    f"{gpu}-resnet50": Accelerator(
+        model="ResNet-50", batch_size=batch_size, step_s=step_s, source=_SOURCE.format(gpu)
+    )
+    for gpu, (batch_size, step_s) in _RESNET50.items()
 }
 
 

@@ -12,16 +12,11 @@ from throughline.results.train import HeldOut, standard_error
 
 def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = None) -> HeldOut:
     """Describe the test split, or else validation; `targets` are a series' predicted columns."""
-    split = "test" if "test" in data.shards.splits else "validation"
+    split = _find_split(data)
     if targets is None and not data.shards.schema.predicts_number:
         labels = np.asarray(data.memmap(split, "label"))
-        share = float(np.bincount(labels).max() / len(labels))
-        return HeldOut(
-            split=split,
-            examples=len(labels),
-            constant_metric=share,
-            constant_stderr=standard_error(share, len(labels)),
-        )
+        share, count = float(np.bincount(labels).max() / len(labels)), len(labels)
+        return _held_out(split, count, share, standard_error(share, count))
     column = "label" if targets is None else data.shards.schema.input.name
     columns = slice(None) if targets is None else list(targets)
 
@@ -31,29 +26,32 @@ def describe_held_out(data: PreparedData, *, targets: Sequence[int] | None = Non
 
     distances = np.abs(values(split) - np.median(values("train"), axis=0)).mean(axis=1)
     find_error = standard_error_of_mean if targets is None else standard_error_in_time
-    return HeldOut(
-        split=split,
-        examples=len(distances),
-        constant_metric=float(distances.mean()),
-        constant_stderr=find_error(distances),
-    )
+    return _held_out(split, len(distances), float(distances.mean()), find_error(distances))
 
 
 def describe_next_tokens(data: PreparedData, window: TokenWindow) -> HeldOut:
-    """Describe the windows of the test split, or of the validation split if there is none.
+    """Describe the windows of the test split, or else of validation.
 
     The constant prediction is the most frequent token. Windows are assumed to be independent;
     tokens of the same window are not.
     """
-    split = "test" if "test" in data.shards.splits else "validation"
+    split = _find_split(data)
     windows = data.count_examples(split, window)
     tokens = np.asarray(data.memmap(split, data.shards.schema.input.name))
     targets = tokens[1 : 1 + windows * window.length].reshape(windows, window.length)
     shares = (targets == np.bincount(targets.reshape(-1)).argmax()).mean(axis=1)
     share = float(shares.mean())
     error = float(shares.std() / math.sqrt(windows))
-    error = max(error, standard_error(share, targets.size))  # a few windows may agree by chance
-    return HeldOut(split=split, examples=windows, constant_metric=share, constant_stderr=error)
+    # A few windows may agree by chance.
+    return _held_out(split, windows, share, max(error, standard_error(share, targets.size)))
+
+
+def _find_split(data: PreparedData) -> str:
+    return "test" if "test" in data.shards.splits else "validation"
+
+
+def _held_out(split: str, examples: int, metric: float, stderr: float) -> HeldOut:
+    return HeldOut(split=split, examples=examples, constant_metric=metric, constant_stderr=stderr)
 
 
 def standard_error_of_mean(distances: np.ndarray) -> float:

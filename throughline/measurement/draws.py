@@ -1,7 +1,7 @@
 """Checks which examples an epoch of training draws.
 
-The digest of examples (`equality.py`) excludes shuffling and sampling. Here the training's own plan
-runs for an epoch with all its steps; only the ops on values are left out, to save time.
+The digest of examples (`equality.py`) leaves out shuffling and sampling. Here the training's own
+plan runs for an epoch; to save time, without the ops on values.
 """
 
 import dataclasses
@@ -57,25 +57,15 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
             f" instead of {pipeline.examples:,} from {expected:,}"
         )
     _check_counts(pipeline, rows, counts)
-    return (
-        EpochDraws(
-            examples=len(rows), distinct=int((counts > 0).sum()), most_often=int(counts.max())
-        ),
-        rows,
-    )
+    distinct, most_often = int((counts > 0).sum()), int(counts.max())
+    return EpochDraws(examples=len(rows), distinct=distinct, most_often=most_often), rows
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    chunks = [
-        collect_rows(
-            pipeline.reader.order,
-            tf.range(
-                first, min(first + STEPS_PER_CHECK_CALL, pipeline.steps_per_epoch), dtype=tf.int64
-            ),
-        )
-        for first in range(0, pipeline.steps_per_epoch, STEPS_PER_CHECK_CALL)
-    ]
-    return np.concatenate(chunks)
+    steps = tf.range(pipeline.steps_per_epoch, dtype=tf.int64)
+    firsts = range(0, pipeline.steps_per_epoch, STEPS_PER_CHECK_CALL)
+    chunks = [steps[first : first + STEPS_PER_CHECK_CALL] for first in firsts]
+    return np.concatenate([collect_rows(pipeline.reader.order, chunk) for chunk in chunks])
 
 
 def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Tensor) -> np.ndarray:
@@ -92,18 +82,15 @@ def _streamed_rows(pipeline: InputPipeline) -> np.ndarray:
 
 
 def _keys_only(plan: Plan) -> Plan:
-    """Return the plan without the ops on values.
+    """Return the plan without the ops on values: records are parsed only for keys and labels.
 
-    Records are parsed only for keys and labels, files are not opened, and batches by length become
-    batches of one size, because keys have no length.
+    Batches by length become batches of one size, because keys have no length.
     """
-    steps: list[Step] = []
-    first = True
+    steps, picking = list[Step](), [KeysAlone()]  # in the first map
     for step in plan.steps:
         if isinstance(step, Map):
-            parsing = tuple(op for op in step.ops if isinstance(op, Parse))
-            ops = (*parsing, KeysAlone()) if first else parsing
-            first = False
+            ops = (*(op for op in step.ops if isinstance(op, Parse)), *picking)
+            picking = []
             steps += [dataclasses.replace(step, ops=ops)] if ops else []
         elif isinstance(step, BucketBatch):
             steps.append(Batch(size=step.size))

@@ -1,9 +1,9 @@
 """Proof that configurations deliver the same examples, each once, with the manifest's label.
 
-The proof is a digest of (key, label, pixels or other inputs) with shapes and dtypes, which ignores
-order. It covers every split after the deterministic preprocessing, without augmentation and
-postprocessing, so all configurations with the same `preprocess` must have equal digests.
-Configurations with approximate pixels have the same examples and labels.
+The proof is a digest, in any order, of keys, labels and inputs with shapes and dtypes. It covers
+every split after the deterministic preprocessing, without augmentation and postprocessing, so all
+configurations with the same `preprocess` must have equal digests. Those with approximate pixels
+have the same examples and labels.
 """
 
 import hashlib
@@ -30,25 +30,20 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     Raises:
       UnequalConfigurations: If keys or labels differ from the manifest's; not checked for windows.
     """
-    # A window's examples are made of rows, so no manifest lists them.
-    is_listed = pipeline.plan.window is None
-    total, count, keys, labels = 0, 0, [], []
-    text = pipeline.data.shards.schema.is_text
-    values = np.empty((0,))
+    is_listed = pipeline.plan.window is None  # a window is made of rows, so no manifest lists it
+    total, keys, labels, values = 0, [], [], np.empty((0,))
     for batch in pipeline.dataset().as_numpy_iterator():
         values = batch[input_name(batch)]
         for example in iterate_examples(batch):
             total = (total + digest_example(*example)) % MODULUS
-            count += 1
-            if is_listed:
-                keys.append(example[0])
-                labels.append(example[1])
+            keys.append(example[0])
+            labels += [example[1]] if is_listed else []
     if is_listed:
         _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
     return ExamplesDigest(
         digest=f"{total:032x}",
-        examples=count,
-        shape=(None,) if text else values.shape[1:],
+        examples=len(keys),
+        shape=(None,) if pipeline.data.shards.schema.is_text else values.shape[1:],
         dtype=str(values.dtype),
     )
 

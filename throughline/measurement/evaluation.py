@@ -55,7 +55,8 @@ def evaluate_examples(
     and an example's loss is its absolute error.
     """
     schema = pipeline.data.shards.schema
-    feature, more = schema.input.name, (COLUMNS,) if schema.table_input else ()
+    given = {"keys": "key", "inputs": schema.input.name, "labels": "label"}
+    given |= {COLUMNS: COLUMNS} if schema.table_input else {}
     judge = _judge_classes if classes else _judge_numbers
     probabilities = classes and gives_probabilities(model)
 
@@ -67,29 +68,21 @@ def evaluate_examples(
 
     # A few batches would take longer to trace than to run.
     traced = tf.function(run, autograph=False, reduce_retracing=True) if batches is None else run
-    examples, truths, predictions, errors = 0, [], [], []
+    truths, predictions, errors = [], [], []
     worst: dict[str, np.ndarray] = {}
     for element in pipeline.dataset() if batches is None else batches:
         judged = {name: value.numpy() for name, value in traced(element).items()}
-        examples += len(judged["losses"])
-        inputs = np.asarray(element[feature])
-        if inputs.dtype == np.int32:  # tokens, whose number varies by batch, are not shown
-            inputs = np.zeros(len(inputs))
         truths.append(judged["truths"])
         predictions.append(judged["predictions"])
         errors.append(judged.pop("target_errors"))
-        batch = {
-            **judged,
-            "keys": np.asarray(element["key"]),
-            "inputs": inputs,
-            "labels": np.asarray(element["label"]),
-            **{name: np.asarray(element[name]) for name in more},
-        }
+        batch = judged | {name: np.asarray(element[part]) for name, part in given.items()}
+        if batch["inputs"].dtype == np.int32:  # tokens, whose number varies by batch, are not shown
+            batch["inputs"] = np.zeros(len(batch["inputs"]))
         worst = _keep_worst(worst, batch, most=most)
     true, predicted = np.concatenate(truths), np.concatenate(predictions)
     target_errors = np.concatenate(errors).mean(axis=0, dtype=np.float64)
     return Outcomes(
-        examples=examples,
+        examples=len(true),
         metric=float((true == predicted).mean() if classes else target_errors.mean()),
         truths=true,
         predictions=predicted,
@@ -107,9 +100,15 @@ def describe_outcomes(
     manifest: Path,
 ) -> Evaluation:
     """Describe outcomes by names and texts; `classes` is empty if the model predicts numbers."""
-    worst = outcomes.worst
+    worst, count = outcomes.worst, len(outcomes.worst["keys"])
     columns = ("truths", "predictions") if classes else ("labels", "outputs")
-    truths, predictions = (name_values(worst[name], classes) for name in columns)
+    described = zip(
+        describe_inputs(worst, pipeline, manifest),
+        *(name_values(worst[name], classes) for name in columns),
+        worst["probabilities"].tolist() if classes else [None] * count,
+        worst["losses"].tolist(),
+        strict=True,
+    )
     return Evaluation(
         split=pipeline.split,
         examples=outcomes.examples,
@@ -118,14 +117,9 @@ def describe_outcomes(
         ),
         worst=tuple(
             WorstExample(
-                id=example_id,
-                truth=truths[number],
-                predicted=predictions[number],
-                probability=float(worst["probabilities"][number]) if classes else None,
-                loss=float(worst["losses"][number]),
-                value=value,
+                id=name, truth=truth, predicted=predicted, probability=sure, loss=loss, value=value
             )
-            for number, (example_id, value) in enumerate(describe_inputs(worst, pipeline, manifest))
+            for (name, value), truth, predicted, sure, loss in described
         ),
         picture=pipeline.data.shards.schema.input.encoding.modality == "images",
         mae_by_target=(
@@ -181,13 +175,12 @@ def encode_worst(outcomes: Outcomes) -> bytes:
 
 def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     """Return each example's class, prediction and cross-entropy; labels are numbers or vectors."""
-    vectors = labels.shape.rank == logits.shape.rank
-    truths = tf.argmax(labels, axis=-1) if vectors else tf.cast(labels, tf.int64)
-    losses = (
-        tf.nn.softmax_cross_entropy_with_logits(labels, logits)
-        if vectors
-        else tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    )
+    if labels.shape.rank == logits.shape.rank:
+        truths = tf.argmax(labels, axis=-1)
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+    else:
+        truths = tf.cast(labels, tf.int64)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return {
         "truths": truths,
         "predictions": tf.argmax(logits, axis=-1),
@@ -252,13 +245,10 @@ def _describe_row(row: np.ndarray, columns: TableColumns) -> str:
     if row.ndim > 1:
         extent = "×".join(map(str, row.shape))
         return f"{extent} values from {row.min():.4g} to {row.max():.4g}"
-    cells = [
-        f"{name}: {row[place]:.4g}"
-        if place < columns.numeric
-        else f"{name}: {columns.categories[place - columns.numeric][int(row[place])]}"
-        for place, name in enumerate(columns.names)
-    ]
-    return _shorten(", ".join(cells))
+    cells = [f"{value:.4g}" for value in row[: columns.numeric]]
+    coded = zip(columns.categories, row[columns.numeric :], strict=True)
+    cells += [names[int(code)] for names, code in coded]
+    return _shorten(", ".join(map("{}: {}".format, columns.names, cells)))
 
 
 def _shorten(text: str) -> str:

@@ -29,10 +29,9 @@ def find_usual(losses: np.ndarray) -> np.ndarray:
 def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[Spike]:
     """Return the steps with the highest losses for their place, from `losses` (steps,) float32.
 
-    They are ranked by how far they are above the median around them, in units of the median
-    deviation there, or of the mean of that over the training, if that is larger: where nearly all
-    losses are 0, the largest would else be a trifle. A loss that is not finite ranks highest; of
-    several, the first.
+    They are ranked by their distance above the median around them, in units of the median deviation
+    there, or of its mean over the training if that is larger, so that nothing stands out from
+    losses of nearly 0. A loss that is not finite ranks highest; of several, the first.
     """
     values = np.asarray(losses, np.float64)
     finite = np.isfinite(values)
