@@ -45,8 +45,13 @@ from throughline.tuning.budgets import (
 )
 from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
-from throughline.tuning.key import FOLDER, as_written, digest_question, without_tuned
-from throughline.tuning.question import Question
+from throughline.tuning.question import (
+    FOLDER,
+    Question,
+    as_written,
+    digest_question,
+    without_tuned,
+)
 from throughline.tuning.search import Search
 
 if TYPE_CHECKING:

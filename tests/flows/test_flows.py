@@ -29,7 +29,7 @@ from throughline.results.race import RaceResult
 from throughline.results.train import TrainResult
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
-from throughline.tuning.key import FOLDER
+from throughline.tuning.question import FOLDER
 
 pytestmark = pytest.mark.timeout(400)
 CHANGE = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")

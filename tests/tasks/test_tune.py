@@ -24,7 +24,7 @@ from throughline.results.tuning import TuningResult
 from throughline.shared.errors import Untunable
 from throughline.shared.layout import Layout
 from throughline.tuning.budgets import find_limits, read_budgets
-from throughline.tuning.key import FOLDER
+from throughline.tuning.question import FOLDER
 
 
 @pytest.fixture

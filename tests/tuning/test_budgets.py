@@ -35,6 +35,7 @@ def test_sizes_times_and_allowances_are_read_and_written_as_people_write_them():
         ({"disk": "-1GiB"}, "--disk: a size needs a number and a unit"),
         ({"prepare": "10GiB"}, "--prepare: a time needs a number and a unit"),
         ({"time": "59s"}, "--time: a search needs at least 1min"),
+        ({"time": "unlimited"}, "--time: a search needs at least 1min"),
         ({"epochs": 0}, "--epochs: expected auto or a whole number from 1; found 0"),
         ({"allow": ["anything"]}, "--allow: input should be 'approximate' or 'unordered'"),
     ],

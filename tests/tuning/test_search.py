@@ -33,9 +33,8 @@ from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import Need, find_limits, read_budgets
 from throughline.tuning.findings import NOT_RACED, summarize
 from throughline.tuning.journal import Entrance, Journal
-from throughline.tuning.key import digest_question, without_tuned
 from throughline.tuning.pool import SearchPool
-from throughline.tuning.question import Question, survey_data
+from throughline.tuning.question import Question, digest_question, survey_data, without_tuned
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import SnapshotBytes, prove_equal, survey, watched
@@ -136,8 +135,7 @@ def test_a_part_needs_what_is_stored_and_its_examples_are_proven(prepared, look_
     seen = look_at(halved, tmp_path)
     stored = sum(map(written.bytes, written.splits))
     assert seen.needs["part"].disk_bytes == pytest.approx(stored, rel=0.01)
-    refused = {each.name: each.reason for each in seen.space.refusals}
-    assert "50% of the snapshot's rows are stored" in refused["snapshot"]
+    assert "50% of the snapshot's rows are stored" in dict(seen.space.refusals)["snapshot"]
     whole, cached = entry_of(prepared), entry_of(prepared, cache={"where": "memory"})
     digests = {prove_equal(each) for each in (entry_of(linked, halved, **part), whole, cached)}
     assert len(digests) == 1
@@ -346,7 +344,7 @@ def test_epochs_of_a_few_steps_are_not_searched(prepared, surveyed, tmp_path, mo
 
 
 def test_the_same_question_has_the_same_key(prepared, monkeypatch):
-    monkeypatch.setattr("throughline.tuning.key.code_digest", lambda *_, **__: "the program")
+    monkeypatch.setattr("throughline.tuning.question.code_digest", lambda *_, **__: "the program")
 
     def key(params=PARAMS, needs=None, **budgets):
         given, file = read_budgets(**{"epochs": 3, **budgets}), "vocabulary.txt"
@@ -367,7 +365,7 @@ def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     own.write_text("b")
     assert key() != before, "a file is its contents"
     own.write_text("a")
-    monkeypatch.setattr("throughline.tuning.key.read_cpu_name", lambda: "another CPU")
+    monkeypatch.setattr("throughline.tuning.question.read_cpu_name", lambda: "another CPU")
     assert key() != before, "the same name, on another machine"
     assert [*without_tuned(replace(PARAMS, pipelines={"tuned": optimized})).pipelines] == ["naive"]
 

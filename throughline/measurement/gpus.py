@@ -1,9 +1,8 @@
 """The NVIDIA GPUs that this process may use, as NVML handles in CUDA's order.
 
-CUDA and NVML number devices differently: CUDA puts the fastest first unless
-CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML follows the bus, and CUDA_VISIBLE_DEVICES may name indices,
-prefixes of UUIDs or MIG slices. So the CUDA driver lists the devices, and NVML is asked for those
-UUIDs. This creates no context and takes no GPU memory.
+CUDA puts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML follows the bus, and
+CUDA_VISIBLE_DEVICES may name indices, prefixes of UUIDs or MIG slices. So the CUDA driver lists the
+devices, and NVML is asked for those UUIDs. This creates no context and takes no GPU memory.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ from uuid import UUID
 import pynvml
 
 NO_GPU = "no NVIDIA GPU is visible ({}); GPU metrics are absent, not zero"
-_CUDA_OK, _CUDA_NO_DEVICE = 0, 100
+_CUDA_NO_DEVICE = 100  # as a status; 0 is success
 _UUID_BYTES = 16
 
 
@@ -56,17 +55,14 @@ def cuda_uuids() -> list[str] | None:
     if status == _CUDA_NO_DEVICE:
         return []
     count = ctypes.c_int()
-    if status != _CUDA_OK or cuda.cuDeviceGetCount(ctypes.byref(count)) != _CUDA_OK:
+    if status or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return None
     # The v2 function tells a MIG slice from its GPU.
     uuid_of = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
     uuids = []
     for ordinal in range(count.value):
         device, raw = ctypes.c_int(), (ctypes.c_ubyte * _UUID_BYTES)()
-        if (
-            cuda.cuDeviceGet(ctypes.byref(device), ordinal) != _CUDA_OK
-            or uuid_of(raw, device) != _CUDA_OK
-        ):
+        if cuda.cuDeviceGet(ctypes.byref(device), ordinal) or uuid_of(raw, device):
             return None
         uuids.append(str(UUID(bytes=bytes(raw))))
     return uuids

@@ -38,16 +38,10 @@ def read_cpu_s() -> dict[int, float]:
 
 
 class UsageMonitor:
-    """Measures this process and samples its GPUs in a thread; a context manager.
+    """Measures this process and samples `gpus`, NVML handles, in a thread; a context manager.
 
     Times and GPUs are not measured between `pause()` and `resume()`, such as during validation.
-
-    Args:
-      gpus: NVML handles of the GPUs in use.
-      cpu_s: Returns CPU time [s] by process id.
-
-    Attributes:
-      measured: The usage; known after the block.
+    `cpu_s` returns CPU time [s] by process id. The usage is in `measured` after the block.
     """
 
     measured: Usage
@@ -64,16 +58,15 @@ class UsageMonitor:
         self._gpus, self._samples = gpus, list[dict[str, float]]()
         self._failures: list[str] = []
         self._running, self._stop = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._sample, daemon=True, name="usage-monitor")
         self._paused_at_first = paused
         self._wall_s = self._cpu_s = self._since = 0.0
         self._cpu: Mapping[int, float] = {}
 
     def __enter__(self) -> UsageMonitor:
         self._process = psutil.Process()
-        self._read = _bytes_read(self._process)
+        self._read = self._process.io_counters().read_bytes  # from storage, not the page cache
         if self._gpus:
-            self._thread = threading.Thread(target=self._sample, daemon=True, name="usage-monitor")
             self._thread.start()
         if not self._paused_at_first:
             self.resume()
@@ -82,7 +75,7 @@ class UsageMonitor:
     def __exit__(self, *_: object) -> None:
         self.pause()
         self._stop.set()
-        if self._thread:
+        if self._gpus:
             self._thread.join()
         if self._failures:
             failed = len(self._failures)
@@ -94,13 +87,15 @@ class UsageMonitor:
             sorted(sample[name] for sample in self._samples if name in sample)
             for name in ("utilization_pct", "memory_mb", "power_w")
         )
+        cores_s = self._wall_s * usable_cores()
         self.measured = Usage(
             wall_s=self._wall_s,
             cpu_s=self._cpu_s,
-            cpu_utilization_pct=_utilization_pct(self._cpu_s, self._wall_s),
+            # It might exceed 100, because clock ticks are coarse.
+            cpu_utilization_pct=min(100.0, 100 * self._cpu_s / cores_s) if cores_s else None,
             # Linux counts in KiB.
             rss_mb_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
-            disk_read_mb=(_bytes_read(self._process) - self._read) / 1e6,
+            disk_read_mb=(self._process.io_counters().read_bytes - self._read) / 1e6,
             gpu_utilization_pct_mean=statistics.fmean(utilization) if utilization else None,
             gpu_utilization_pct_p10=utilization[len(utilization) // 10] if utilization else None,
             gpu_utilization_pct_p50=utilization[len(utilization) // 2] if utilization else None,
@@ -179,16 +174,6 @@ def read_gpus(handles: Sequence[Any]) -> dict[str, float]:
             if error.value not in NOT_MEASURED:  # pyright: ignore[reportAttributeAccessIssue] - set when it is made
                 raise
     return sample
-
-
-def _utilization_pct(cpu_s: float, wall_s: float) -> float | None:
-    """Return CPU time as % of this process's cores; at most 100, because clock ticks are coarse."""
-    return min(100.0, 100 * cpu_s / (wall_s * usable_cores())) if wall_s else None
-
-
-def _bytes_read(process: psutil.Process) -> int:
-    """Return the bytes read from storage, not from the page cache."""
-    return process.io_counters().read_bytes
 
 
 def read_cpu_name() -> str:

@@ -1,7 +1,7 @@
 """Measures how much of this machine other processes use, how much is idle, and who uses most.
 
-A measurement cannot keep others away, but it can detect them. What they take from us is the busy
-time of our cores, without our own, and without what a CPU quota leaves to others anyway.
+What others take from us is the busy time of our cores, without our own, and without what a CPU
+quota leaves to others anyway.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ OTHER_PROGRAMS = "other programs"  # named if no single process took half of it
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTimes:
-    """CPU time since the machine started [s].
+    """CPU time since the machine started [s], of the `cores` that this process may use.
 
-    `idle_s` and `busy_s` are those of the `cores` that this process may use, `group_s` that of the
-    control group that shares our quota, `by_process` by process id.
+    `group_s` is that of the control group that shares our quota, `by_process` is by process id.
     """
 
     idle_s: float
@@ -57,12 +56,9 @@ def read_cpu_times() -> CpuTimes:
 
 
 class OtherProcesses:
-    """Measures what other processes do during a block; read its values after leaving it.
+    """Measures the shares of our cores that others used during a block, and that were idle.
 
-    Attributes:
-      cpu_pct: The share that others used of all cores that this process may use.
-      idle_pct: The share of these that was idle.
-      busiest: The process that used at least half of what others did; else `OTHER_PROGRAMS`.
+    `busiest` is the process that used at least half of what others did, or `OTHER_PROGRAMS`.
     """
 
     def __init__(self, *, read: Callable[[], CpuTimes] = read_cpu_times) -> None:
@@ -94,12 +90,10 @@ class OtherProcesses:
             self.cpu_pct, self.idle_pct = share_of_cores(
                 busy_s, idle_s, own_s, usable=usable, sharing_s=sharing_s
             )
-        others_s = max(0.0, busy_s - own_s)
-        named = [(pid, seconds) for pid, seconds in took.most_common() if pid not in own]
-        if named and named[0][1] >= others_s / 2 > 0:
+        named = next((pid for pid, _ in took.most_common() if pid not in own), None)
+        if named is not None and took[named] >= max(0.0, busy_s - own_s) / 2 > 0:
             with suppress(psutil.Error):  # it has ended
-                process = psutil.Process(named[0][0])
-                self.busiest = f"{process.name()} (process {process.pid})"
+                self.busiest = f"{psutil.Process(named).name()} (process {named})"
 
 
 def share_of_cores(
@@ -107,11 +101,9 @@ def share_of_cores(
 ) -> tuple[float, float]:
     """Return the shares of the cores that this process may use [%]: others', and the idle one.
 
-    Args:
-      busy_s, idle_s, own_s: How long all cores were busy, idle, and busy with our own work.
-      usable: The share of the cores' time that our quota allows. Others take something from us
-          only if they use more than the rest, or share the quota.
-      sharing_s: How long others used the shared quota.
+    `own_s` is the part of the busy time that is our own work. Our quota allows the share `usable`
+    of all time: others take something from us only if they use more than the rest, or, for
+    `sharing_s`, the same quota.
     """
     all_s = busy_s + idle_s
     ours_s = usable * all_s

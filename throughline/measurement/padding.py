@@ -12,8 +12,7 @@ def measure_sequences(pipeline: InputPipeline) -> SequenceBatches | None:
     if not pipeline.data.shards.schema.is_text:
         return None
     tokens, padded, shapes = 0, 0, set()
-    for batch in pipeline.dataset().as_numpy_iterator():
-        inputs = batch[0]
+    for inputs, *_ in pipeline.dataset().as_numpy_iterator():
         text = inputs["text"] if isinstance(inputs, dict) else inputs
         tokens += int(lengths_in_batch(text).sum())
         padded += text.size

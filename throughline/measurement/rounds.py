@@ -2,11 +2,10 @@
 
 A round is one turn of every contestant within seconds, so a slow machine slows all of them. A rate
 is the sum of examples over the sum of seconds, not a median over turns: a turn in which an epoch
-begins, and buffers fill, belongs to the pace of a training. Rates and gains of contestants that
-missed rounds are consistent, since each counts by its pace relative to the contestant with most
-rounds. Intervals are Student's, from leaving out one round at a time (the jackknife: Quenouille
-1956, Tukey 1958). Intervals of several comparisons that must hold together share their error
-probability (Bonferroni).
+begins, and buffers fill, belongs to the pace of a training. A contestant that missed rounds counts
+by its pace relative to the one with most rounds. Intervals are Student's, from leaving out one
+round at a time (the jackknife: Quenouille 1956, Tukey 1958). Intervals of several comparisons that
+must hold together share their error probability (Bonferroni).
 """
 
 import math
@@ -34,9 +33,8 @@ def estimate(
 ) -> Estimate:
     """Estimate a positive number that `measure` computes from rounds, with an interval.
 
-    Args:
-      fewest: The fewest rounds behind any part of the number; by default, all `rounds`.
-      compared: How many intervals must hold together.
+    `fewest` rounds are behind any part of the number, by default all; the interval is one of
+    `compared` that must hold together.
     """
     count = len(rounds) if fewest is None else fewest
     if not count:
@@ -56,10 +54,7 @@ def estimate(
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """The rounds of a race, and what each training costs besides its steady epochs.
-
-    A training has `epochs` epochs of `examples` examples.
-    """
+    """The rounds of a race, and what trainings of `epochs` epochs cost besides steady epochs."""
 
     rounds: Sequence[Round]
     costs: Mapping[str, Cost] = field(default_factory=dict)
@@ -81,22 +76,20 @@ class Race:
         return self._at_one_pace(name, lambda rate: rate)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return one's speed ÷ the other's, with one of `compared` intervals that hold together."""
-
-        def measure(rounds: Sequence[Round]) -> float:
-            return self._relative(one, rounds) / self._relative(other, rounds)
-
-        return self._estimate(measure, one, other, compared)
+        """Return one's speed ÷ the other's."""
+        return self._estimate(
+            lambda rounds: self._relative(one, rounds) / self._relative(other, rounds),
+            one,
+            other,
+            compared,
+        )
 
     def seconds(self, name: str) -> Estimate:
         """Return how long a training takes [s], scaled to all rounds of the reference."""
         return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
     def ratio(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return the ratio of one's training time to the other's, from the rounds of both.
-
-        The interval is one of `compared` that must hold together.
-        """
+        """Return the ratio of one's training time to the other's, from the rounds of both."""
         return estimate(
             lambda rounds: (
                 self._total_s(one, _rate(one, rounds)) / self._total_s(other, _rate(other, rounds))
@@ -110,12 +103,12 @@ class Race:
         rounds = self._rounds_of(one, other)
         if not rounds:
             return None
-
-        def total_s(name: str, epochs: int) -> float:
-            return self._total_s(name, _rate(name, rounds), epochs)
-
-        ahead = total_s(one, 1) - total_s(other, 1)
-        each = (total_s(other, 2) - total_s(other, 1)) - (total_s(one, 2) - total_s(one, 1))
+        ours, theirs = (
+            [self._total_s(name, _rate(name, rounds), epochs) for epochs in (1, 2)]
+            for name in (one, other)
+        )
+        ahead = ours[0] - theirs[0]
+        each = (theirs[1] - theirs[0]) - (ours[1] - ours[0])
         if ahead <= 0:
             return 1
         return 1 + math.ceil(ahead / each) if each > 0 else None
@@ -124,30 +117,22 @@ class Race:
         """Return the contestant whose training is shortest, compared by shared rounds if any."""
         leader, *others = names
         for name in others:
-            ratio = self.ratio(name, leader)
-            shorter = (
-                ratio.value < 1
-                if ratio.rounds
-                else self.seconds(name).value < self.seconds(leader).value
-            )
-            leader = name if shorter else leader
+            times = self.ratio(name, leader).value
+            if math.isnan(times):  # no shared round
+                times = self.seconds(name).value / self.seconds(leader).value
+            leader = name if times < 1 else leader
         return leader
 
     def survivors(self, names: Sequence[str], *, most: int, compared: int = 1) -> list[str]:
         """Return up to `most` of `names` that the fastest does not certainly beat, in given order.
 
-        Its lead over each is one of `compared` intervals that must hold together. Contestants that
-        shared no round with it are left out.
+        Contestants that shared no round with it are left out.
         """
         if not names:
             return []
         leader = self.fastest(names)
         against = {name: self.ratio(name, leader, compared=compared) for name in names}
-        rivals = [
-            name
-            for name in names
-            if name == leader or (against[name].rounds and not against[name].above_one)
-        ]
+        rivals = [name for name in names if against[name].rounds and not against[name].above_one]
         best = sorted(rivals, key=lambda name: (name != leader, against[name].value))[:most]
         return [name for name in names if name in best]
 
@@ -163,10 +148,8 @@ class Race:
             return None
         share = statistics.median(each.others_pct for each in disturbed)
         who = statistics.mode(each.busiest for each in disturbed)
-        return (
-            f"{who} used {share:.0f} % of the cores in {len(disturbed)} of {len(self.rounds)}"
-            " rounds"
-        )
+        often = f"{len(disturbed)} of {len(self.rounds)} rounds"
+        return f"{who} used {share:.0f} % of the cores in {often}"
 
     def _rounds_of(self, *names: str) -> list[Round]:
         return _with(self.rounds, *names)

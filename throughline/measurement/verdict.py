@@ -26,10 +26,7 @@ ONCE_MORE = "run train and race of this configuration again while nothing else r
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """The share of a training [%] that its model does not need, with its interval.
-
-    It is below 0 for a training that was faster than its model alone.
-    """
+    """The share of a training [%] that its model does not need; below 0 if the model was slower."""
 
     pct: float
     low_pct: float
@@ -64,11 +61,10 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
     """Return which other figure contradicts a configuration's rate in the race; "" if none does.
 
     Args:
-      training: The rate of the training in the race [examples/s].
-      gain: Its ratio to the model alone, in the same rounds.
-      fed: The rate of the input alone [examples/s]; None if it had no turn.
-      epochs: The rate of the training's own warm epochs [examples/s]; None if not comparable.
-      epoch_s: The duration of one of these epochs [s].
+      training: The rate of the training in the race [examples/s]; `gain` is its ratio to the model
+          alone in the same rounds.
+      fed: The rate of the input alone; None if it had no turn.
+      epochs: The rate of the training's own warm epochs of `epoch_s`; None if not comparable.
       drift: The factor by which the machine's pace varied during the race.
     """
     raced = f"training ran at {training.value:,.0f} examples/s in the race"
@@ -93,11 +89,8 @@ def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
     """
     if contradiction:
         return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)
-    thresholds = (
-        COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"],
-        INPUT_BOUND_FROM_PCT,
-    )
-    for threshold in thresholds:
+    least = COMPUTE_BOUND_BELOW_PCT["accelerator" if on_accelerator else "shared cores"]
+    for threshold in (least, INPUT_BOUND_FROM_PCT):
         if stall.low_pct < threshold - MARGIN_PCT and stall.high_pct > threshold + MARGIN_PCT:
             span = f"{max(0.0, stall.low_pct):.0f} to {stall.high_pct:.0f} %"
             return Verdict(

@@ -1,15 +1,15 @@
 """The race of a project's configurations, in three phases for each group that fits into memory.
 
 First, configurations race against their models without input; second, changes that rules propose
-race for input-bound configurations; third, inputs race without a model. A contestant is a process
-that is frozen between its turns (`contestant.py`). A phase ends when its time is up, the first two
-also once their results are decided, the last after `INPUT_ROUNDS` rounds. Imports no TensorFlow.
+for input-bound configurations; third, inputs without a model. A contestant is a process that is
+frozen between its turns (`contestant.py`). A phase ends when its time is up, the first two also
+once their results are decided. Imports no TensorFlow.
 """
 
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from throughline.config.params import Params
@@ -63,8 +63,7 @@ class Measured:
     Attributes:
       models: The contestant that trains without input, by configuration.
       changes: The contestant that tries a rule's change, by configuration and rule.
-      lost: Why a contestant was lost, by contestant.
-      seconds: The total time of all turns.
+      costs, opened, lost: By contestant; why it was lost.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -73,7 +72,11 @@ class Measured:
     costs: dict[str, Cost] = field(default_factory=dict)
     opened: dict[str, Opened] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The total time of all turns."""
+        return sum(turn.seconds for each in self.rounds for turn in each.turns.values())
 
     def of_phase(self, *phases: str) -> Race:
         return Race(rounds=[each for each in self.rounds if each.heat in phases])
@@ -150,7 +153,10 @@ class ConfigurationRace:
                 models = dict.fromkeys(self.measured.models[name] for name in present)
                 self._race(pool, OWN, [*models, *present], share)
                 self._try_changes(pool, group, share)
-                self._race_inputs(pool, group, share)
+                configs = {name: self._starters[name].config for name in group}
+                on_host = [name for name in group if configs[name].snapshot_on != "device"]
+                if on_host:
+                    self._race(pool, INPUTS, [self.measured.pace, *on_host], share, on_host)
                 standing = self._keep(pool, present) if left else []
         self.measured.opened, self.measured.costs = pool.opened, pool.costs
         self.measured.lost = pool.lost
@@ -171,23 +177,28 @@ class ConfigurationRace:
             group += batch
         return group
 
-    def _race(self, pool: Pool, phase: str, names: Sequence[str], share: float) -> None:
+    def _race(
+        self, pool: Pool, phase: str, names: Sequence[str], share: float, inputs: Sequence[str] = ()
+    ) -> None:
         """Race the contestants until the phase's results are decided, or its time is up.
 
         After `LEAST_ROUNDS`, only those with an undecided result race on, with the reference.
+        Those of `inputs` race without a model, for `INPUT_ROUNDS`.
         """
-        find_open = self._find_open_places if phase == OWN else self._find_open_gains
+        least, planned = (MIN_ROUNDS, INPUT_ROUNDS) if inputs else (LEAST_ROUNDS, LEAST_ROUNDS)
         allowed_s = SHARES[phase] * share * self._params.measure.seconds
-        turn_s = min(usual_turn_s(self._params), allowed_s / LEAST_ROUNDS / max(1, len(names)))
+        turn_s = min(usual_turn_s(self._params), allowed_s / planned / max(1, len(names)))
         started_at, number = time.monotonic(), 0
-        while number < LEAST_ROUNDS or time.monotonic() - started_at < allowed_s:
+        while number < least or time.monotonic() - started_at < allowed_s:
             present = names
-            if number >= LEAST_ROUNDS:
-                if not (still := find_open(names)):
+            if number >= planned:
+                if inputs or not (still := self._find_open(phase, names)):
                     break
                 still.add(self.measured.of_phase(phase).reference)
                 present = [name for name in names if name in still]
-            self._add(pool.race(present, phase, number=number, turn_s=turn_s))
+            self.measured.rounds.append(
+                pool.race(present, phase, number=number, pulling=inputs, turn_s=turn_s)
+            )
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:
@@ -225,18 +236,6 @@ class ConfigurationRace:
             for name in batch:
                 pool.end(name)
 
-    def _race_inputs(self, pool: Pool, names: Sequence[str], share: float) -> None:
-        on_host = [name for name in names if self._starters[name].config.snapshot_on != "device"]
-        allowed_s = SHARES[INPUTS] * share * self._params.measure.seconds
-        present = [self.measured.pace, *on_host]
-        turn_s = min(usual_turn_s(self._params), allowed_s / INPUT_ROUNDS / len(present))
-        started_at, number = time.monotonic(), 0
-        while number < INPUT_ROUNDS and on_host:
-            if number >= MIN_ROUNDS and time.monotonic() - started_at >= allowed_s:
-                break
-            self._add(pool.race(present, INPUTS, number=number, pulling=on_host, turn_s=turn_s))
-            number += 1
-
     def _keep(self, pool: Pool, names: Sequence[str]) -> list[str]:
         """Keep the first configuration and the fastest for the next group; end the others."""
         race = self.measured.training
@@ -257,40 +256,26 @@ class ConfigurationRace:
         stall = Stall.of(self.measured.gain(name))
         return stall, judge(stall, "", on_accelerator=self.on_accelerator).name
 
-    def _find_open_places(self, names: Sequence[str]) -> set[str]:
-        race, still = self.measured.training, set[str]()
-        present = [name for name in names if name in self._starters and name in race.names]
-        for name in filter(self.measured.is_raced, present):
-            stall, verdict = self._judge(name)
-            if verdict == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
-                still |= {name, self.measured.models[name]}
-        best = race.fastest(present) if present else ""
-        pairs = [(name, other) for other in {best, *present[:1]} for name in present]
+    def _find_open(self, phase: str, names: Sequence[str]) -> set[str]:
+        """Find the contestants whose verdicts, places or gains are undecided."""
+        race, still = self.measured.of_phase(phase), set[str]()
+        if phase == CHANGES:
+            tried = self.measured.changes.items()
+            pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
+        else:
+            present = [name for name in names if name in self._starters and name in race.names]
+            for name in filter(self.measured.is_raced, present):
+                stall, verdict = self._judge(name)
+                if verdict == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
+                    still |= {name, self.measured.models[name]}
+            best = race.fastest(present) if present else ""
+            pairs = [(name, other) for other in {best, *present[:1]} for name in present]
         return still.union(*find_unclear(race, pairs))
-
-    def _find_open_gains(self, names: Sequence[str]) -> set[str]:
-        tried = self.measured.changes.items()
-        pairs = [(change, name) for (name, _), change in tried if change not in self._starters]
-        return set[str]().union(*find_unclear(self.measured.of_phase(CHANGES), pairs))
-
-    def _add(self, one: Round) -> None:
-        self.measured.rounds.append(one)
-        self.measured.seconds += sum(turn.seconds for turn in one.turns.values())
 
     def _job(self, name: str) -> tuple[str, list[tuple[Entry]]]:
         job, config = self._entries[name]
-        return job, [
-            (
-                Entry(
-                    params=self._params,
-                    root=self._root,
-                    name=name,
-                    config=config,
-                    environment=environment,
-                ),
-            )
-            for environment in self._environments
-        ]
+        entry = Entry(params=self._params, root=self._root, name=name, config=config)
+        return job, [(replace(entry, environment=each),) for each in self._environments]
 
 
 def identify(plan: str, config: PipelineConfig) -> str:
@@ -326,10 +311,8 @@ def local_environments(params: Params) -> list[dict[str, str]]:
     hosts = [address.rpartition(":")[0] for address in addresses]
     local = [index for index, host in enumerate(hosts) if host == hosts[worker.index]]
     gpus = name_gpus(os.environ, len(visible_gpus()[0]))
-    environments = []
-    for place, index in enumerate(local):
-        own = {TF_CONFIG: make_tf_config(addresses, index)}
-        if len(gpus) >= len(local):
-            own["CUDA_VISIBLE_DEVICES"] = gpus[place]
-        environments.append(own)
+    environments = [{TF_CONFIG: make_tf_config(addresses, index)} for index in local]
+    if len(gpus) >= len(local):
+        for own, gpu in zip(environments, gpus, strict=False):
+            own["CUDA_VISIBLE_DEVICES"] = gpu
     return environments

@@ -57,13 +57,15 @@ class Opened:
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
     """Call the `job` "module:name", and answer orders until the pipe is closed.
 
-    The first answer is what the call returns, or its attribute `opened` if it has one. An order is
-    the name of a method with its arguments. A failure is the last answer.
+    The first answer is what it returns, or the `opened` of that. An order is the name of a method
+    with its arguments. A failure is the last answer.
     """
     _live_for_the_race()
     raise_malloc_thresholds()
     try:
-        _print_to(log)
+        with Path(log).open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
         done = resolve_name(job)(*arguments)
         pipe.send(getattr(done, "opened", done))
         while True:
@@ -91,10 +93,3 @@ def _live_for_the_race() -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _print_to(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.close(descriptor)

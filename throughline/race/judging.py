@@ -32,21 +32,15 @@ FIX_WHEN_UNKNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A configuration that has raced.
-
-    Attributes:
-      examples: Examples per epoch of its own training.
-      steps: Steps per epoch of its own training.
-      share: The number of processes that train divided by the number of those that raced.
-    """
+    """A configuration that has raced, and its own training."""
 
     name: str
     findings: Sequence[Finding]
     trained: TrainResult
     settings: TrainSettings
-    examples: int
-    steps: int
-    share: float = 1.0
+    examples: int  # per epoch
+    steps: int  # per epoch
+    share: float = 1.0  # processes that train ÷ processes that raced
     same_machine: bool = True
 
 
@@ -81,8 +75,7 @@ def judge_race(
 def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -> Raced:
     race, name = measured.training, subject.name
     model, gain = measured.models[name], measured.gain(name)
-    training = race.speed(name).times(subject.share)
-    fed = measured.input_speed(name)
+    training, fed = race.speed(name).times(subject.share), measured.input_speed(name)
     fed = fed and fed.times(subject.share)
     epochs = _comparable_epochs(subject)
     contradiction = find_contradiction(
@@ -94,12 +87,11 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
         drift=race.drift(model),
         disturbed=bool(race.disturbed_by()),
     )
-    findings = [_with_gain(each, name, measured) for each in subject.findings]
     opened = measured.opened.get(name)
     return _conclude(
-        Stall.of(gain),
+        gain,
         contradiction,
-        findings,
+        [_with_gain(each, name, measured) for each in subject.findings],
         race,
         on_accelerator=on_accelerator,
         training=training,
@@ -115,10 +107,10 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
 def judge_by_epochs(
     subject: Subject, measured: Measured, *, on_accelerator: bool, why: str
 ) -> Raced | None:
-    """Return the result of a configuration whose input keeps running between turns.
+    """Judge a configuration whose input keeps running between turns, by its warm epochs.
 
-    It compares the rate of the training's warm epochs with the race of the model alone, and allows
-    for an error of `APART_PCT`. None without a warm epoch, or if the model alone did not race.
+    Their rate is compared with the model alone, give or take `APART_PCT`. None without a warm
+    epoch, or if the model alone did not race.
     """
     race, model = measured.training, measured.models[subject.name]
     epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
@@ -126,14 +118,8 @@ def judge_by_epochs(
         return None
     apart, alone = 1 + APART_PCT / 100, race.speed(model).times(subject.share)
     training = Estimate(value=epochs, low=epochs / apart, high=epochs * apart, rounds=0)
-    gain = Estimate(
-        value=epochs / alone.value,
-        low=training.low / alone.value,
-        high=training.high / alone.value,
-        rounds=0,
-    )
     return _conclude(
-        Stall.of(gain),
+        training.times(1 / alone.value),
         "",
         subject.findings,
         race,
@@ -149,7 +135,7 @@ def judge_by_epochs(
 
 
 def _conclude(
-    stall: Stall,
+    gain: Estimate,
     contradiction: str,
     findings: Sequence[Finding],
     race: Race,
@@ -157,8 +143,8 @@ def _conclude(
     on_accelerator: bool,
     **measured: Any,
 ) -> Raced:
+    stall, ranked = Stall.of(gain), rank_findings(findings)
     verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
-    ranked = rank_findings(findings)
     first = _find_first(ranked, verdict)
     if verdict.name == UNDECIDED:
         cause, fix = verdict.cause, verdict.fix
@@ -199,10 +185,9 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
-    """Return the finding to act on first.
+    """Return the first finding with a worthwhile gain if training is input-bound.
 
-    If training is input-bound, this is the first one with a worthwhile gain; else, one that
-    explains the time but cannot be tried.
+    Else return one that explains the time but cannot be tried.
     """
     bound = verdict.name != COMPUTE_BOUND
     for each in ranked:
@@ -236,9 +221,9 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return how much longer a step takes in training, with gradients exchanged, than in the race.
+    """Return how much longer a step takes in training, where gradients are exchanged [ms].
 
-    In milliseconds; None for a single process, which exchanges none, or if steps were not timed.
+    None for a single process, which exchanges none, or if steps were not timed.
     """
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:

@@ -6,7 +6,7 @@ TensorFlow.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,8 +28,8 @@ from throughline.shared.limits import KEPT_SHARE, available_memory
 from throughline.shared.wording import name_some
 
 AVAILABLE, UNLIMITED, AUTO = "available", "unlimited", "auto"
-SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
-    unit: 2.0 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)
+SIZES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12} | {
+    unit: 2.0 ** (10 * power) for power, unit in enumerate(("kib", "mib", "gib", "tib"), start=1)
 }
 TIMES = {"s": 1, "min": 60, "h": 3600}
 SHORTEST_SEARCH_S = 60
@@ -40,64 +40,57 @@ Allowance = Literal["approximate", "unordered"]
 
 
 def parse_size(text: str) -> float:
-    """Return the bytes of a size such as 500MB or 8GiB; raises a ValueError with advice."""
-    return _parse(text, SIZES, "a size needs a number and a unit, such as 500MB or 8GiB")
+    """Return the bytes of a size such as 500MB, infinity for available; or raise a ValueError."""
+    advice = "a size needs a number and a unit, such as 500MB or 8GiB"
+    return math.inf if text == AVAILABLE else _parse(text, SIZES, advice)
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds of a time such as 90s, 10min or 1.5h; raises a ValueError with advice."""
-    return _parse(text, TIMES, "a time needs a number and a unit, such as 90s, 10min or 1.5h")
+    """Return the seconds of a time such as 1.5h, infinity for unlimited; or raise a ValueError."""
+    advice = "a time needs a number and a unit, such as 90s, 10min or 1.5h"
+    return math.inf if text == UNLIMITED else _parse(text, TIMES, advice)
 
 
 def _parse(text: str, units: Mapping[str, float], advice: str) -> float:
-    known = {unit.lower(): factor for unit, factor in units.items()}
     match = _QUANTITY.fullmatch(text.strip())
-    factor = known.get(match["unit"].lower()) if match else None
+    factor = units.get(match["unit"].lower()) if match else None
     if not match or factor is None or float(match["number"]) == 0:
         raise ValueError(f"{advice}; found {text!r}")
     return float(match["number"]) * factor
 
 
-def _check_size(text: str) -> str:
-    if text != AVAILABLE:
-        parse_size(text)
-    return text
+def _checked(parse: Callable[[str], float], *, shortest: float = 0.0) -> AfterValidator:
+    def check(text: str) -> str:
+        amount = parse(text)
+        if shortest and not shortest <= amount < math.inf:
+            raise ValueError(f"a search needs at least 1min, and more to race many; found {text!r}")
+        return text
 
-
-def _check_time(text: str) -> str:
-    if text != UNLIMITED:
-        parse_time(text)
-    return text
-
-
-def _check_search_time(text: str) -> str:
-    if parse_time(text) < SHORTEST_SEARCH_S:
-        raise ValueError(f"a search needs at least 1min, and more to race many; found {text!r}")
-    return text
+    return AfterValidator(check)
 
 
 class Budgets(Settings):
     """The budgets of a search, and the epochs of the training that it optimizes."""
 
-    ram: Annotated[str, AfterValidator(_check_size)] = Field(
+    ram: Annotated[str, _checked(parse_size)] = Field(
         default=AVAILABLE,
         description="memory of a training, such as 8GiB; available: what this machine has left",
     )
-    disk: Annotated[str, AfterValidator(_check_size)] = Field(
+    disk: Annotated[str, _checked(parse_size)] = Field(
         default=AVAILABLE,
         description=(
             "what a configuration keeps on disk besides the shards, such as 20GiB; available: what"
             " is free, with the space of the present snapshot"
         ),
     )
-    prepare: Annotated[str, AfterValidator(_check_time)] = Field(
+    prepare: Annotated[str, _checked(parse_time)] = Field(
         default=UNLIMITED,
         description="time to write a snapshot, such as 10min; unlimited: any, but it counts",
     )
     epochs: Annotated[str | int, *word_or_count(AUTO)] = Field(
         default=AUTO, description="epochs of the training to optimize; auto: train.epochs"
     )
-    time: Annotated[str, AfterValidator(_check_search_time)] = Field(
+    time: Annotated[str, _checked(parse_time, shortest=SHORTEST_SEARCH_S)] = Field(
         default="5min",
         description="for the search, at least 1min; preparing and proving may come on top",
     )
@@ -119,8 +112,7 @@ def read_budgets(*, allow: Sequence[str] | None = None, **options: Any) -> Budge
       InvalidBudget: Names every option that is wrong.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if words := [word for text in allow or () for word in text.split(",") if word]:
-        given["allow"] = words
+    given["allow"] = [word for text in allow or () for word in text.split(",") if word]
     try:
         return Budgets(**given)
     except ValidationError as error:
@@ -136,9 +128,9 @@ def _describe(problem: Any) -> str:
 def as_numbers(budgets: Budgets) -> dict[str, Any]:
     """Return ram, disk, prepare and allow in a form in which 1GiB equals 1024MiB."""
     return {
-        "ram": budgets.ram if budgets.ram == AVAILABLE else parse_size(budgets.ram),
-        "disk": budgets.disk if budgets.disk == AVAILABLE else parse_size(budgets.disk),
-        "prepare": budgets.prepare if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
+        "ram": parse_size(budgets.ram),
+        "disk": parse_size(budgets.disk),
+        "prepare": parse_time(budgets.prepare),
         "allow": sorted({*budgets.allow}),
     }
 
@@ -160,18 +152,14 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
     Memory is limited by the machine and its control groups. Disk is what is free in the project's
     `folder`, plus what its snapshot occupies.
     """
-
-    def capped(text: str, left: float) -> float:
-        return left if text == AVAILABLE else min(parse_size(text), left)
-
     memory, snapshot = available_memory(), Layout(folder).snapshot.rglob("*")
     taken = sum(file.stat().st_size for file in snapshot if file.is_file())
     free = psutil.disk_usage(str(folder.absolute())).free
     return Limits(
-        ram_bytes=capped(budgets.ram, memory),
+        ram_bytes=min(parse_size(budgets.ram), memory),
         kept_bytes=KEPT_SHARE * memory,
-        disk_bytes=capped(budgets.disk, free + taken),
-        prepare_s=math.inf if budgets.prepare == UNLIMITED else parse_time(budgets.prepare),
+        disk_bytes=min(parse_size(budgets.disk), free + taken),
+        prepare_s=parse_time(budgets.prepare),
         free_bytes=free,
     )
 
@@ -210,7 +198,7 @@ def describe_excess(need: Need, limits: Limits) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Format a time for people: 0.8 s, 41 s, 12 min, 3.5 h; infinity is "any time"."""
-    if seconds == float("inf"):
+    if seconds == math.inf:
         return "any time"
     if seconds < 10:  # noqa: PLR2004
         return f"{seconds:.1f} s"
@@ -233,36 +221,37 @@ def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     Raises:
       InvalidBudget: If it does; says how much it needs, and which fraction of it fits.
     """
-    if budgets.disk == AVAILABLE or params.storage.url:  # the stage itself reports a full disk
+    allowed = parse_size(budgets.disk)
+    if allowed == math.inf or params.storage.url:  # the stage itself reports a full disk
         return
     shards = read_shard_index(Layout(root).shards)
-    value, target = shards.schema.input, shards.schema.target
+    schema, rows = shards.schema, sum(map(shards.examples, shards.splits))
     image = Column(
-        name=value.name, dtype=value.dtype, shape=stored_shape(params.preprocess, shards.schema)
+        name=schema.input.name,
+        dtype=schema.input.dtype,
+        shape=stored_shape(params.preprocess, schema),
     )
-    if value.encoding.modality != "images" or image.ragged:
+    if schema.input.encoding.modality != "images" or image.ragged:
         return
-    rows, allowed = sum(map(shards.examples, shards.splits)), parse_size(budgets.disk)
-    table = shards.schema.table_input
-    numbers = [one for one in (target, table) if one]
     others = KEY_BYTES + sum(
-        np.dtype(one.dtype).itemsize * math.prod(size or 1 for size in one.shape) for one in numbers
+        np.dtype(one.dtype).itemsize * math.prod(size or 1 for size in one.shape)
+        for one in (schema.target, schema.table_input)
+        if one
     )
     needed = rows * (others + params.snapshot.stored_fraction * image.stride)
     if needed <= allowed:
         return
-    fitting = math.floor(100 * (allowed / rows - others) / image.stride) / 100
-    more = [
-        f"pipelines.{name}"
-        for name, config in params.pipelines.items()
-        if config.read == "snapshot" and config.snapshot.fraction > fitting
-    ]
-    where = " and ".join(["params.yaml", *more])
-    remedy = (
-        f"`snapshot: {{fraction: {fitting}}}` in {where} stores as many rows as fit; or raise"
-        if fitting > 0
-        else "raise"
-    )
+    remedy, fitting = "raise", math.floor(100 * (allowed / rows - others) / image.stride) / 100
+    if fitting > 0:
+        more = [
+            f"pipelines.{name}"
+            for name, config in params.pipelines.items()
+            if config.read == "snapshot" and config.snapshot.fraction > fitting
+        ]
+        where = " and ".join(["params.yaml", *more])
+        remedy = (
+            f"`snapshot: {{fraction: {fitting}}}` in {where} stores as many rows as fit; or raise"
+        )
     raise InvalidBudget(
         f"the snapshot needs {format_bytes(needed)} of disk (allowed: {format_bytes(allowed)});"
         f" {remedy} --disk"

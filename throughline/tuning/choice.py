@@ -30,11 +30,9 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 class Choice:
     """The choice of a search.
 
-    Attributes:
-      incumbent: The fastest of the user's own configurations; without any, the slowest rival.
-      to_baseline, to_incumbent: Its time as a multiple of theirs.
-      pays_from: As in `find_break_even`.
-      lost: Whether one of the user's own was lost; it may have been the fastest.
+    `incumbent` is the fastest of the user's own configurations; without any, the slowest rival.
+    `to_baseline` and `to_incumbent` are its time as a multiple of theirs, `pays_from` is as in
+    `find_break_even`. `lost`: one of the user's own was lost, and may have been the fastest.
     """
 
     outcome: Outcome
@@ -67,17 +65,25 @@ def choose(
         return race.ratio(one, other, compared=len(rivals))
 
     incumbent = race.fastest(own or rivals)
+    searched = [name for name in rivals if name not in own]
     ahead = [
         name
-        for name in rivals
-        if name not in own and (not own or _is_ahead(compare(name, incumbent)))
+        for name in searched
+        if not own or _leads(compare(name, incumbent), least_rounds=LEAST_ROUNDS)
     ]
-    name, new = incumbent, bool(ahead)
-    if new:
+    name = incumbent
+    if ahead:
         fastest = race.fastest([incumbent, *ahead])
-        tied = [each for each in ahead if each == fastest or _is_tied(race.ratio(each, fastest))]
-        least = min(needs[each].ram_bytes for each in tied)
-        name = min(tied, key=lambda each: _rank_tied(needs[each], configs[each], least))
+        gaps = {each: race.ratio(each, fastest) for each in ahead}
+        name = _pick_leanest(
+            [
+                each
+                for each, gap in gaps.items()
+                if each == fastest or (not gap.above_one and gap.value <= TIE)
+            ],
+            needs,
+            configs,
+        )
     if own:
         baseline = find_baseline(own)
     else:  # the slowest rival that raced with the choice, or the choice itself
@@ -85,10 +91,10 @@ def choose(
         baseline = incumbent = max(met, key=lambda each: race.ratio(each, name).value)
     short = [
         each
-        for each in rivals
-        if each not in own and _leads(lead := compare(each, name)) and lead.rounds < LEAST_ROUNDS
+        for each in searched
+        if _leads(lead := compare(each, name)) and lead.rounds < LEAST_ROUNDS
     ]
-    outcome, reason = _conclude(race, incumbent, new=new, short=short, unraced=unraced)
+    outcome, reason = _conclude(race, incumbent, new=bool(ahead), short=short, unraced=unraced)
     return Choice(
         outcome=outcome,
         name=name,
@@ -106,8 +112,7 @@ def _conclude(
 ) -> tuple[Outcome, str]:
     """Return the outcome, and the reason if it needs one.
 
-    `new`: a rival beats the incumbent. `short`: rivals ahead of the chosen configuration, but after
-    too few rounds. `unraced`: rivals that there was no time for.
+    `new`: a rival beats the incumbent. `short`: rivals ahead of the choice, after too few rounds.
     """
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
@@ -146,31 +151,26 @@ def is_compute_bound(race: Race, name: str) -> bool:
 
 
 def find_break_even(race: Race, name: str, baseline: str) -> int | None:
-    """Return the first epoch after which a training has taken no more time than the baseline's.
-
-    None if the training has no such epoch, or is the baseline's.
-    """
+    """Return the first epoch, if any, after which no more time was spent than by the baseline."""
     epoch = None if name == baseline else race.break_even(name, baseline)
     return epoch if epoch is not None and epoch <= race.epochs else None
 
 
-def _is_ahead(lead: Estimate) -> bool:
-    return _leads(lead) and lead.rounds >= LEAST_ROUNDS
+def _leads(lead: Estimate, *, least_rounds: int = 0) -> bool:
+    return lead.below_one and lead.value <= 1 / LEAST_GAIN and lead.rounds >= least_rounds
 
 
-def _leads(lead: Estimate) -> bool:
-    return lead.below_one and lead.value <= 1 / LEAST_GAIN
+def _pick_leanest(
+    tied: Sequence[str], needs: Mapping[str, Need], configs: Mapping[str, PipelineConfig]
+) -> str:
+    least = min(needs[name].ram_bytes for name in tied)
 
+    def rank(name: str) -> tuple[float, float, int]:
+        memory = (needs[name].ram_bytes - least) // MEMORY_GRAIN
+        keys = len(configs[name].model_dump(exclude_defaults=True))
+        return memory, needs[name].disk_bytes, keys
 
-def _is_tied(gap: Estimate) -> bool:
-    return not gap.above_one and gap.value <= TIE
-
-
-def _rank_tied(
-    need: Need, config: PipelineConfig, least_ram_bytes: float
-) -> tuple[float, float, int]:
-    keys = len(config.model_dump(exclude_defaults=True))
-    return (need.ram_bytes - least_ram_bytes) // MEMORY_GRAIN, need.disk_bytes, keys
+    return min(tied, key=rank)
 
 
 def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
@@ -182,9 +182,8 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
             advice = "Run the same command to try it again, or remove it from pipelines"
         else:
             advice = "Run the same command to continue, or give a longer --time"
-        return (
-            f"{TUNED}: undecided: {choice.reason}; so far `{choice.name}` is the fastest. {advice}"
-        )
+        so_far = f"so far `{choice.name}` is the fastest"
+        return f"{TUNED}: undecided: {choice.reason}; {so_far}. {advice}"
     if choice.outcome == "compute-bound":
         return (
             f"{TUNED}: nothing to gain: with {incumbent} the input takes less than"
@@ -194,14 +193,12 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
         return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
     epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
     parts = [f"{format_seconds(race.seconds(choice.name).value)} for {epochs}"]
+    times, low, high = _format_gain(choice.to_baseline)
     if choice.name != choice.baseline and choice.to_baseline.rounds:
-        parts.append(
-            f"{_times(choice.to_baseline)} {choice.baseline}"
-            f" ({_number(choice.to_baseline, choice.to_baseline.high)} to"
-            f" {_number(choice.to_baseline, choice.to_baseline.low)})"
-        )
+        parts.append(f"{times}× {choice.baseline} ({low} to {high})")
     if choice.incumbent != choice.baseline:
-        parts.append(f"{_times(choice.to_incumbent)} {incumbent}")
+        times, *_ = _format_gain(choice.to_incumbent)
+        parts.append(f"{times}× {incumbent}")
     spent = [f"{format_bytes(need.disk_bytes)} of disk"] if need.disk_bytes else []
     spent += [f"{format_seconds(need.prepare_s)} of preparation"] if need.prepare_s else []
     if choice.pays_from is not None and choice.pays_from > 1:
@@ -210,11 +207,8 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
     return f"{TUNED}: {'; '.join(clauses)}"
 
 
-def _times(ratio: Estimate) -> str:
-    return f"{_number(ratio, ratio.value)}×"
-
-
-def _number(ratio: Estimate, end: float) -> str:
-    """Format how many times as fast a training is that takes `end` of the other's time."""
+def _format_gain(ratio: Estimate) -> list[str]:
+    """Format how many times as fast a training is that takes `ratio` of the other's time."""
     digits = 2 if TWO_DIGITS_BELOW * ratio.high > 1 else 1
-    return f"{1 / end:.{digits}f}" if end > 0 else "∞"
+    ends = (ratio.value, ratio.high, ratio.low)
+    return [f"{1 / end:.{digits}f}" if end > 0 else "∞" for end in ends]

@@ -5,7 +5,7 @@ import math
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.settings import PipelineConfig
-from throughline.tuning.budgets import Need, describe_excess, parse_time
+from throughline.tuning.budgets import describe_excess, parse_time
 from throughline.tuning.choice import Choice, compose_sentence
 from throughline.tuning.search import Search
 from throughline.tuning.space import CEILING, Candidate
@@ -16,8 +16,8 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
     race, needs, limits = search.race, search.measured_needs, search.question.limits
     rows = [_describe(search, choice, each) for each in search.survey.space.candidates]
     rows += [
-        TunedCandidate(name=each.name, family="refused", config={}, dropped=each.reason)
-        for each in search.survey.space.refusals
+        TunedCandidate(name=name, family="refused", config={}, dropped=reason)
+        for name, reason in search.survey.space.refusals
     ]
     rows.sort(key=lambda row: (bool(row.dropped), row.seconds or math.inf))
     return TuningResult(
@@ -47,8 +47,7 @@ def describe_config(config: PipelineConfig) -> dict[str, object]:
 
 
 def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCandidate:
-    name, race = candidate.name, search.race
-    need: Need = search.measured_needs[name]
+    name, race, need = candidate.name, search.race, search.measured_needs[candidate.name]
     raced = name in race.names
     seconds = race.seconds(name) if raced else None
     return TunedCandidate(
@@ -67,9 +66,9 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
 
 
 def _explain(search: Search, choice: Choice, name: str) -> str:
-    race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name)
+    race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name, "")
     if name == choice.name or why:
-        return why or ""
+        return why
     if name not in race.names:
         return NOT_RACED
     ratio = race.ratio(name, choice.name, compared=len(search.rivals))

@@ -17,37 +17,24 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """The costs and the memory of a contestant that has opened.
-
-    Attributes:
-      ram_bytes: Memory of its training, with the cache full.
-      held_bytes: The most memory that the contestant itself has held.
-      disturbed: Whether other programs disturbed the measurement of the cost.
-    """
+    """The costs and the memory of a contestant that has opened."""
 
     cost: Cost
-    ram_bytes: float
-    held_bytes: float
-    disturbed: bool = False
+    ram_bytes: float  # of its training, with the cache full
+    held_bytes: float  # the most that the contestant itself has held
+    disturbed: bool = False  # whether other programs disturbed the measurement of the cost
 
 
 @dataclass(kw_only=True)
 class Pages:
-    """The content of the journal; all mappings are by name.
-
-    Attributes:
-      dropped: Why contestants were dropped.
-      lost: Dropped contestants that may succeed in the next search.
-      proven: Digests of the training split, of configurations that passed the proof.
-      refuted: Why configurations failed the proof that they deliver the snapshot's examples.
-    """
+    """The content of the journal; all mappings are by name."""
 
     entrances: dict[str, Entrance] = field(default_factory=dict)
-    dropped: dict[str, str] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)  # the reasons
+    lost: list[str] = field(default_factory=list)  # dropped, but may succeed in the next search
     rounds: list[Round] = field(default_factory=list)
-    proven: dict[str, str] = field(default_factory=dict)
-    refuted: dict[str, str] = field(default_factory=dict)
+    proven: dict[str, str] = field(default_factory=dict)  # digests of their training splits
+    refuted: dict[str, str] = field(default_factory=dict)  # why the proof failed
 
 
 class Journal:
@@ -80,16 +67,13 @@ class Journal:
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant that needs more than `allowed_bytes`; return whether it was dropped.
-
-        The model alone is never dropped.
-        """
+        """Drop a contestant, unless the model alone, that needs too much memory; say whether."""
         taken = self.pages.entrances[name].ram_bytes
-        if taken <= allowed_bytes or name == CEILING:
-            return False
-        allowed = format_bytes(allowed_bytes)
-        self.drop(name, f"needs {format_bytes(taken)} of memory (allowed: {allowed})")
-        return True
+        is_large = taken > allowed_bytes and name != CEILING
+        if is_large:
+            allowed = format_bytes(allowed_bytes)
+            self.drop(name, f"needs {format_bytes(taken)} of memory (allowed: {allowed})")
+        return is_large
 
     def add(self, one: Round) -> None:
         self.pages.rounds.append(one)
@@ -108,19 +92,16 @@ class Journal:
         """Forget disturbed rounds, and contestants with disturbed costs, to measure them again."""
         entrances = self.pages.entrances
         again = {name for name, entrance in entrances.items() if entrance.disturbed}
-        self.pages.entrances = {name: entrances[name] for name in entrances if name not in again}
+        for name in again:
+            del entrances[name]
+        calm = [one for one in self.pages.rounds if not one.disturbed]
+        kept = [{name: one.turns[name] for name in one.turns if name not in again} for one in calm]
         self.pages.rounds = [
-            replace(
-                one, turns={name: turn for name, turn in one.turns.items() if name not in again}
-            )
-            for one in self.pages.rounds
-            if not one.disturbed
+            replace(one, turns=turns) for one, turns in zip(calm, kept, strict=True)
         ]
         self.save()
 
     def rounds_of(self, phase: str, names: Sequence[str]) -> int:
         """Count the rounds of a phase in which all of these contestants took part."""
-        return sum(
-            one.heat == phase and all(name in one.turns for name in names)
-            for one in self.pages.rounds
-        )
+        rounds = self.pages.rounds
+        return sum(one.heat == phase and one.turns.keys() >= {*names} for one in rounds)

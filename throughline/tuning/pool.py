@@ -22,7 +22,6 @@ class SearchPool(Pool):
     """The contestants of a search; those whose trainings need more than `ram_bytes` are dropped.
 
     `own` are the user's: the next search tries them again even if their caches took too long.
-    `besides_steps_bytes` and `sampled_share` are those of the survey.
     """
 
     def __init__(  # noqa: PLR0913 - what a search knows of its contestants
@@ -44,10 +43,9 @@ class SearchPool(Pool):
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
         """Group names that fit into memory `together_with` others; a large one is alone."""
-        taken = sum(self._bytes(name) for name in together_with)
         group: list[str] = []
         for name in names:
-            held = taken + sum(map(self._bytes, [*group, name]))
+            held = sum(map(self._bytes, [*together_with, *group, name]))
             if group and held > self._room:
                 yield group
                 group = []
@@ -65,15 +63,13 @@ class SearchPool(Pool):
             return
         seconds, disturbed = timed
         held = self.memory_bytes(name)
-        self._journal.enter(
-            name,
-            Entrance(
-                cost=opened.cost(seconds, prepare_s=self._needs[name].prepare_s),
-                ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
-                held_bytes=held,
-                disturbed=disturbed,
-            ),
+        entrance = Entrance(
+            cost=opened.cost(seconds, prepare_s=self._needs[name].prepare_s),
+            ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
+            held_bytes=held,
+            disturbed=disturbed,
         )
+        self._journal.enter(name, entrance)
         self.watch(name)
 
     def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
@@ -83,7 +79,6 @@ class SearchPool(Pool):
         and whether it was disturbed; None if the contestant was lost, ended because the search's
         time is up, or dropped because it took over `FILL_SHARE` of that time.
         """
-        whole_s = until - self._opened_at
         for again in (False, True):
             if again:
                 self.end(name)
@@ -95,7 +90,7 @@ class SearchPool(Pool):
                 try:
                     seconds = max(self.ask(name, order, timeout_s=allowed_s))
                 except ContestantLost as lost:
-                    most_s = min(OPENING_S, FILL_SHARE * whole_s)
+                    most_s = min(OPENING_S, FILL_SHARE * (until - self._opened_at))
                     if lost.late and 0 < most_s <= allowed_s:
                         what = "filling its cache" if order == "fill" else "loading its data"
                         why = f"{what} took longer than {allowed_s:.0f} s"

@@ -1,34 +1,51 @@
-"""The question that a search answers, the survey of the data before it, and the proof after it.
+"""The question that a search answers: its key, the survey of its data, and the proof of the answer.
 
-Survey and proof run in processes of their own. Imports no TensorFlow.
+Two searches with the same key ask the same question. Survey and proof run in processes of their
+own. Imports no TensorFlow.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from throughline.config.params import Params
+from throughline.data.shards.index import read_shard_index
+from throughline.measurement.gpus import cuda_uuids
+from throughline.measurement.hardware import read_cpu_name
 from throughline.race.contestant import ContestantLost, do_once
 from throughline.race.jobs import Entry
+from throughline.results.tuning import TUNED
+from throughline.settings import PipelineConfig
+from throughline.shared.code_identity import code_digest
 from throughline.shared.errors import UnequalConfigurations, Untunable
+from throughline.shared.files import digest_file, digest_json
+from throughline.shared.layout import Layout
+from throughline.shared.libraries import installed_versions, stage_libraries
+from throughline.shared.limits import usable_cores
+from throughline.shared.program import ROOTS, SUPPORTING
 from throughline.shared.progress import echo
-from throughline.tuning.budgets import Budgets, Limits, Need
+from throughline.tuning.budgets import AUTO, Budgets, Limits, Need, as_numbers
 from throughline.tuning.journal import Journal
 from throughline.tuning.space import Space
 
+FOLDER = Path(".throughline") / "tuning"
 FEWEST_STEPS = 20  # per epoch
+PROGRAMS = ("tasks.tune", "throughline.race.training", "throughline.tuning.survey")
 SURVEY, PROOF = "throughline.tuning.survey:survey", "throughline.tuning.survey:prove_equal"
 PROOF_S = 24 * 3600.0  # reads every example twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The result of a survey.
+    """The candidates, what each needs by name, and the size of the data.
 
-    Attributes:
-      needs: What each candidate needs, by name.
-      besides_steps_bytes: Memory that a training needs beyond its contestant's steps.
-      sampled_share: Examples that a contestant's memory or cache holds, as a share of all splits.
+    Trainings need `besides_steps_bytes` of memory beyond their contestants' steps. A contestant's
+    memory or cache holds the share `sampled_share` of the examples of all splits.
     """
 
     space: Space
@@ -51,8 +68,56 @@ class Question:
 
     @property
     def epochs(self) -> int:
-        given = self.budgets.epochs
-        return given if isinstance(given, int) else self.params.train.epochs
+        return find_epochs(self.params, self.budgets)
+
+
+def find_epochs(params: Params, budgets: Budgets) -> int:
+    given = budgets.epochs
+    return given if isinstance(given, int) else params.train.epochs
+
+
+def without_tuned(params: Params) -> Params:
+    """Remove the configuration that an earlier search added; if none is left, add a plain one."""
+    others = {name: config for name, config in params.pipelines.items() if name != TUNED}
+    return replace(params, pipelines=others or {"naive": PipelineConfig()})
+
+
+def as_written(params: Params, document: Mapping[str, Any]) -> Params:
+    """Set `snapshot.fraction` to `auto` if the document does: its value may depend on `tuned`."""
+    if document.get("snapshot", {}).get("fraction", AUTO) != AUTO:
+        return params
+    return replace(params, snapshot=params.snapshot.model_copy(update={"fraction": AUTO}))
+
+
+def digest_question(
+    params: Params,
+    layout: Layout,
+    budgets: Budgets,
+    *,
+    own_files: Sequence[str],
+    needs: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the key of a question, by which its answer is found again.
+
+    It covers the prepared data, all parameters except `pipelines.tuned`, the budgets except the
+    time, the machine, the program, its libraries and the user's own files. `own_files`, models,
+    ops, tokenizers and weights, are relative to the layout's root; `needs` are the digests of files
+    and versions of libraries that these need.
+
+    Raises:
+      MissingInput: If the data is not prepared.
+    """
+    index = read_shard_index(layout.shards)
+    values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
+    program = code_digest(*PROGRAMS, roots=ROOTS, without=SUPPORTING)
+    cpus, memory = (read_cpu_name(), usable_cores()), psutil.virtual_memory().total
+    machine = [platform.node(), *cpus, memory, *sorted(cuda_uuids() or ())]
+    own = {file: digest_file(layout.root / file) for file in own_files}
+    of_ops = [name for op in params.preprocess for name in op.libraries]
+    libraries = installed_versions(stage_libraries("train", of_ops))
+    spent = {**as_numbers(budgets), "epochs": find_epochs(params, budgets)}
+    about = [index.digest, values, spent, machine, program, libraries, own, dict(needs or {})]
+    return digest_json(about)[:16]
 
 
 def survey_data(question: Question, folder: Path) -> Survey:
@@ -62,15 +127,11 @@ def survey_data(question: Question, folder: Path) -> Survey:
       Untunable: If the data cannot be read or trained on, or its epochs are too short.
     """
     echo("surveying the data: what can be kept where, and what that needs")
+    params, root, allow = question.params, question.root, question.budgets.allow
+    log = folder / "survey.log"
     try:
         surveyed: Survey = do_once(
-            SURVEY,
-            question.params,
-            question.root,
-            question.budgets.allow,
-            question.limits,
-            question.shared,
-            log=folder / "survey.log",
+            SURVEY, params, root, allow, question.limits, question.shared, log=log
         )
     except ContestantLost as lost:
         raise Untunable(

@@ -1,17 +1,18 @@
 """The search for the configuration with the shortest training, within budgets.
 
-The phases are: the user's own configurations, rules of thumb and the model alone; the presumably
-fastest form of each family; the leanest forms of families whose first was dropped; other forms of
-the best families; forms that differ from the fastest in one respect; a final. The search ends after
-the first phase if the input hardly matters. After each phase, candidates leave that the fastest
-certainly beats, and all but the best few of those that the search proposed. Measurements are
-journaled, so an interrupted search continues. Imports no TensorFlow.
+The phases are: the user's own configurations, rules of thumb and the model alone, after which the
+search ends if the input hardly matters; the presumably fastest form of each family; the leanest
+forms of families whose first was dropped; other forms of the best families; forms that differ from
+the fastest in one respect; a final. After each phase, candidates leave that the fastest certainly
+beats, and all but the best few of those that the search proposed. Measurements are journaled, so an
+interrupted search continues. Imports no TensorFlow.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 from throughline.measurement.rounds import Race
 from throughline.race.contestant import MODEL_ALONE, TRAINING, usual_turn_s
@@ -95,11 +96,8 @@ class Search:
     @property
     def rivals(self) -> list[str]:
         """The contestants that have raced and can be chosen."""
-        return [
-            name
-            for name in self.race.names
-            if name in self.candidates and name not in self.journal.pages.dropped
-        ]
+        raced = [name for name in self.race.names if name in self.candidates]
+        return [name for name in raced if not self._is_dropped(name)]
 
     @cached_property
     def needs(self) -> dict[str, Need]:
@@ -135,22 +133,13 @@ class Search:
         families = self._searched_families
         first = {family: forms[0].name for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
-        # If the first form of a family was dropped, the leanest may fit.
-        lean = [
-            form.name
-            for family, name in first.items()
-            if name in self.journal.pages.dropped
-            for form in find_leanest(families[family])
-        ]
+        dropped = [family for family, name in first.items() if self._is_dropped(name)]
+        leanest = [find_leanest(families[family]) for family in dropped]  # they may fit
+        lean = [form.name for form in chain(*leanest)]
         standing = self._race_groups(pool, "lean", lean, standing, MOST_FAMILIES)
         best = {self.candidates[name].family for name in standing if name in self.candidates}
-        forms = [
-            form
-            for family in families
-            if family in best
-            for form in pick_forms(families[family], FORMS_EACH)
-            if form not in first.values()
-        ]
+        picked = [pick_forms(families[family], FORMS_EACH) for family in families if family in best]
+        forms = [form for form in chain(*picked) if form not in first.values()]
         standing = self._race_groups(pool, "forms", forms, standing, MOST_FINALISTS)
         neighbors = self._find_neighbors(standing)
         standing = self._race_groups(pool, "neighbors", neighbors, standing, MOST_FINALISTS)
@@ -159,10 +148,7 @@ class Search:
     def _race_groups(
         self, pool: SearchPool, phase: str, names: Sequence[str], standing: list[str], most: int
     ) -> list[str]:
-        """Race names with those that are `standing`, as many at once as fit into memory.
-
-        Returns the names that stay, at most `most` of the searched ones.
-        """
+        """Race names with those `standing`, as many at once as memory allows; return who stays."""
         left = [name for name in names if name not in standing]
         if done := [name for name in left if self.journal.rounds_of(phase, [name]) >= ROUNDS]:
             # They raced before an interruption, and open again only if they stay.
@@ -184,10 +170,9 @@ class Search:
         return [form.name for form in forms if form.name not in self.race.names]
 
     def _is_compute_bound(self) -> bool:
-        own = self._own
-        if not own or self.race.disturbed_by():
-            return False
-        return is_compute_bound(self.race, self.race.fastest(own))
+        own, race = self._own, self.race
+        disturbed = bool(race.disturbed_by())
+        return bool(own) and not disturbed and is_compute_bound(race, race.fastest(own))
 
     @property
     def _searched_families(self) -> dict[str, list[Candidate]]:
@@ -201,6 +186,9 @@ class Search:
 
     def _is_searched(self, name: str) -> bool:
         return self.candidates[name].family not in (OWN, RULES)
+
+    def _is_dropped(self, name: str) -> bool:
+        return name in self.journal.pages.dropped
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
         """Keep candidates that may be the fastest, and what they are compared with; end others."""
@@ -218,7 +206,7 @@ class Search:
         self, pool: SearchPool, phase: str, names: Sequence[str], *, rounds: int = ROUNDS
     ) -> None:
         """Race names for `rounds` rounds in all; fewer if the time is up, or all is decided."""
-        names = [name for name in names if name not in self.journal.pages.dropped]
+        names = [name for name in names if not self._is_dropped(name)]
         done = self.journal.rounds_of(phase, names)
         if done >= rounds or (time.monotonic() > self._racing_until and phase != OWN_PHASE):
             return
@@ -248,10 +236,9 @@ class Search:
         return len(left) == 1
 
     def _choose(self, rivals: Sequence[str]) -> Choice:
-        """Choose among rivals that have raced.
+        """Choose among rivals, compared with the user's own of the last round, or else all of them.
 
-        They are compared with the user's own configurations in the last round, or else all of the
-        user's. If one of these was lost, the outcome is undecided: it may have been the fastest.
+        If one of the user's was lost, the outcome is undecided: it may have been the fastest.
         """
         last = self.race.rounds[-1].turns
         own = [name for name in self._own if name in last] or self._own
@@ -272,15 +259,13 @@ class Search:
     def _list_unraced(self) -> list[str]:
         """List what there was no time for: given candidates, and families without any race."""
         tried = {*self.race.names, *self.journal.pages.dropped}
-        given = [
-            name for name in self.candidates if not self._is_searched(name) and name not in tried
-        ]
-        families = [
-            family
+        given = [name for name in self.candidates if not self._is_searched(name)]
+        forms = {
+            family: [form.name for form in forms]
             for family, forms in self._searched_families.items()
-            if tried.isdisjoint(form.name for form in forms)
-        ]
-        return [*given, *families]
+        }
+        families = [family for family in forms if tried.isdisjoint(forms[family])]
+        return [*(name for name in given if name not in tried), *families]
 
     @property
     def measured_needs(self) -> dict[str, Need]:

@@ -43,51 +43,35 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Space:
-    """The candidates (given ones, then families, presumably fastest forms first) and refusals."""
+    """The candidates (given ones, then families, presumably fastest forms first).
+
+    `refusals` are the names of other configurations and families, and why they are refused.
+    """
 
     candidates: tuple[Candidate, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions on which families depend.
-
-    Attributes:
-      beyond_memory: Whether the snapshot's training split exceeds the allowed memory.
-      accelerator: Whether there is a GPU, whose memory may hold a split.
-      stored: The fraction of the snapshot's rows that is stored.
-      fitting: The largest stored fraction that fits into the allowed disk and memory.
-      shared: Whether several processes share each batch, or batches are cut to a multiple.
-    """
+    """The conditions on which families depend."""
 
     approximate: bool = False
     unordered: bool = False
-    beyond_memory: bool = False
-    accelerator: bool = False
-    stored: float = 1.0
-    fitting: float = 1.0
-    shared: bool = False
+    beyond_memory: bool = False  # the snapshot's training split exceeds the allowed memory
+    accelerator: bool = False  # there is a GPU, whose memory may hold a split
+    stored: float = 1.0  # fraction of the snapshot's rows
+    fitting: float = 1.0  # the largest stored fraction that fits into the allowed disk and memory
+    shared: bool = False  # several processes share each batch, or batches are cut to a multiple
 
 
 def lay_out_space(
     own: Mapping[str, PipelineConfig], spec: InputSpec, conditions: Conditions
 ) -> Space:
-    """Lay out all candidates: own configurations, rules of thumb, then all forms of all families.
-
-    Forms with an earlier candidate's plan are left out, and own configurations with other sampling
-    or batches than the first one are refused.
-    """
+    """Lay out own configurations, rules of thumb, then all forms of all families with new plans."""
     base = next(iter(own.values()))
-    candidates: list[Candidate] = []
-    refusals: list[Refusal] = []
+    candidates, refusals = list[Candidate](), list[tuple[str, str]]()
     for group, family, configs in _groups(own, spec, conditions):
         planned, reasons = list[Candidate](), list[str]()
         for name, config in configs.items():
@@ -98,7 +82,7 @@ def lay_out_space(
             else:
                 planned.append(Candidate(name=name, family=family, config=config, plan=plan))
         if not planned:
-            refusals.append(Refusal(name=group, reason=reasons[0]))
+            refusals.append((group, reasons[0]))
         for each in planned:
             is_new = all(each.plan != other.plan for other in candidates)
             if is_new or family in (OWN, RULES):
@@ -150,22 +134,17 @@ def _delivered(own: Mapping[str, PipelineConfig]) -> dict[str, Any]:
 def _plan(
     config: PipelineConfig, base: PipelineConfig, spec: InputSpec, conditions: Conditions
 ) -> Plan:
-    """Plan a configuration.
-
-    Raises:
-      ImpossiblePlan: If it is impossible or not allowed, or samples or batches unlike `base`.
-    """
-    stored = conditions.stored
+    """Plan a configuration; raise ImpossiblePlan if it is not allowed, or batches unlike `base`."""
     if (config.sampling, config.batch) != (base.sampling, base.batch):
         raise ImpossiblePlan("its sampling or batch differs from the first configuration's")
     if config.decode.approximate and not conditions.approximate:
         raise ImpossiblePlan("its pixels are approximate; --allow approximate lets it race")
     if not config.deterministic and not conditions.unordered:
         raise ImpossiblePlan("its order depends on timing; --allow unordered lets it race")
-    if config.read == "snapshot" and config.snapshot.fraction > stored:
+    if config.read == "snapshot" and config.snapshot.fraction > conditions.stored:
         raise ImpossiblePlan(
-            f"only {stored:.0%} of the snapshot's rows are stored; `snapshot: {{fraction: 1}}` in"
-            " params.yaml stores all"
+            f"only {conditions.stored:.0%} of the snapshot's rows are stored;"
+            " `snapshot: {fraction: 1}` in params.yaml stores all"
         )
     plan = make_plan(config, spec)
     if conditions.shared and not plan.seekable:
@@ -207,39 +186,33 @@ def _forms(
 
     A family says where examples are read and cached; a form says how their ops run.
     """
-    stored, resident = values["read"] == "snapshot", values.get("snapshot_on") == "device"
     streams = values["read"] in ("shards", "arrays")
     for vectorize, parallel, where, deterministic in product(
-        (False,) if stored else (True, False),
+        (False,) if values["read"] == "snapshot" else (True, False),
         ("cores", "auto", "none"),
         ("device", "host"),
         (True, False) if conditions.unordered and streams else (True,),
     ):
-        suffix = " vectorized" if vectorize else ""
-        suffix += "" if parallel == "none" else f" {parallel}"
-        suffix += f" {where}" if deterministic else f" {where} unordered"
-        yield (
-            suffix,
-            {
-                "vectorize": vectorize,
-                "map": {"parallel": parallel},
-                "postprocess_on": where,
-                "deterministic": deterministic,
-                "prefetch": "none" if resident else PREFETCH,
-            },
-        )
+        suffix = " vectorized" * vectorize + f" {parallel}" * (parallel != "none")
+        form = {
+            "vectorize": vectorize,
+            "map": {"parallel": parallel},
+            "postprocess_on": where,
+            "deterministic": deterministic,
+            "prefetch": "none" if values.get("snapshot_on") == "device" else PREFETCH,
+        }
+        yield f"{suffix} {where}{' unordered' * (not deterministic)}", form
 
 
 def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
-    """Pick the names of at most `count` forms of a family.
-
-    The first is the presumably fastest; each further one differs most from those picked.
-    """
+    """Pick up to `count` forms by name: the first, then always the one most unlike those picked."""
     left, picked = list(forms), list[Candidate]()
+
+    def differs_by(form: Candidate) -> int:
+        return min((_differ(form, one) for one in picked), default=0)
+
     while left and len(picked) < count:
-        picked.append(
-            max(left, key=lambda form: min((_differ(form, one) for one in picked), default=0))
-        )
+        picked.append(max(left, key=differs_by))
         left.remove(picked[-1])
     return [form.name for form in picked]
 

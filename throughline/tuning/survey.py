@@ -1,8 +1,7 @@
 """Surveys the data before a search's race; proves after it that the winner's examples are equal.
 
-The survey finds the candidates and what each needs. The memory includes what a training needs
-beyond the steps that contestants run: it also validates, writes checkpoints, saves the model and
-logs it to MLflow.
+The survey finds the candidates and what each needs. Beyond the steps that contestants run, a
+training validates, writes checkpoints, saves the model and logs it to MLflow.
 """
 
 from __future__ import annotations
@@ -72,6 +71,7 @@ def survey(
     pipelines = open_split_pipelines(whole, "whole", data, address="")
     besides_steps_bytes = measure_besides_steps(models, pipelines, params.train, root)
     least_bytes = process_bytes + besides_steps_bytes
+    fitting = snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - least_bytes)
     conditions = Conditions(
         approximate="approximate" in allow,
         unordered="unordered" in allow,
@@ -79,9 +79,7 @@ def survey(
         accelerator=count_training_gpus() > 0,
         stored=stored,
         shared=shared,
-        fitting=min(
-            stored, snapshot.find_fitting(limits.disk_bytes, limits.ram_bytes - least_bytes)
-        ),
+        fitting=min(stored, fitting),
     )
     sampling = next(iter(params.pipelines.values())).sampling  # the same for all candidates
     space = lay_out_space(params.pipelines, make_input_spec(params, data, "train"), conditions)
@@ -100,9 +98,9 @@ def survey(
 def measure_besides_steps(
     models: Models, pipelines: SplitPipelines, settings: TrainSettings, root: Path
 ) -> int:
-    """Train as the train stage does, and return the memory needed beyond the steps [bytes].
+    """Train a few steps as the train stage does; return the memory needed beyond them [bytes].
 
-    Trains a few steps, in this process. The result includes the copy of the model for MLflow.
+    It includes the copy of the model for MLflow.
     """
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
@@ -161,16 +159,14 @@ def _estimate_needs(
     """Estimate what candidates need for all splits; once for all with equal reads and caches."""
     known: dict[object, list[dict[str, float]]] = {}
     needs: dict[str, Need] = {}
-    snapshot, examples = SnapshotBytes.of(data), data.shards.examples("train")
+    snapshot, splits = SnapshotBytes.of(data), data.shards.splits
+    count = data.shards.examples("train")
     for each in candidates:
         config, plan = each.config, each.plan
         key = (config.read, config.cache)
         if key not in known:
             known[key] = [
-                {
-                    split: estimate_kept_bytes(plan, data, split, where=where)
-                    for split in data.shards.splits
-                }
+                {split: estimate_kept_bytes(plan, data, split, where=where) for split in splits}
                 for where in ("memory", "disk")
             ]
         memory, disk = known[key]
@@ -179,8 +175,8 @@ def _estimate_needs(
         # Cached examples are in shuffle buffers of this epoch and the next. Buffers of a stream
         # count 0 here, because a contestant holds them in full.
         sizes = [step.size for step in plan.steps if isinstance(step, Shuffle)]
-        mixed = sum(shuffle_buffer_size(size, examples=examples) for size in sizes)
-        buffered = 2 * mixed / examples * (memory["train"] + disk["train"])
+        mixed = sum(shuffle_buffer_size(size, examples=count) for size in sizes)
+        buffered = 2 * mixed / count * (memory["train"] + disk["train"])
         stored = snapshot.at(config.snapshot.fraction) if config.read == "snapshot" else 0.0
         needs[each.name] = Need(
             ram_bytes=least_bytes + copies * kept + buffered,
@@ -202,12 +198,11 @@ class SnapshotBytes:
 
     @classmethod
     def of(cls, data: PreparedData) -> SnapshotBytes:
-        splits = data.snapshot.splits
-        return cls(
-            least=sum(estimate_snapshot_bytes(data, split, 0.0) for split in splits),
-            most=sum(estimate_snapshot_bytes(data, split) for split in splits),
-            train=estimate_snapshot_bytes(data, "train"),
+        least, most = (
+            {split: estimate_snapshot_bytes(data, split, part) for split in data.snapshot.splits}
+            for part in (0.0, 1.0)
         )
+        return cls(least=sum(least.values()), most=sum(most.values()), train=most["train"])
 
     def at(self, fraction: float) -> float:
         return self.least + fraction * (self.most - self.least)
@@ -224,10 +219,8 @@ class SnapshotBytes:
 def prove_equal(entry: Entry) -> str:
     """Prove that a configuration delivers the snapshot's examples, each once per epoch.
 
-    Only approximate pixels may differ. Returns the digest of the training split.
-
-    Raises:
-      UnequalConfigurations: If it does not.
+    Only approximate pixels may differ. Returns the digest of the training split, or raises
+    UnequalConfigurations.
     """
     name, config = entry.name, entry.config
     params = replace(entry.params, pipelines={name: config})
