@@ -43,7 +43,6 @@ from throughline.tuning.budgets import (
     read_budgets,
     refuse_several_hosts,
 )
-from throughline.tuning.findings import summarize
 from throughline.tuning.journal import Journal
 from throughline.tuning.question import (
     FOLDER,
@@ -52,7 +51,7 @@ from throughline.tuning.question import (
     digest_question,
     without_tuned,
 )
-from throughline.tuning.search import Search
+from throughline.tuning.search import Search, summarize
 
 if TYPE_CHECKING:
     from throughline.tracking.experiments import RunKey

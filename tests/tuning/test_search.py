@@ -24,6 +24,7 @@ from throughline.config.params import check, load_params
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.race.jobs import Entry
 from throughline.race.training import Training, sample_shards
+from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.race import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
 from throughline.results.tuning import TuningResult
@@ -31,11 +32,10 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidBudget, UnequalConfigurations, Untunable
 from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import Need, find_limits, read_budgets
-from throughline.tuning.findings import NOT_RACED, summarize
 from throughline.tuning.journal import Entrance, Journal
 from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, digest_question, survey_data, without_tuned
-from throughline.tuning.search import Search
+from throughline.tuning.search import Search, summarize
 from throughline.tuning.space import CEILING
 from throughline.tuning.survey import SnapshotBytes, prove_equal, survey, watched
 

@@ -31,11 +31,9 @@ class Threshold:
         return f"{self.metric} {self.operator} {self.limit}"
 
     def check(self, metrics: Mapping[str, Any]) -> None:
-        """Compare the metric with the limit.
+        """Raise ThresholdExceeded if the condition is met, or the metric was not measured.
 
-        Raises:
-          ThresholdExceeded: If the condition is met, or the metric was not measured.
-          InvalidParams: If the metric is a number and the limit is not, or likewise a verdict.
+        InvalidParams is raised if only one of metric and limit is a number, or a verdict.
         """
         value = metrics[self.metric]
         if value is None or value != value:  # NaN compares as false with everything
@@ -58,11 +56,7 @@ class Threshold:
 
 
 def parse_threshold(text: str, known: Collection[str]) -> Threshold:
-    """Parse `METRIC OPERATOR VALUE` for one of the `known` metrics.
-
-    Raises:
-      InvalidParams: If the text has another form, or there is no such metric.
-    """
+    """Parse `METRIC OPERATOR VALUE` for one of the `known` metrics, or raise InvalidParams."""
     match = _FORM.fullmatch(text)
     if not match:
         raise _invalid(f"{text!r} is not METRIC OPERATOR VALUE, such as 'stall_pct > 10'")

@@ -71,10 +71,7 @@ def break_down(trace: Trace) -> Breakdown:
 
 
 def find_waits(host: Sequence[Event], device: Sequence[Event]) -> list[np.ndarray]:
-    """Return the spans of each wait for input.
-
-    With a GPU these are the parts in which the GPU is idle, because the host is one step ahead.
-    """
+    """Return the spans of each wait for input; with a GPU, only those in which it is idle."""
     busy = union(event.span for event in device)
     return [difference(union([event.span]), busy) for event in host if event.name == WAIT]
 

@@ -79,11 +79,7 @@ def record_trace(step: Callable[[], object], folder: Path, *, steps: int) -> Non
 
 
 def read_trace(folder: Path) -> Trace:
-    """Read the newest trace below a profiler log folder.
-
-    Raises:
-      MissingInput: If there is no trace, or it is truncated.
-    """
+    """Read the newest trace below a folder; raises MissingInput without a complete one."""
     files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise MissingInput(f"{folder} holds no trace (*.xplane.pb); run `dvc repro profile` again")

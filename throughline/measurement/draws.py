@@ -40,8 +40,8 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
     """Draw an epoch of the training's plan, and check how often it draws each example.
 
     The pipeline must deliver whole batches, not a worker's slices. Also returns the drawn rows.
-    Returns None for a stream of windows, because its examples depend on the order. A tf.data
-    service may draw examples repeatedly unless its sharding is static.
+    Returns None for a stream of windows, whose examples depend on the order. A tf.data service may
+    repeat examples unless its sharding is static.
 
     Raises:
       UnequalConfigurations: If an example is not in the split, or is drawn too often or too rarely.

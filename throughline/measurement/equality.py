@@ -25,10 +25,8 @@ COMPARED = 1000  # examples of a split whose pixels are compared, rounded up to 
 def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
     """Add up a 128-bit hash per example over an epoch; the pipeline needs `with_keys=True`.
 
-    A lost, duplicated or altered example changes the sum; order, padding and packing do not.
-
-    Raises:
-      UnequalConfigurations: If keys or labels differ from the manifest's; not checked for windows.
+    A lost, duplicated or altered example changes the sum; order, padding and packing do not. Raises
+    UnequalConfigurations if keys or labels differ from the manifest's; not checked for windows.
     """
     is_listed = pipeline.plan.window is None  # a window is made of rows, so no manifest lists it
     total, keys, labels, values = 0, [], [], np.empty((0,))
@@ -100,11 +98,7 @@ class RowsByKey:
         self._order = np.argsort(self._keys)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Return the row of each key: (n,) int64 → (n,) int64.
-
-        Raises:
-          UnequalConfigurations: If a key is not in the split.
-        """
+        """Return the row of each key, (n,) int64; raises UnequalConfigurations without one."""
         places = np.minimum(
             np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1
         )

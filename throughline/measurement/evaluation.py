@@ -140,10 +140,7 @@ def name_values(values: np.ndarray, classes: Sequence[str]) -> list[str]:
 def count_confusions(
     truths: np.ndarray, predictions: np.ndarray, classes: Sequence[str], *, most: int = MOST_CLASSES
 ) -> Confusion:
-    """Count how often each class is predicted as each class, from (examples,) arrays.
-
-    If there are more than `most` classes, those with the most errors in either direction are kept.
-    """
+    """Count each class's predictions, (examples,), for the `most` classes with most errors."""
     number = len(classes)
     pairs, counts = np.unique(truths * number + predictions, return_counts=True)
     true, predicted = pairs // number, pairs % number
@@ -219,8 +216,7 @@ def describe_inputs(
 ) -> list[tuple[str, str]]:
     """Return the id of each example, and its value in words; "" for an image.
 
-    `examples` has their `keys` (n,), and `inputs` or table columns (n, …); `folder` has the
-    manifest.
+    `examples` has their `keys` (n,), and `inputs` or table columns (n, …).
     """
     schema, keys = pipeline.data.shards.schema, examples["keys"].tolist()
     if schema.is_series:

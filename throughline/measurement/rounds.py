@@ -124,10 +124,7 @@ class Race:
         return leader
 
     def survivors(self, names: Sequence[str], *, most: int, compared: int = 1) -> list[str]:
-        """Return up to `most` of `names` that the fastest does not certainly beat, in given order.
-
-        Contestants that shared no round with it are left out.
-        """
+        """Return up to `most` of `names` that the fastest met and does not certainly beat."""
         if not names:
             return []
         leader = self.fastest(names)

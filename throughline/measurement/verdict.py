@@ -82,10 +82,9 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
 
 
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
-    """Give the verdict.
+    """Give the verdict; undecided if a figure contradicts the race, or the interval is too wide.
 
-    It is undecided if a figure contradicts the race, or if the interval extends beyond both sides
-    of a threshold by more than `MARGIN_PCT`.
+    It is, if it extends beyond both sides of a threshold by more than `MARGIN_PCT`.
     """
     if contradiction:
         return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)

@@ -127,19 +127,16 @@ class ConfigurationRace:
         """The number of all training processes divided by the number of those on this host."""
         return self.worker.count / len(self._environments)
 
-    def remote_address(self, name: str) -> str:
-        """Return the address of an external tf.data service, whose workers run on; or ""."""
-        return self._starters[name].config.remote_address
+    def config(self, name: str) -> PipelineConfig:
+        return self._starters[name].config
 
     def run(self) -> Measured:
-        for name, starter in self._starters.items():
+        starters = self._starters.items()
+        for name, starter in starters:
             self._entries[name] = TRAINING, starter.config
-            same = (
-                other
-                for other in self._starters
-                if self._starters[other].model_layers == starter.model_layers
-            )
-            self.measured.models[name] = model = f"model alone of {next(same)}"
+            layers = starter.model_layers
+            first = next(one for one, other in starters if other.model_layers == layers)
+            self.measured.models[name] = model = f"model alone of {first}"
             alone = starter.config.model_copy(update={"service": None})
             self._entries.setdefault(model, (MODEL_ALONE, alone))
         left = list(self._starters)
@@ -153,9 +150,7 @@ class ConfigurationRace:
                 models = dict.fromkeys(self.measured.models[name] for name in present)
                 self._race(pool, OWN, [*models, *present], share)
                 self._try_changes(pool, group, share)
-                configs = {name: self._starters[name].config for name in group}
-                on_host = [name for name in group if configs[name].snapshot_on != "device"]
-                if on_host:
+                if on_host := [name for name in group if self.config(name).snapshot_on != "device"]:
                     self._race(pool, INPUTS, [self.measured.pace, *on_host], share, on_host)
                 standing = self._keep(pool, present) if left else []
         self.measured.opened, self.measured.costs = pool.opened, pool.costs
@@ -166,7 +161,8 @@ class ConfigurationRace:
         group: list[str] = []
         cores = usable_cores()
         for batch in (left[start : start + cores] for start in range(0, len(left), cores)):
-            frozen = [name for name in batch if not self.remote_address(name)]
+            # The workers of an external tf.data service run on between turns.
+            frozen = [name for name in batch if not self.config(name).remote_address]
             needed = [*(self.measured.models[name] for name in batch), *frozen]
             missing = [each for each in dict.fromkeys(needed) if each not in pool.names]
             if group and not pool.has_room(len(missing)):
@@ -206,9 +202,8 @@ class ConfigurationRace:
 
         Equal changes race once. A change that equals another configuration gets its figures.
         """
-        known = {
-            identify(starter.plan, starter.config): name for name, starter in self._starters.items()
-        }
+        starters = self._starters.items()
+        known = {identify(starter.plan, starter.config): name for name, starter in starters}
         bound = [name for name in names if self._is_bound(name)]
         tried: dict[str, None] = {}
         for name in bound:
@@ -242,19 +237,16 @@ class ConfigurationRace:
         raced = [name for name in names if name in race.names and name in pool.names]
         ahead = {*raced[:1], race.fastest(raced)} if raced else set[str]()
         kept = [name for name in raced if name in ahead]
-        models = {self.measured.models[name] for name in kept}
-        for name in pool.names:
-            if name not in kept and name not in models:
-                pool.end(name)
+        for name in {*pool.names} - {*kept, *(self.measured.models[name] for name in kept)}:
+            pool.end(name)
         return kept
 
     def _is_bound(self, name: str) -> bool:
-        _, verdict = self._judge(name)
+        verdict = self._judge(Stall.of(self.measured.gain(name)))
         return self.measured.is_raced(name) and verdict not in (COMPUTE_BOUND, UNDECIDED)
 
-    def _judge(self, name: str) -> tuple[Stall, str]:
-        stall = Stall.of(self.measured.gain(name))
-        return stall, judge(stall, "", on_accelerator=self.on_accelerator).name
+    def _judge(self, stall: Stall) -> str:
+        return judge(stall, "", on_accelerator=self.on_accelerator).name
 
     def _find_open(self, phase: str, names: Sequence[str]) -> set[str]:
         """Find the contestants whose verdicts, places or gains are undecided."""
@@ -265,8 +257,9 @@ class ConfigurationRace:
         else:
             present = [name for name in names if name in self._starters and name in race.names]
             for name in filter(self.measured.is_raced, present):
-                stall, verdict = self._judge(name)
-                if verdict == UNDECIDED and stall.high_pct - stall.low_pct > 2 * PRECISE_PCT:
+                stall = Stall.of(self.measured.gain(name))
+                wide = stall.high_pct - stall.low_pct > 2 * PRECISE_PCT
+                if wide and self._judge(stall) == UNDECIDED:
                     still |= {name, self.measured.models[name]}
             best = race.fastest(present) if present else ""
             pairs = [(name, other) for other in {best, *present[:1]} for name in present]

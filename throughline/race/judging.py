@@ -51,7 +51,7 @@ def judge_race(
     raced, lost = dict[str, Raced](), dict(measured.lost)
     for subject in subjects:
         name, judged = subject.name, None
-        if address := racing.remote_address(name):
+        if address := racing.config(name).remote_address:
             why = f"by its epochs, because the workers of {address} keep running between turns"
             judged = judge_by_epochs(subject, measured, on_accelerator=accelerated, why=why)
         elif measured.is_raced(name):
@@ -185,10 +185,7 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _find_first(ranked: Sequence[Finding], verdict: Verdict) -> Finding | None:
-    """Return the first finding with a worthwhile gain if training is input-bound.
-
-    Else return one that explains the time but cannot be tried.
-    """
+    """Return the first worthwhile finding, or an untried one that explains the time."""
     bound = verdict.name != COMPUTE_BOUND
     for each in ranked:
         gain = each.gain
@@ -221,10 +218,7 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return how much longer a step takes in training, where gradients are exchanged [ms].
-
-    None for a single process, which exchanges none, or if steps were not timed.
-    """
+    """Return the time of a step in training beyond the race [ms]; None if nothing is exchanged."""
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None

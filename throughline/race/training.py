@@ -48,7 +48,7 @@ SAMPLE_BYTES = 64 * 2**20  # of shards
 class Training:
     """Trains through a configuration, or only takes its batches, turn by turn.
 
-    Memory and caches hold only a sample, whose rate tells how long a whole epoch takes.
+    Memory and caches hold only a sample, by whose rate a whole epoch's time is known.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -56,26 +56,26 @@ class Training:
         self._service = ExitStack()
         address = self._service.enter_context(open_input_service(entry.config))
         pipeline, self._step, self._sample = _open(entry, address=address)
-        self._pipeline = pipeline
+        self._pipeline, self._loaded = pipeline, _find_loaded(pipeline)
         started_at = time.perf_counter()
         self._batches = iter(pipeline.steps(epochs=MANY_EPOCHS))
         saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
         self._saved_s = time.perf_counter() - started_at if saves else 0.0
-        self._left, has_cache, self._is_drained = 0, bool(pipeline.plan.caches), False
+        self._left, self._is_drained = 0, False
         next(self._batches)
         first_batch_s = time.perf_counter() - started_at - self._saved_s
-        if has_cache:
+        if pipeline.plan.caches:
             self._train_on_zeros(entry)  # builds the graph, and what the device needs for it
         else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
+        on_device, last = pipeline.plan.gathers_on_device, _last_batch_size(pipeline)
         compiles = entry.params.train.jit_compile or count_training_gpus() > 0
-        last = _last_batch_size(pipeline)
-        if compiles and last and not pipeline.plan.gathers_on_device:
+        if compiles and last and not on_device:
             self._train_on_zeros(entry, examples=last)  # a GPU, and XLA, compile kernels for it
         self.opened = Opened(
-            has_cache=has_cache,
-            loads=_find_loaded(pipeline) is not None,
-            first_batch_s=None if pipeline.plan.gathers_on_device else first_batch_s,
+            has_cache=bool(pipeline.plan.caches),
+            loads=self._loaded is not None,
+            first_batch_s=None if on_device else first_batch_s,
         )
 
     def _train_on_zeros(self, entry: Entry, *, examples: int | None = None) -> None:
@@ -86,10 +86,10 @@ class Training:
 
     def load(self) -> float:
         """Load the sample again; return the time for all examples [s], 0 if none is in memory."""
-        if (step := _find_loaded(self._pipeline)) is None:
+        if self._loaded is None:
             return 0.0
         started_at = time.perf_counter()
-        read(step, self._pipeline.data, self._pipeline.split, seed=0)
+        read(self._loaded, self._pipeline.data, self._pipeline.split, seed=0)
         return (time.perf_counter() - started_at) / self._sample.share
 
     def fill(self) -> float:
@@ -114,15 +114,15 @@ class Training:
         Buffers are as the last turn left them. Before the first turn, which does not count, they
         are emptied, because the batches that are ready by then took no turn's time.
         """
-        if not self._is_drained:
-            self._is_drained = True
+        if not self._is_drained and not self._pipeline.plan.gathers_on_device:
             self._drain()
+        self._is_drained = True
         steps = _repeat_for_a_turn(self._advance, seconds)
         self._step.settle()
         return self._sample.mean_batch * steps
 
     def _drain(self) -> None:
-        for _ in range(0 if self._pipeline.plan.gathers_on_device else MOST_READY):
+        for _ in range(MOST_READY):
             asked_at = time.perf_counter()
             self._pull()
             if time.perf_counter() - asked_at > READY_S:
@@ -150,10 +150,8 @@ class ModelAlone:
     def __init__(self, entry: Entry) -> None:
         os.environ.update(entry.environment)
         pipeline, self._step, self._sample = _open(entry, gathers=False)
-        if pipeline.plan.spec.schema.is_text:
-            batches = repeat_batches(pipeline)
-        else:
-            batches = repeat_epoch(next(pipeline.batches()), pipeline)
+        is_text = pipeline.plan.spec.schema.is_text
+        batches = repeat_batches(pipeline) if is_text else repeat_epoch(pipeline)
         self._advance, self.opened = partial(advance, self._step, batches), Opened()
         warm_up(self._step, self._advance, seconds=WARM_UP_S)
 
@@ -165,15 +163,11 @@ class ModelAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
-    """The sample of the training split that an entry reads.
-
-    `mean_batch` is the mean number of this process's examples per batch; the last one may be
-    smaller.
-    """
+    """The sample of the training split that an entry reads."""
 
     share: float
     steps: int
-    mean_batch: float
+    mean_batch: float  # this process's examples per batch; the last one may be smaller
 
 
 def _open(
@@ -185,12 +179,9 @@ def _open(
     models = build_models_for(params, data)
     keeps = entry.config.cache is not None or entry.config.read == "arrays"
     given = sample_shards(data, entry.config.sampling) if keeps else data
-    pipeline = open_input_pipeline(
-        params, entry.name, given, split="train", purpose="train", address=address
-    )
-    step = StepFunction(
-        make_step_model(models, params.train, Feed.of(pipeline, params.train, gathers=gathers))
-    )
+    pipeline = open_input_pipeline(params, entry.name, given, address=address)
+    feed = Feed.of(pipeline, params.train, gathers=gathers)
+    step = StepFunction(make_step_model(models, params.train, feed))
     share = given.shards.examples("train") / data.shards.examples("train")
     steps, counted = pipeline.steps_per_epoch, pipeline
     if share < 1:  # windows of tokens and buckets are counted in the whole snapshot
@@ -218,9 +209,8 @@ def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> Prepare
             if lacking:
                 lacking -= {*labels[end : end + shard.examples].tolist()}
         end += shard.examples
-    shards = tuple(
-        shard for shard in data.shards.shards if shard.split != "train" or shard.name in kept
-    )
+    whole = data.shards.shards
+    shards = tuple(shard for shard in whole if shard.split != "train" or shard.name in kept)
     return replace(data, shards=replace(data.shards, shards=shards))
 
 
@@ -231,11 +221,10 @@ def _find_loaded(pipeline: InputPipeline) -> Read | None:
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
     """Return this process's share of a smaller last batch; None without one, or for whole texts."""
-    last = pipeline.examples % pipeline.batch_size
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
-    if texts or pipeline.plan.batching or not last or pipeline.steps_per_epoch == 1:
+    if texts or pipeline.plan.batching or pipeline.steps_per_epoch == 1:
         return None
-    return last // pipeline.worker.count or None
+    return pipeline.examples % pipeline.batch_size // pipeline.worker.count or None
 
 
 def _repeat_zeros(
@@ -246,12 +235,13 @@ def _repeat_zeros(
     examples: int | None = None,
 ) -> Iterator[Any]:
     """Repeat a batch of zeros; sizes missing in `spec` are the input's, or the longest text's."""
-    is_text = pipeline.plan.spec.schema.is_text
+    is_text, batching = pipeline.plan.spec.schema.is_text, pipeline.plan.batching
     lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
-    longest, batching = int(lengths.max(initial=1)), pipeline.plan.batching
-    tokens = batching.tokens if batching else None
+    longest = int(lengths.max(initial=1))
     whole = pipeline.batch_size // pipeline.worker.count
-    examples = examples or (max(1, tokens // longest) if tokens else whole)
+    if batching and batching.tokens:
+        whole = max(1, batching.tokens // longest)
+    examples = examples or whole
     usual = [examples, *(size or longest for size in input_shape)]
 
     def zeros(one: Any) -> tf.Tensor:
@@ -259,8 +249,8 @@ def _repeat_zeros(
         return tf.zeros(sizes, one.dtype)
 
     batch = tf.nest.map_structure(zeros, spec)
-    batches = tf.data.Dataset.from_generator(lambda: itertools.repeat(batch), output_signature=spec)
-    return iter(batches)
+    repeated = partial(itertools.repeat, batch)
+    return iter(tf.data.Dataset.from_generator(repeated, output_signature=spec))
 
 
 def advance(step: StepFunction, batches: Iterator[Any]) -> int:
@@ -271,10 +261,7 @@ def advance(step: StepFunction, batches: Iterator[Any]) -> int:
 
 
 def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -> int:
-    """Run the steps in which the graph is traced and AUTOTUNE starts, and return how many.
-
-    There are fewer of them if those after the first call take longer than `seconds`.
-    """
+    """Trace the graph and start AUTOTUNE in a few steps, fewer after `seconds`; return how many."""
     done, limit = 0, math.inf
     while done < WARM_UP_STEPS and (done < LEAST_WARM_UP_STEPS or time.perf_counter() < limit):
         done += advance()
@@ -284,12 +271,11 @@ def warm_up(step: StepFunction, advance: Callable[[], int], *, seconds: float) -
 
 
 def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
-    steps, started_at, taken_s = 0, time.perf_counter(), 0.0
-    while steps < FEWEST_STEPS or (
-        (steps < TURN_STEPS or taken_s < seconds) and taken_s < LONGEST_TURN_S
-    ):
+    steps, started_at, is_short = 0, time.perf_counter(), True
+    while steps < FEWEST_STEPS or is_short:
         steps += advance()
         taken_s = time.perf_counter() - started_at
+        is_short = taken_s < LONGEST_TURN_S and (steps < TURN_STEPS or taken_s < seconds)
     return steps
 
 
@@ -301,16 +287,15 @@ def repeat_batches(pipeline: InputPipeline) -> Iterator[Any]:
     return iter(batches.repeat())
 
 
-def repeat_epoch(batch: Any, pipeline: InputPipeline) -> Iterator[Any]:
-    """Repeat a batch from memory endlessly; the last of each epoch may be smaller."""
-    dataset, last = tf.data.Dataset.from_tensors(batch), _last_batch_size(pipeline)
+def repeat_epoch(pipeline: InputPipeline) -> Iterator[Any]:
+    """Repeat the first batch endlessly, from memory; the last of each epoch may be smaller."""
+    batch, last = next(pipeline.batches()), _last_batch_size(pipeline)
+    dataset = tf.data.Dataset.from_tensors(batch)
     if last is not None:
-        ending = tf.data.Dataset.from_tensors(
-            tf.nest.map_structure(lambda part: part[:last], batch)
-        )
-        dataset = dataset.repeat(pipeline.steps_per_epoch - 1).concatenate(ending)
-    dataset = dataset.repeat()
+        ending = tf.nest.map_structure(lambda part: part[:last], batch)
+        dataset = dataset.repeat(pipeline.steps_per_epoch - 1)
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(ending))
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
-    return iter(dataset.with_options(options))
+    return iter(dataset.repeat().with_options(options))

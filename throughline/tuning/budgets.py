@@ -106,10 +106,7 @@ class Budgets(Settings):
 def read_budgets(*, allow: Sequence[str] | None = None, **options: Any) -> Budgets:
     """Read the budgets from the options of a command line; None means the default.
 
-    An item of `allow` may list several words with commas.
-
-    Raises:
-      InvalidBudget: Names every option that is wrong.
+    An item of `allow` may list several words with commas. InvalidBudget names all wrong options.
     """
     given = {name: value for name, value in options.items() if value is not None}
     given["allow"] = [word for text in allow or () for word in text.split(",") if word]
@@ -149,8 +146,7 @@ class Limits:
 def find_limits(budgets: Budgets, folder: Path) -> Limits:
     """Convert budgets to numbers, capped by free memory and disk.
 
-    Memory is limited by the machine and its control groups. Disk is what is free in the project's
-    `folder`, plus what its snapshot occupies.
+    Disk is what is free in the project's `folder`, plus what its snapshot occupies.
     """
     memory, snapshot = available_memory(), Layout(folder).snapshot.rglob("*")
     taken = sum(file.stat().st_size for file in snapshot if file.is_file())
@@ -167,8 +163,7 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     """Return why configurations exceed the limits, by name.
 
-    Raises:
-      InvalidBudget: If all of them do; says why those do that need the least memory.
+    If all do, InvalidBudget says why those do that need the least memory.
     """
     excess = {name: why for name, need in needs.items() if (why := describe_excess(need, limits))}
     if len(excess) == len(needs):
@@ -218,8 +213,7 @@ def format_bytes(count: float) -> str:
 def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     """Refuse to write a snapshot that exceeds `--disk`, if it is local and of images of one size.
 
-    Raises:
-      InvalidBudget: If it does; says how much it needs, and which fraction of it fits.
+    InvalidBudget says how much it needs, and which fraction of it fits.
     """
     allowed = parse_size(budgets.disk)
     if allowed == math.inf or params.storage.url:  # the stage itself reports a full disk

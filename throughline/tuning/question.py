@@ -102,10 +102,7 @@ def digest_question(
     It covers the prepared data, all parameters except `pipelines.tuned`, the budgets except the
     time, the machine, the program, its libraries and the user's own files. `own_files`, models,
     ops, tokenizers and weights, are relative to the layout's root; `needs` are the digests of files
-    and versions of libraries that these need.
-
-    Raises:
-      MissingInput: If the data is not prepared.
+    and versions of libraries that these need. Raises MissingInput if the data is not prepared.
     """
     index = read_shard_index(layout.shards)
     values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
@@ -123,8 +120,7 @@ def digest_question(
 def survey_data(question: Question, folder: Path) -> Survey:
     """Find the candidates and what each needs, in a process whose log is in `folder`.
 
-    Raises:
-      Untunable: If the data cannot be read or trained on, or its epochs are too short.
+    Raises Untunable if the data cannot be read or trained on, or its epochs are too short.
     """
     echo("surveying the data: what can be kept where, and what that needs")
     params, root, allow = question.params, question.root, question.budgets.allow
@@ -148,8 +144,8 @@ def survey_data(question: Question, folder: Path) -> Survey:
 def prove(entry: Entry, journal: Journal) -> bool:
     """Prove that a candidate's examples are the snapshot's, and return whether that succeeds.
 
-    A candidate with other examples is out for good. If the proof fails for another reason, such as
-    too little memory, the next search tries the candidate again.
+    A candidate with other examples is out for good; after another failure, such as too little
+    memory, the next search tries it again.
     """
     if entry.name in journal.pages.proven:
         return True

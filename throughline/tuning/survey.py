@@ -98,10 +98,7 @@ def survey(
 def measure_besides_steps(
     models: Models, pipelines: SplitPipelines, settings: TrainSettings, root: Path
 ) -> int:
-    """Train a few steps as the train stage does; return the memory needed beyond them [bytes].
-
-    It includes the copy of the model for MLflow.
-    """
+    """Train a few steps as the train stage does; return the memory it needs beyond them [bytes]."""
     model = make_step_model(models, settings, Feed.of(pipelines.train, settings))
     step, network = StepFunction(model), find_network(model)
     batches = iter(pipelines.train.steps(epochs=MANY_EPOCHS))
@@ -208,10 +205,7 @@ class SnapshotBytes:
         return self.least + fraction * (self.most - self.least)
 
     def find_fitting(self, disk: float, memory: float) -> float:
-        """Return the largest fraction, in hundredths, that fits.
-
-        Its rows must fit into `disk`, those of the training split into `memory` [bytes].
-        """
+        """Return the largest fraction, in hundredths, whose rows fit disk and memory [bytes]."""
         on_disk = (disk - self.least) / (self.most - self.least)
         return max(0, math.floor(100 * min(1.0, on_disk, memory / self.train))) / 100
 
