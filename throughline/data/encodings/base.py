@@ -237,23 +237,25 @@ class FileInfo:
 Inspect = Callable[[InputFile, Path], FileInfo]
 
 
-class FileEncoding(Encoding):
-    """An encoding whose values are files.
+class FileKind(Encoding):
+    """An encoding whose values may be files of their own, recognized by suffix or content."""
 
-    Files are recognized by suffix, examined by ingest, stored byte for byte and decoded later.
-    """
-
-    storage: ClassVar[Storage] = "files"
-    compressed: ClassVar[bool] = True
     suffixes: ClassVar[frozenset[str]]
 
     @abstractmethod
     def looks_like(self, name: str, first: bytes) -> bool:
         """Return whether name and first bytes look like this encoding, whatever the suffix."""
 
+
+class FileEncoding(FileKind):
+    """An encoding whose values are files: examined by ingest, stored as they are, decoded later."""
+
+    storage: ClassVar[Storage] = "files"
+    compressed: ClassVar[bool] = True
+
     @abstractmethod
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
-        """Open an inspector: a function that examines a file, from any thread, within the block.
+        """Open a function that examines a file, from any thread, within the block.
 
         It raises RejectedValue for unusable files; its second argument is a folder for converted
         copies.

@@ -1,9 +1,10 @@
 """Examines texts one by one: their encoding, content and size. Usable ones are kept as UTF-8."""
 
 import codecs
+from pathlib import PurePath
 
-from throughline.data.encodings.base import RejectedValue
-from throughline.plan.schema import Encoding, Feature, find_encoding, register
+from throughline.data.encodings.base import FileKind, RejectedValue
+from throughline.plan.schema import Feature, find_encoding, register
 from throughline.shared.errors import InvalidParams
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -11,12 +12,16 @@ _FIRST_BYTE, _LAST_BYTE, _NOT_ASCII = 0xDC80, 0xDCFF, 0x80  # surrogates that st
 
 
 @register
-class TextEncoding(Encoding):
+class TextEncoding(FileKind):
     name = "text"
     modality = "text"
     noun = "text"
     storage = "documents"
     padded = True
+    suffixes = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
+
+    def looks_like(self, name: str, first: bytes) -> bool:
+        return not PurePath(name).suffix and bool(first) and b"\0" not in first
 
 
 def text_feature() -> Feature:

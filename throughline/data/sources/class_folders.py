@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Protocol, cast
+from typing import cast
 
-from throughline.data.encodings.base import FileEncoding, Reason
+from throughline.data.encodings.base import FileKind, Reason
 from throughline.data.found import (
     ABOUT,
     ExampleFile,
@@ -51,22 +51,10 @@ _ACCOMPANYING = {
 _MASK = re.compile(r"(.+)[_-](mask|seg|segmentation|label|gt)(?:_\d+)?", re.IGNORECASE)
 
 
-class FileKind(Protocol):
-    """Tells the files that are examples from others; `noun` names them in errors."""
-
-    name: ClassVar[str]
-    noun: ClassVar[str]
-    suffixes: ClassVar[frozenset[str]]
-
-    def looks_like(self, name: str, first: bytes) -> bool:
-        """Return whether name and first bytes look like such a file, whatever the suffix."""
-        ...
-
-
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Files:
     """List the files of the source's encoding below `data.path`, or in `objects`."""
-    encoding = cast("FileEncoding", find_encoding(SOURCES[settings.source].encoding))
-    return list_class_folders(settings, encoding, objects=objects)
+    kind = cast("FileKind", find_encoding(SOURCES[settings.source].encoding))
+    return list_class_folders(settings, kind, objects=objects)
 
 
 def list_class_folders(

@@ -2,33 +2,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import cast
 
-from throughline.data.encodings.base import RejectedValue, Root
+from throughline.data.encodings.base import FileKind, RejectedValue, Root
 from throughline.data.encodings.texts import check_encoding, check_size
-from throughline.data.found import Document, Files, Rejected, Texts, find_suffix
+from throughline.data.found import Document, Files, Rejected, Texts
 from throughline.data.object_folder import ObjectFolder
 from throughline.data.sources.class_folders import list_class_folders
 from throughline.data.sources.text_table import label_or_none
+from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
-
-
-class TextFiles:
-    """Recognizes files of texts: by a usual suffix or, without any suffix, by their content."""
-
-    name: ClassVar = "text"
-    noun: ClassVar = "texts"
-    suffixes: ClassVar = frozenset({".txt", ".text", ".md", ".rst", ".eml", ".html"})
-
-    def looks_like(self, name: str, first: bytes) -> bool:
-        return not find_suffix(name) and bool(first) and b"\0" not in first
 
 
 def scan(settings: DataSettings, objects: ObjectFolder | None = None) -> Texts:
     """List the text files below `data.path`, or in `objects`; they are read one by one."""
     check_encoding(settings.encoding)
-    classes = settings.label_kind != "none"
-    listed = list_class_folders(settings, TextFiles(), classes=classes, objects=objects)
+    kind, classes = cast("FileKind", find_encoding("text")), settings.label_kind != "none"
+    listed = list_class_folders(settings, kind, classes=classes, objects=objects)
     root = objects or Root(Path(settings.path), follow_links=settings.follow_links)
     return Texts(
         documents=_documents(listed, root, settings),
