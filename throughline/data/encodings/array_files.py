@@ -111,9 +111,8 @@ def refuse_single(path: Path) -> None:
 def read_array(path: Path, name: str) -> np.ndarray:
     """Return the array `name` of an .npz file or a folder, or the only array of an .npy file.
 
-    Raises:
-      DataNotFound: there is no such file.
-      UnreadableSource: the file is not NumPy's, is damaged or pickled, or has no array `name`.
+    Raises DataNotFound without such a file, and UnreadableSource if it is damaged, pickled or not
+    NumPy's, or has no array `name`.
     """
     known: list[str] = []
     try:

@@ -88,10 +88,8 @@ def pixels_feature(shape: Shape) -> Feature:
 def as_images(values: np.ndarray, where: str) -> tuple[np.ndarray, str]:
     """Return images (examples, height, width, channels), and a note if channels were moved, or "".
 
-    `values` may have channels first, or no axis for channels. A mapped array stays mapped.
-
-    Raises:
-      UnreadableSource: the dtype or shape is not that of images; `where` names the array.
+    `values` may have channels first, or no axis for channels; a mapped array stays mapped. Raises
+    UnreadableSource, which names the array by `where`, for other dtypes and shapes.
     """
     images, note = values[..., None] if values.ndim == _RANK - 1 else values, ""
     if images.ndim == _RANK and images.shape[1] in CHANNELS and images.shape[-1] not in CHANNELS:

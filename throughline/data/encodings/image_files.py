@@ -15,14 +15,14 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from throughline.data.encodings.base import FileInfo, InputFile, RejectedValue
+from throughline.data.encodings.base import FileInfo, InputFile, Inspect, RejectedValue
 from throughline.data.encodings.decode_probe import Decoder
 from throughline.shared.files import atomic_file, digest_blake2b
 
@@ -65,7 +65,7 @@ _NEXT_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 Image.MAX_IMAGE_PIXELS = None
 
 
-class ImageInspector:
+class ImageInspector(AbstractContextManager[Inspect]):
     """Inspects image files in a `with` block; a copy sent to another process has its own decoder.
 
     Any thread may use it: Pillow decodes without the GIL, TensorFlow outside of this process.
@@ -78,9 +78,6 @@ class ImageInspector:
 
     def __reduce__(self) -> tuple[type[ImageInspector], tuple[int]]:
         return ImageInspector, (self.max_pixels,)
-
-    def __enter__(self) -> ImageInspector:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.decoder.close()
@@ -154,12 +151,10 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     try:
         with Image.open(file, formats=FORMATS) as image:
             yield image
-    except RejectedValue:
+    except (RejectedValue, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise RejectedValue("not an image in JPEG, PNG, GIF, BMP or WebP format") from error
-    except MemoryError:  # of this machine, now
-        raise
     except Exception as error:  # parsers of hostile bytes raise anything
         raise RejectedValue("damaged image", f": {error or type(error).__name__}") from error
 

@@ -76,9 +76,7 @@ def guess_label_kind(
     """Decide whether labels that are all numbers are classes or numbers to predict.
 
     Fractions are numbers to predict, and so are many different whole numbers stored as `floats`.
-
-    Raises:
-      UnreadableSource: many whole numbers, in few rows each, could be either; `where` names them.
+    Other whole numbers that are many, in few rows each, could be either: UnreadableSource.
     """
     if fractions or (floats and distinct > FEW_CLASSES):
         return "number"
@@ -93,10 +91,8 @@ def guess_label_kind(
 def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str) -> ReadLabels:
     """Read labels as classes or numbers, as `asked` (`data.label_kind`) or, if auto, by value.
 
-    Whole numbers that are classes are named as integers, even if they are stored as floats.
-
-    Raises:
-      UnreadableSource: the kind is unclear, or `asked` is number and a label is text or boolean.
+    Whole numbers that are classes are named as integers, even if they are stored as floats. Raises
+    UnreadableSource if the kind is unclear, or `asked` is number and a label is text or boolean.
     """
     if any(isinstance(value, (str, bool)) for value in values):
         if asked == "number":
@@ -136,10 +132,8 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
 def list_labels(labels: np.ndarray, count: int, where: str) -> tuple[list[str | float], str]:
     """Return the labels of `count` examples, and a note if they are one-hot.
 
-    `labels` is (examples,), (examples, 1), or one-hot (examples, classes).
-
-    Raises:
-      UnreadableSource: another shape or dtype, or values not finite; `where` names the array.
+    `labels` is (examples,), (examples, 1), or one-hot (examples, classes). Raises UnreadableSource
+    for other shapes and dtypes, and for values that are not finite; `where` names the array.
     """
     note, is_matrix = "", labels.ndim == 2  # noqa: PLR2004
     if is_matrix and labels.shape[1] == 1:

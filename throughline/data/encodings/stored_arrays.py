@@ -156,10 +156,8 @@ def choose_array(
 ) -> tuple[ArrayForm, tuple[int, ...]]:
     """Return the form that most of a feature's first arrays have, and the shape of an example.
 
-    `shape` is `data.records.shape`; if it is empty, examples have the form's shape, or (1,).
-
-    Raises:
-      UnreadableSource: no form has a majority; or it is text or complex, or does not fit `shape`.
+    `shape` is `data.records.shape`; if it is empty, examples have the form's shape, or (1,). Raises
+    UnreadableSource if no form has a majority, or it is text or complex, or does not fit `shape`.
     """
     (form, count), *others = forms.most_common()
     if 2 * count <= forms.total():
@@ -190,10 +188,7 @@ def choose_form(
 ) -> tuple[tuple[int, ...], str]:
     """Return the shape and dtype of `length` bytes of bare values, as `data.records` sets them.
 
-    `floats`: the values may be float32.
-
-    Raises:
-      UnreadableSource: the settings do not fit `length`, or do not decide.
+    `floats`: they may be float32. UnreadableSource: the settings do not fit, or do not decide.
     """
     size = int(np.prod(shape, dtype=np.int64))
     for one in [dtype] if dtype != "auto" else ["uint8", *["float32"] * floats]:

@@ -57,10 +57,8 @@ def check_encoding(encoding: str, *, lines: bool = False) -> None:
 def inspect_text(content: bytes | str, *, encoding: str) -> bytes:
     """Return a document in UTF-8, without a byte order mark.
 
-    In a string, surrogates stand for bytes that are not in the encoding.
-
-    Raises:
-      RejectedValue: the document is not in the encoding, binary, or empty.
+    In a string, surrogates stand for bytes that are not in the encoding. Raises RejectedValue if
+    the document is not in the encoding, binary, or empty.
     """
     text = content if isinstance(content, str) else _decode(content, encoding)
     text = text.removeprefix("\ufeff")

@@ -15,7 +15,6 @@ from throughline.shared.errors import UnreadableSource
 
 ANY, ANY_NUMBER = "*", "**"
 _SHOWN, _NAMED = 3, 5  # folders
-_TOLD_APART = 2
 _FOLD = re.compile(r"(fold|split|part|batch|chunk|subset)s?[\W_]*\d+$", re.IGNORECASE)
 _PICTURES = frozenset(("image", "images", "img", "imgs", "jpegimages", "photos"))
 _MASKS = {
@@ -143,7 +142,7 @@ class _Reading:
             return False
         rests = {name.rest for name in names}
         # `my_train` alone may be anything; `my_train` and `my_test` are two splits of one thing.
-        return rests == {""} or (len(rests) == 1 and len(splits) >= _TOLD_APART)
+        return rests == {""} or (len(rests) == 1 and len(splits) > 1)
 
     def _read_folder(self, folder: str, levels: Sequence[int]) -> Place:
         parts = self._parts[folder]
@@ -264,7 +263,7 @@ class _Reading:
             parent, _, name = folder.rpartition("/")
             above[name].append(parent)
         repeated = [name for name, parents in sorted(above.items()) if len(parents) > 1]
-        if len(repeated) < _TOLD_APART:
+        if len(repeated) <= 1:
             return
         one, other = above[repeated[0]][:2]
         parts = one.split("/")

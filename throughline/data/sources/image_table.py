@@ -53,8 +53,7 @@ def scan(settings: DataSettings) -> Files:
         else find_listed(table.cells(settings.path_column), table.path, root, settings)
     )
     found = [*_read_rows(table, listing, names, root, in_table=bool(column))]
-    files = [one for one in found if isinstance(one, ExampleFile)]
-    places = [row for row, one in enumerate(found) if isinstance(one, ExampleFile)]
+    files = {row: one for row, one in enumerate(found) if isinstance(one, ExampleFile)}
     groups = table.cells(settings.group) if settings.group in table.columns else []
     used = {settings.path_column, *settings.label_columns}
     warnings = [*table.warnings, *listing.warnings]
@@ -65,14 +64,14 @@ def scan(settings: DataSettings) -> Files:
         warnings = [UNWATCHED, *warnings]
     return Files(
         root=root,
-        files=files,
+        files=[*files.values()],
         label_kind=listing.label_kind,
         targets=listing.targets,
-        listed=columns and replace(columns, values=columns.values[places]),
+        listed=columns and replace(columns, values=columns.values[[*files]]),
         rejected=[one for one in found if isinstance(one, Rejected)],
         readings=listing.readings,
         dialect=listing.dialect,
-        groups={file.id: groups[row] for file, row in zip(files, places, strict=True) if groups},
+        groups={file.id: groups[row] for row, file in files.items() if groups},
         warnings=warnings,
         left_out=table.left_out,
         column=column,
@@ -87,16 +86,15 @@ def _read_rows(
     classes, numbers = table.cells(table.settings.label_columns[0]), [()] * len(table)
     if listing.numbers is not None:
         classes, numbers = [""] * len(table), [*map(tuple, listing.numbers.tolist())]
-    for row, (name, (split, problem)) in enumerate(
-        zip(names, tabular.read_splits(table), strict=True)
-    ):
-        where = name if in_table else f"row {row + 1}: {name}"
+    splits = tabular.read_splits(table)
+    for row, (name, (split, wrong)) in enumerate(zip(names, splits, strict=True)):
+        reason = wrong or listing.problems[row]
+        if not (classes[row] or numbers[row]):
+            reason = "label missing"
         if not name:
             yield Rejected(id=f"row {row + 1}", reason="path missing")
-        elif not (classes[row] or numbers[row]):
-            yield Rejected(id=where, reason="label missing")
-        elif reason := problem or listing.problems[row]:
-            yield Rejected(id=where, reason=reason)
+        elif reason:
+            yield Rejected(id=name if in_table else f"row {row + 1}: {name}", reason=reason)
         else:
             yield ExampleFile(
                 id=name,

@@ -13,12 +13,7 @@ import numpy as np
 import pyarrow.compute
 
 from throughline.data.encodings.arrays import array_feature
-from throughline.data.encodings.labels import (
-    LabelKind,
-    guess_label_kind,
-    labeled,
-    list_numbers,
-)
+from throughline.data.encodings.labels import LabelKind, guess_label_kind, labeled, list_numbers
 from throughline.data.found import Arrays, Rejected
 from throughline.data.tables import column_kinds, odd_values, table_columns, tabular
 from throughline.data.tables.column_kinds import Kind
@@ -72,7 +67,7 @@ def scan(settings: DataSettings) -> Arrays:
         rejected=[
             Rejected(id=f"row {row + 1}", reason=reason)
             for row, reason in enumerate(reasons)
-            if reason is not None
+            if reason
         ],
         readings=[
             column_kinds.describe_column(body, name, roles.get(name) or kinds[name])
@@ -87,7 +82,7 @@ def scan(settings: DataSettings) -> Arrays:
             *odd_values.find_totals(
                 table,
                 [name for name in kinds if kinds[name] != "number"],
-                {row for row, reason in enumerate(reasons) if reason},
+                {*range(len(table))}.difference(rows),
             ),
             *odd_values.find_sentinels(table, [*features, *targets]),
             *(
@@ -112,9 +107,8 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
     }
     apart = [*settings.label_columns, "split", settings.group]
 
-    def refuse_wide() -> None:  # unless the label column shows that rows are examples
-        if not table.columns.keys() & {*settings.label_columns}:
-            column_kinds.refuse_wide(table)
+    # A label column shows that rows are examples.
+    may_be_wide = not table.columns.keys() & {*settings.label_columns}
 
     def refuse_none(kinds: Mapping[str, Kind]) -> None:
         if not {"number", "category"} & {*kinds.values()}:
@@ -138,7 +132,7 @@ def _check_kinds(table: TextTable) -> tuple[dict[str, Kind], LabelKind]:
         table.path,
         partial(tabular.check_columns, table, named),
         partial(table_columns.check_marks, table.path, settings, table.columns),
-        refuse_wide,
+        *[partial(column_kinds.refuse_wide, table)] * may_be_wide,
         partial(table_columns.refuse_two_uses, table.path, named),
         find_feature_kinds,
         partial(_find_label_kind, table),
