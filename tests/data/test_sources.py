@@ -60,6 +60,8 @@ def test_an_idx_file_that_is_not_what_its_header_says_is_named(tmp_path):
     refuses(UnreadableSource, "not an IDX file of unsigned bytes with 3 dim", dimensions=3)
     path.write_bytes(path.read_bytes()[:-9])
     refuses(UnreadableSource, "not a complete GZIP file")
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 1))))
+    refuses(UnreadableSource, "not an IDX file of unsigned bytes with 1 dim")
 
 
 def test_rows_of_an_image_table_are_files_or_rejected_with_their_reason(tmp_path):

@@ -27,12 +27,7 @@ from throughline.data.found import (
 )
 from throughline.data.object_folder import ObjectFolder, find_folder_marks
 from throughline.data.sources.folder_layout import cut_name_pattern, read_layout
-from throughline.data.split_names import (
-    UNLABELED,
-    find_left_out,
-    leave_validation_open,
-    read_name,
-)
+from throughline.data.split_names import UNLABELED, find_left_out, leave_validation_open, read_name
 from throughline.plan.schema import find_encoding
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import SOURCES

@@ -57,16 +57,15 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
             f"{path} is not a complete GZIP file ({error}); delete it and run `dvc repro fetch`, or"
             " get the published file again"
         ) from error
-    header = 4 + 4 * dimensions
-    if content[:4] != bytes((0, 0, 8, dimensions)):
+    again, header = "get the published file again", 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < header:
         raise UnreadableSource(
-            f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions",
-            "get the published file again",
+            f"{path} is not an IDX file of unsigned bytes with {dimensions} dimensions", again
         )
+    values = np.frombuffer(content, np.uint8, offset=header)
     shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != int(np.prod(shape)):
+    if len(values) != int(np.prod(shape)):
         raise UnreadableSource(
-            f"{path} holds {len(content) - header} values, but its header says {shape}",
-            "get the published file again",
+            f"{path} holds {len(values)} values, but its header says {shape}", again
         )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    return values.reshape(shape)
