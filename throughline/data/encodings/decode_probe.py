@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,12 +30,10 @@ class Decoder:
     def find_problem(self, data: bytes, *, height: int, width: int) -> str | None:
         """Return why TensorFlow cannot use these bytes as an image of this size, or None."""
         with self._turn:
-            questions = self._questions or self._start()
-            try:
+            questions, answer = self._questions or self._start(), None
+            with suppress(EOFError, OSError):  # the process has ended
                 questions.send_bytes(data)
                 answer = questions.recv() if questions.poll(ANSWER_S) else None
-            except (EOFError, OSError):  # the process has ended
-                answer = None
             if answer is None:
                 self.close()
                 return f"TensorFlow's decoder crashes, or takes longer than {ANSWER_S:.0f} s"
@@ -61,10 +60,9 @@ class Decoder:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"},
             )
-        try:
+        started = False
+        with suppress(EOFError):
             started = self._questions.poll(START_S) and self._questions.recv()
-        except EOFError:
-            started = False
         if not started:
             self.close()
             raise RuntimeError(

@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -179,16 +180,13 @@ def name_kinds(kinds: Mapping[str, int]) -> str:
 
 
 def _refuse_folder_link(link: Path, target: Path, name: str) -> None:
-    holds = link.parent.resolve().is_relative_to(target)
+    why, remedy = "which holds the link", "remove the link"
+    if not link.parent.resolve().is_relative_to(target):
+        why = "and DVC does not see changes below such links"
+        remedy = f"run `rm {link} && cp -rs {target} {link}`, which links the files"
     raise UnreadableSource(
-        f"{link} is a link to the folder {target}, "
-        + ("which holds the link" if holds else "and DVC does not see changes below such links"),
-        (
-            "remove the link"
-            if holds
-            else f"run `rm {link} && cp -rs {target} {link}`, which links the files"
-        )
-        + f", or set data.leave_out: [{name}]",
+        f"{link} is a link to the folder {target}, {why}",
+        f"{remedy}, or set data.leave_out: [{name}]",
     )
 
 
@@ -209,28 +207,30 @@ class _Listing:
         self.skipped: Counter[str] = Counter()
         self.lists: list[str] = []  # unread files that are named as splits
         self.left_out: Counter[str] = Counter()
-        self._listed: set[Path] = set()
-        self._links: list[Path] = []
         self._objects: Mapping[str, StoredObject] = {}
 
     def list_all(self) -> None:
         """List real folders, then folders below the root that links lead to, if not listed yet."""
-        self._list_below(self.root)
-        while self._links:
-            link = self._links.pop(0)
-            target, root = link.resolve(), self.root.resolve()
-            name = link.relative_to(self.root).as_posix()
-            if self.leaves_out(name):
+        starts, listed, root = [self.root], set[Path](), self.root.resolve()
+        for start in starts:  # links are added while it is read
+            target, name = start.resolve(), start.relative_to(self.root).as_posix()
+            if start != self.root and self.leaves_out(name):
                 continue
             if not target.is_relative_to(root):
                 if self._settings.follow_links:
-                    _refuse_folder_link(link, target, name)
-                self._reject(link, "folder is a link that leads outside the data root")
-            elif target in self._listed:
+                    _refuse_folder_link(start, target, name)
+                self._reject(start, "folder is a link that leads outside the data root")
+                continue
+            if target in listed:
                 cause = "folder is a link to a folder that is listed itself"
-                self._reject(link, Reason(cause, f": {target.relative_to(root)}"))
-            else:
-                self._list_below(link)
+                self._reject(start, Reason(cause, f": {target.relative_to(root)}"))
+                continue
+            for path, folders, names in os.walk(start, onerror=self._unreadable):
+                folder = Path(path)
+                listed.add(folder.resolve())
+                folders[:] = sorted(name for name in folders if not _is_hidden(name))
+                starts += [folder / name for name in folders if (folder / name).is_symlink()]
+                self._take_names(folder, names, is_leaf=not folders)
 
     def take(self, folder: ObjectFolder) -> None:
         self._objects, names = {one.name: one for one in folder.objects}, {self.root: list[str]()}
@@ -253,14 +253,6 @@ class _Listing:
         if named:
             self.left_out[f"data.leave_out: {named}"] += 1
         return bool(named)
-
-    def _list_below(self, start: Path) -> None:
-        for name, folders, names in os.walk(start, onerror=self._unreadable):
-            folder = Path(name)
-            self._listed.add(folder.resolve())
-            folders[:] = sorted(name for name in folders if not _is_hidden(name))
-            self._links += [folder / name for name in folders if (folder / name).is_symlink()]
-            self._take_names(folder, names, is_leaf=not folders)
 
     def _take_names(self, folder: Path, names: Sequence[str], *, is_leaf: bool) -> None:
         visible = sorted(name for name in names if not _is_hidden(name))
@@ -293,11 +285,9 @@ class _Listing:
         # Objects are recognized by their names alone.
         if other or folder == self.root or self._objects or not path.is_file():
             return False
-        try:
-            with path.open("rb") as file:
-                return self._kind.looks_like(name, file.read(_FIRST_BYTES))
-        except OSError:
-            return False
+        with suppress(OSError), path.open("rb") as file:
+            return self._kind.looks_like(name, file.read(_FIRST_BYTES))
+        return False
 
     def _add(self, folder: Path, names: Sequence[str]) -> None:
         label = folder.relative_to(self.root).as_posix()

@@ -144,10 +144,9 @@ def read_examples(
     rejected += [
         Rejected(id=entries[place].id, reason=reason) for place, reason in found.problems.items()
     ]
-    labels: list[Any] = [
-        value for place, value in enumerate(found.labels) if place not in found.problems
-    ]
-    usable = [entry for place, entry in enumerate(entries) if place not in found.problems]
+    places = [place for place in range(len(entries)) if place not in found.problems]
+    usable = [entries[place] for place in places]
+    labels: list[Any] = [found.labels[place] for place in places]
     notes = {
         "empty shard": empty,
         f"{wanted.name} holds whole numbers of which float32 keeps the first seven digits": sum(
