@@ -71,7 +71,7 @@ def open_delimited(
     """
     csv.field_size_limit(sys.maxsize)
     start = read_start(path, settings, errors)
-    with start.open(path, errors) as file:
+    with path.open(encoding=start.encoding, errors=errors, newline="") as file:
         records = _records(file, start, path, settings)
         first = next((record for record in records if record.cells), None)
         if first is None:

@@ -42,19 +42,11 @@ class ImageColumn:
 
 
 def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
-    """Return the column of encoded images: the one that is `named`, or the only one.
+    """Return the column of encoded images that is `named`, or the only one; refuse several.
 
     Returns None if there is none, or `named` holds no images, unless it is `path` beside `bytes`.
-
-    Raises:
-      UnreadableSource: several columns may hold the images.
     """
-    found = [
-        field.name
-        for field in files.schema
-        if pa.types.is_binary(field.type)
-        or (pa.types.is_struct(field.type) and _has_bytes(field.type))
-    ]
+    found = [field.name for field in files.schema if _holds_images(field.type)]
     flattened = found == [BYTES] and named == PATH
     if not found or (named in files.schema.names and named not in found and not flattened):
         return None
@@ -66,9 +58,9 @@ def find_image_column(files: TableFiles, named: str) -> ImageColumn | None:
     return ImageColumn(files=files, name=named if named in found else found[0])
 
 
-def _has_bytes(kind: pa.StructType) -> bool:
-    place = kind.get_field_index(BYTES)
-    return place >= 0 and (
-        pa.types.is_binary(kind.field(place).type)
-        or (pa.types.is_null(kind.field(place).type) and kind.get_field_index(PATH) >= 0)
-    )
+def _holds_images(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind):
+        return pa.types.is_binary(kind)
+    fields = {field.name: field.type for field in kind}
+    held = fields.get(BYTES)
+    return held is not None and (pa.types.is_binary(held) or (held == pa.null() and PATH in fields))

@@ -139,12 +139,8 @@ def find_decimal(
     """Return the decimal mark of a table.
 
     It is as set, or a comma if columns hold fractions with a comma and none with a point, else a
-    point. If every point could separate thousands, it is `likely`, unless commas separate cells.
-
-    Raises:
-      UnreadableSource: fractions have both marks. Or every comma could separate thousands, unless
-        the `likely` mark is a comma. Or semicolons separate cells, every point could separate
-        thousands, and there is no `likely` mark.
+    point. If all of these could separate thousands instead, it is `likely`, but no comma where
+    commas separate cells. UnreadableSource is raised if both occur, or the mark remains open.
     """
     if settings.decimal != "auto":
         return settings.decimal

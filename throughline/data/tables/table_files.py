@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from throughline.shared.errors import UnreadableSource
+from throughline.shared.wording import name_some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
@@ -162,18 +164,16 @@ def _find_nameless(path: Path, splits: Mapping[Path, str | None]) -> list[str]:
         folders[split].add(str(file.relative_to(path).parent))
     named = sorted(max(folders.values(), key=len))
     return [
-        f"files of {len(named):,} folders ({', '.join(named[:_SHOWN])}"
-        f"{', …' if len(named) > _SHOWN else ''}) are read as one table, without the folders'"
-        " names; data.path can name one of them",
+        f"files of {len(named):,} folders ({name_some(named, most=_SHOWN)}) are read as one table,"
+        " without the folders' names; data.path can name one of them",
     ] * bool(named[1:])
 
 
 def _lacks_labels(path: Path, label: str) -> bool:
     with _naming(path):
         columns = [batch.column(label) for batch in _read_batches(path, [label], rows=1 << 16)]
-    return sum(map(len, columns)) > 0 and all(
-        pc.all(pc.equal(pc.fill_null(column, -1), -1)).as_py() for column in columns if len(column)
-    )
+    numbers = (pc.unique(pc.fill_null(column, -1)).to_pylist() for column in columns)
+    return {*chain.from_iterable(numbers)} == {-1}
 
 
 def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Schema:
@@ -225,7 +225,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _open_arrow(path: Path) -> Any:
-    """Return a reader of an Arrow file or stream, or None for other files."""
     open_as = _ARROW.get(_read_kind(path))
     return open_as(pa.memory_map(str(path))) if open_as else None
 

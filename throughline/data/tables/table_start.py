@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
 
 from throughline.data.encodings.texts import check_encoding
 from throughline.data.local_files import POINTER
@@ -43,9 +42,6 @@ class Start:
     encoding: str
     skipped: int = 0
     notes: tuple[str, ...] = ()
-
-    def open(self, path: Path, errors: str) -> TextIO:
-        return path.open(encoding=self.encoding, errors=errors, newline="")
 
 
 def read_start(path: Path, settings: DataSettings, errors: str = "strict") -> Start:
