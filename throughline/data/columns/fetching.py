@@ -18,12 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from throughline.data.columns.index import INDEX, Column, SnapshotIndex, column_path
-from throughline.data.columns.stored import (
-    ColumnObject,
-    check_stored_index,
-    describe_rows,
-    list_objects,
-)
+from throughline.data.columns.stored import ColumnObject, check_stored_index, list_objects
 from throughline.data.object_folder import RANGE_BYTES, READERS, write_at
 from throughline.data.shards.index import ShardIndex
 from throughline.data.storage import (
@@ -112,9 +107,8 @@ class FetchedColumns:
                 data = memoryview(os.pread(file.fileno(), one.bytes, one.begin))
                 if wrong := one.find_wrong_chunk(data):
                     raise CorruptColumn(
-                        f"{path} does not match its digest"
-                        f" ({describe_rows(split, column.name, [wrong])}); delete it to fetch"
-                        " it again"
+                        f"{path} does not match its digest ({one.describe(wrong)}); delete it to"
+                        " fetch it again"
                     )
 
     def _path(self, split: str, column: Column) -> Path:
@@ -164,6 +158,6 @@ def fetch_checked(store: ObjectStore, one: ColumnObject) -> memoryview:
             return data
     raise ObjectStoreFailed(
         f"{store.address(one.name)} does not match its digest, even after {RETRIES} more"
-        f" fetches ({describe_rows(one.split, one.column, [wrong])}); remove the object and run"
-        " `dvc repro --force snapshot`, which puts it there again"
+        f" fetches ({one.describe(wrong)}); remove the object and run `dvc repro --force snapshot`,"
+        " which puts it there again"
     )

@@ -61,12 +61,16 @@ class Destination:
 class ColumnObject:
     """An object with consecutive chunks of a column: bytes of the column's file from `begin` on."""
 
-    name: str
+    key: str
     split: str
     column: str
     chunks: tuple[Chunk, ...]
     sizes: tuple[int, ...]
-    begin: int
+    begin: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.name_at(self.key, self.rows.start)
 
     @property
     def bytes(self) -> int:
@@ -78,7 +82,8 @@ class ColumnObject:
 
     def name_at(self, key: str, start: int) -> str:
         """Return the object's name in the snapshot `key`, where its rows begin at row `start`."""
-        return _object_name(key, self.split, self.column, start, self.name.rpartition("-")[2])
+        digest = digest_blake2b(*(chunk.digests[self.column].encode() for chunk in self.chunks))
+        return f"{key}/{self.split}/{self.column}/{start:012d}-{digest}"
 
     @property
     def rows(self) -> range:
@@ -98,32 +103,12 @@ class ColumnObject:
         try:
             yield
         except ObjectStoreFailed as error:
-            raise ObjectStoreFailed(
-                f"{error} ({describe_rows(self.split, self.column, self.chunks)})"
-            ) from None
+            raise ObjectStoreFailed(f"{error} ({self.describe(*self.chunks)})") from None
 
-
-def _object_name(key: str, split: str, column: str, start: int, digests: str) -> str:
-    return f"{key}/{split}/{column}/{start:012d}-{digests}"
-
-
-def _join_chunks(
-    key: str, split: str, column: str, chunks: Sequence[Chunk], sizes: Sequence[int], begin: int = 0
-) -> ColumnObject:
-    digests = digest_blake2b(*(chunk.digests[column].encode() for chunk in chunks))
-    return ColumnObject(
-        name=_object_name(key, split, column, chunks[0].start, digests),
-        split=split,
-        column=column,
-        chunks=tuple(chunks),
-        sizes=tuple(sizes),
-        begin=begin,
-    )
-
-
-def describe_rows(split: str, column: str, chunks: Sequence[Chunk]) -> str:
-    last = chunks[-1].start + chunks[-1].count - 1
-    return f"column {column} of the {split} split, rows {chunks[0].start} to {last}"
+    def describe(self, *chunks: Chunk) -> str:
+        """Return the column, the split and the rows of consecutive chunks, for messages."""
+        first, last = chunks[0].start, chunks[-1].start + chunks[-1].count - 1
+        return f"column {self.column} of the {self.split} split, rows {first} to {last}"
 
 
 def list_objects(
@@ -145,7 +130,14 @@ def list_objects(
                 first = first if joined else begin
                 joined.append(chunks.popleft())
                 sizes.append(stop - begin)
-            yield _join_chunks(index.key, split, column.name, joined, sizes, first)
+            yield ColumnObject(
+                key=index.key,
+                split=split,
+                column=column.name,
+                chunks=tuple(joined),
+                sizes=tuple(sizes),
+                begin=first,
+            )
 
 
 class ColumnUpload:
@@ -178,7 +170,10 @@ class ColumnUpload:
 
     def _put(self, column: str) -> None:
         chunks, parts = zip(*self._pending.pop(column), strict=True)
-        one = _join_chunks(self._key, self._split, column, chunks, [len(part) for part in parts])
+        sizes = tuple(map(len, parts))
+        one = ColumnObject(
+            key=self._key, split=self._split, column=column, chunks=chunks, sizes=sizes
+        )
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         with one.naming_rows():
             found = self._store.find(one.name)

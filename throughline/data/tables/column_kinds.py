@@ -7,10 +7,9 @@ free text as categories, row numbers as a feature, and columns named as times: 1
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.found import ColumnReading
@@ -21,6 +20,7 @@ from throughline.data.tables.number_text import (
     explain_unread,
     is_number,
     matches,
+    pc,
     share,
 )
 from throughline.data.tables.tabular import TextTable, check_all
@@ -29,7 +29,6 @@ from throughline.shared.errors import UnreadableSource
 from throughline.shared.wording import name_some, write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 FEW_CATEGORIES = 20  # up to this many different texts are categories, however few the rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 COMPARED = 1000  # values of a column that are compared after rounding to float32

@@ -8,20 +8,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute
 
 from throughline.data.tables.column_kinds import guess_kind
-from throughline.data.tables.number_text import matches
+from throughline.data.tables.number_text import matches, pc
 from throughline.data.tables.odd_values import TOTAL
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.errors import UnreadableSource
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 _NUMBERS = (
     r"^(?P<first>\d{1,2})(?P<mark>[./-])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})"
     r"(?P<rest>\D.*)?$"

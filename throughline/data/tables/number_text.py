@@ -12,7 +12,7 @@ import pyarrow.compute
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
+pc: Any = pyarrow.compute  # untyped: its functions are made when it is imported
 _EXPONENT = r"([eE][+-]?\d+)?$"
 _POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
 # Points may separate thousands before a decimal comma.

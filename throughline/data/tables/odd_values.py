@@ -4,18 +4,15 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product, takewhile
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from throughline.data.tables.column_kinds import LEAST_ROWS, explain_one_hot, find_one_hot
-from throughline.data.tables.number_text import explain_notation, is_number
+from throughline.data.tables.number_text import explain_notation, is_number, pc
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 _LEAST_VALUES = 5  # fewest different values from which another can be far
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
 # Distances as multiples of the range of all others; beyond the last one, two rows are enough. Of

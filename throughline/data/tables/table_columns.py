@@ -9,25 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.encodings.labels import LabelKind
 from throughline.data.found import Found, ListedColumns
 from throughline.data.tables import column_kinds
 from throughline.data.tables.column_kinds import Kind
-from throughline.data.tables.number_text import explain_notation, explain_unread
+from throughline.data.tables.number_text import explain_notation, explain_unread, pc
 from throughline.data.tables.odd_values import find_sentinels
 from throughline.data.tables.tabular import TextTable, check_all
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource, did_you_mean
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 MARK_MISSING = "set data.missing_values if it means missing"
 
 

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from throughline.data.tables.number_text import pc
 from throughline.shared.errors import UnreadableSource
 from throughline.shared.wording import name_some
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 SUFFIXES = frozenset({".parquet", ".arrow"})  # files that are read in a folder
 SPLIT = "split"
 _SHOWN = 4

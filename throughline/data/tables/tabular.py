@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute
 
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
 from throughline.data.tables import delimited, number_text, table_files, table_paths
+from throughline.data.tables.number_text import pc
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import UnreadableSource, did_you_mean
 from throughline.shared.progress import progress
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # Python strings take 50 bytes or more each
 
 
