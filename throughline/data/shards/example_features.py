@@ -16,6 +16,7 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _LONGEST_VARINT = 70  # bits
 _FEATURE_LISTS = 2  # the field of a SequenceExample that an Example does not have
+_NAME, _VALUE = 1, 2  # fields of the entry of a map
 
 
 class NotAnExample(ValueError):
@@ -93,9 +94,9 @@ def _read_map(record: bytes, start: int, stop: int) -> Iterator[tuple[str, int, 
     for _, entry_start, entry_stop in read_delimited(record, start, stop, field=1):
         name, value = "", (0, 0)
         for number, first, end in read_delimited(record, entry_start, entry_stop):
-            if number == 1:
+            if number == _NAME:
                 name = record[first:end].decode("utf-8", "backslashreplace")
-            else:
+            elif number == _VALUE:
                 value = first, end
         yield name, *value
 

@@ -65,8 +65,6 @@ from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
 
 BLOCK_BYTES = 1 << 20  # of records of one size that are encoded together
-# Columns of the manifest; the last two are used if examples are files.
-MANIFEST_COLUMNS = ("digest", "key", "row", "label", "bytes", "id", "uri")
 
 
 class OrderedExamples:
@@ -95,9 +93,9 @@ class OrderedExamples:
             rows, schema = self.manifest.for_split(split), self.manifest.schema
             # A series keeps the order of time.
             order = np.argsort(rows["row"]) if schema.is_series else shard_order(rows)
-            files = schema.input.encoding.storage == "files"
-            names = MANIFEST_COLUMNS if files else MANIFEST_COLUMNS[:5]
-            self._of[split] = rows[list(names)].iloc[order]
+            more = ["id", "uri"] if schema.input.encoding.storage == "files" else []
+            names = ["digest", "key", "row", "label", "bytes", *more]
+            self._of[split] = rows[names].iloc[order]
         return self._of[split]
 
     def columns_of(self, rows: pd.DataFrame) -> np.ndarray | None:

@@ -198,8 +198,7 @@ def read_moments(texts: Sequence[str]) -> list[pd.Series]:
     cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()
-    others = _parse(cells.loc[~numbers])
-    found = found[numbers]
+    others, found = _parse(cells.loc[~numbers]), found[numbers]
     points = found["mark"] == "."
     orders = [("first", "second", "year"), ("second", "first", "year")]
     if (found["year"].str.len() == 2).any():  # noqa: PLR2004 - digits
@@ -208,19 +207,17 @@ def read_moments(texts: Sequence[str]) -> list[pd.Series]:
     for order in orders:
         dotted, open_ones = _order(found[points], *orders[0]), _order(found[~points], *order)
         readings.append(pd.concat([others, _parse(pd.concat([dotted, open_ones]))]).sort_index())
-    known = [each for each in readings if not each.isna().any()]
-    # Equal readings count once.
-    different = [
-        each for place, each in enumerate(known) if not any(map(each.equals, known[:place]))
-    ]
+    different: list[pd.Series] = []
+    for each in readings:
+        if not each.isna().any() and not any(map(each.equals, different)):
+            different.append(each)
     return different or [min(readings, key=lambda each: each.isna().sum())]
 
 
 def _order(found: pd.DataFrame, day: str, month: str, year: str) -> pd.Series:
-    years = found[year]
+    years, months = found[year], found[month].str.zfill(2)
     century = np.where(years.str.zfill(4) < f"{_CENTURY_TURN:04d}", "20", "19")
     years = years.where(years.str.len() > 2, century + years.str.zfill(2))  # noqa: PLR2004 - digits
-    months = found[month].str.zfill(2)
     months = months.where(months <= "12")  # "mixed" would take the other number for the month
     return years + "-" + months + "-" + found[day].str.zfill(2) + found["rest"].fillna("")
 
@@ -236,10 +233,9 @@ def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) ->
     """Return a remedy for rows that are not after the row before in any reading of `time`."""
     apart = {time, *table.settings.time_columns}
     others = {name: cells for name, cells in table.columns.items() if name not in apart}
-    late = min(map(_count_late, readings))
+    late, date = min(map(_count_late, readings)), " ".join(table.settings.time_columns)
     for name in others if len(table.settings.time_columns) == 1 else ():
         if _is_time_of_day(table, name, late):
-            (date,) = table.settings.time_columns
             return f"{name} holds the time of day: set data.time_column: [{date}, {name}]"
     if any(map(_is_hour_twice, readings)):
         return (
@@ -247,7 +243,7 @@ def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) ->
             " offset, as 2026-10-25 02:00+01:00"
         )
     if keys := _find_keys(others, readings[0]):
-        shown, date = " and ".join(keys), " ".join(table.settings.time_columns)
+        shown = " and ".join(keys)
         if len(keys) == 1 and _HOUR.fullmatch(keys[0]):
             return f"{shown} tells the hour: join date and hour in one column, as 2026-01-31 13:00"
         return (
@@ -260,9 +256,8 @@ def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) ->
 
 def _join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:
     """Join the cells of several columns row by row, such as date and time of day (also 18.30)."""
-    first, *more = names
-    cells = table.columns[first]
-    for each in more:
+    cells = table.columns[names[0]]
+    for each in names[1:]:
         time = pc.replace_substring_regex(table.columns[each], r"^(\d{1,2})\.(\d{2})\b", r"\1:\2")
         time = pc.replace_substring_regex(time, r"^(\d{1,2}:\d{2})\.(\d{2})\b", r"\1:\2")
         cells = pc.binary_join_element_wise(cells, time, pa.scalar(" ", pa.large_string()))

@@ -60,10 +60,7 @@ class TextTable:
 
     @cached_property
     def decimal(self) -> str:
-        """The decimal mark of numbers that are text.
-
-        Columns that are not used count only if the used ones leave the mark open.
-        """
+        """The decimal mark of numbers that are text; used columns come first, if they tell it."""
         passed_over = set(self.settings.ignore)
         if self.trained is not None:
             passed_over |= self.columns.keys() - {*self.trained.names, *self.settings.time_columns}
