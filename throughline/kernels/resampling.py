@@ -10,16 +10,10 @@ from functools import singledispatch
 import numpy as np
 import tensorflow as tf
 
+from throughline.kernels import kernels
 from throughline.kernels.augmentations import draw_sigma
 from throughline.kernels.crop_windows import draw_crop_windows
-from throughline.kernels.kernels import (
-    IMAGE_AXES,
-    Element,
-    byte_image,
-    compute,
-    image_size,
-    to_uint8,
-)
+from throughline.kernels.kernels import IMAGE_AXES, Element, byte_image, image_size, to_uint8
 from throughline.kernels.randomness import RandomStream
 from throughline.plan.augmentations import Blur, ResizedCrop
 from throughline.plan.ops import Op
@@ -28,7 +22,7 @@ from throughline.plan.ops import Op
 @singledispatch
 def compute_on_device(op: Op, element: Element, draw: RandomStream) -> Element:
     """Run one op on a batch on the accelerator; most ops have one kernel for host and device."""
-    return compute(op, element, draw)
+    return kernels.compute(op, element, draw)
 
 
 @compute_on_device.register
@@ -39,15 +33,8 @@ def _(op: ResizedCrop, element: Element, draw: RandomStream) -> Element:
     top, left, height, width = tf.unstack(boxes, axis=-1)
     shrinks = (height >= op.height) & (width >= op.width) & (op.method == "area")
     rows, columns = (
-        tf.where(
-            shrinks[:, None, None],
-            _averages(first, length, sources=sources, results=results),
-            _interpolation(first, length, sources=sources, results=results),
-        )
-        for first, length, sources, results in (
-            (top, height, size[0], op.height),
-            (left, width, size[1], op.width),
-        )
+        tf.where(shrinks[:, None, None], _averages(*axis), _interpolation(*axis))
+        for axis in ((top, height, size[0], op.height), (left, width, size[1], op.width))
     )
     return {**element, "image": resample(images, rows, columns)}
 
@@ -74,16 +61,14 @@ def resample(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 
     `rows` are (batch, result height, height), `columns` (batch, result width, width).
     """
-    values = tf.cast(images, tf.float32)
-    values = tf.einsum("nih,nhwc->niwc", rows, values)
+    values = tf.einsum("nih,nhwc->niwc", rows, tf.cast(images, tf.float32))
     resampled = to_uint8(tf.einsum("njw,niwc->nijc", columns, values))
-    return tf.ensure_shape(
-        resampled, (images.shape[0], rows.shape[1], columns.shape[1], images.shape[-1])
-    )
+    size = (rows.shape[1], columns.shape[1])
+    return tf.ensure_shape(resampled, (images.shape[0], *size, images.shape[-1]))
 
 
 def _interpolation(
-    first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
+    first: tf.Tensor, length: tf.Tensor, sources: tf.Tensor, results: int
 ) -> tf.Tensor:
     """Return weights (batch, results, sources) to interpolate in [first, first + length)."""
     middles = (tf.range(results, dtype=tf.float32) + 0.5) / results
@@ -92,16 +77,13 @@ def _interpolation(
     return tf.nn.relu(1 - tf.abs(pixels - (first[:, None] + places)[..., None]))
 
 
-def _averages(
-    first: tf.Tensor, length: tf.Tensor, *, sources: tf.Tensor, results: int
-) -> tf.Tensor:
+def _averages(first: tf.Tensor, length: tf.Tensor, sources: tf.Tensor, results: int) -> tf.Tensor:
     """Return weights (batch, results, sources) of means over pixels [first, first + length)."""
     covered = (length / results)[:, None]
     begins = first[:, None] + tf.range(results, dtype=tf.float32) * covered
     pixels = tf.cast(tf.range(sources), tf.float32)
-    overlap = tf.minimum(pixels + 1, (begins + covered)[..., None]) - tf.maximum(
-        pixels, begins[..., None]
-    )
+    ends = tf.minimum(pixels + 1, (begins + covered)[..., None])
+    overlap = ends - tf.maximum(pixels, begins[..., None])
     return tf.nn.relu(overlap) / covered[..., None]
 
 

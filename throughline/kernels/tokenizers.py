@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,15 @@ def _(op: Truncate, element: Element, draw: RandomStream) -> Element:
 @compute.register
 def _(op: EndDocument, element: Element, draw: RandomStream) -> Element:
     tokens = element["text"]
-    if tokens.shape.rank == 1:
-        return {**element, "text": tf.pad(tokens, [[0, 1]], constant_values=PADDING)}
-    if not isinstance(tokens, tf.RaggedTensor):  # already padded with this number
-        return {**element, "text": tf.pad(tokens, [[0, 0], [0, 1]], constant_values=PADDING)}
+    if not isinstance(tokens, tf.RaggedTensor):  # one text, or texts padded with this number
+        room = [[0, 0]] * (tokens.shape.rank - 1) + [[0, 1]]
+        return {**element, "text": tf.pad(tokens, room, constant_values=PADDING)}
     end = tf.fill([tf.shape(tokens.row_lengths())[0], 1], tf.constant(PADDING, tokens.dtype))
     return {**element, "text": tf.concat([tokens, end], axis=1)}
 
 
 def open_tokenizer(op: Tokenize) -> Tokenizer:
-    """Return the tokenizer of an op that is bound to the data.
-
-    Raises:
-      InvalidParams: The tokenizer's file is not of its kind.
-    """
+    """Return the tokenizer of an op that is bound to the data; raises as `tokenize`."""
     with tf.init_scope():  # outside of any function that is being traced
         return _load(op.kind, Path(op.model).read_bytes() if op.file else b"", op.lower)
 
@@ -91,7 +86,7 @@ def open_tokenizer(op: Tokenize) -> Tokenizer:
 def lower_case(texts: tf.Tensor, *, accents: bool = True, syllables: bool = False) -> tf.Tensor:
     """Return texts (batch,) in lower case, and without accents unless `accents` is true.
 
-    Where accents are removed, Hangul is written in syllables if `syllables`, else in letters.
+    Without accents, Hangul is written in syllables if `syllables`, else in letters.
     """
     texts = tf.strings.lower(texts, encoding="utf-8")
     if accents:
@@ -116,12 +111,8 @@ def _load(kind: str, content: bytes, lower: str) -> Tokenizer:
         any(map(unicodedata.combining, unicodedata.normalize("NFD", word))) for word in words
     )
     syllables = any(map(_HANGUL.search, words))
-    return replace(
-        tokenizer,
-        encode=lambda texts: tokenizer.encode(
-            lower_case(texts, accents=accents, syllables=syllables)
-        ),
-    )
+    lowered = partial(lower_case, accents=accents, syllables=syllables)
+    return replace(tokenizer, encode=lambda texts: tokenizer.encode(lowered(texts)))
 
 
 def _bytes(content: bytes) -> Tokenizer:
@@ -143,12 +134,11 @@ def _sentencepiece(content: bytes) -> Tokenizer:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
-        raise InvalidParams(
-            [
-                "preprocess: tokenize.model is not a SentencePiece model; for a vocabulary file,"
-                " set `kind: wordpiece`"
-            ]
-        ) from error
+        problem = (
+            "preprocess: tokenize.model is not a SentencePiece model; for a vocabulary file, set"
+            " `kind: wordpiece`"
+        )
+        raise InvalidParams([problem]) from error
     shift = int(processor.pad_id() != 0)
 
     # tensorflow_text's class leaves the model to the kernel that loads it, and setting a seed
@@ -183,12 +173,11 @@ def _wordpiece(content: bytes) -> Tokenizer:
     except UnicodeDecodeError:
         words = []
     if UNKNOWN not in words or len(set(words)) < len(words):
-        raise InvalidParams(
-            [
-                f"preprocess: tokenize.model is not a WordPiece vocabulary, which has one token per"
-                f" line in UTF-8, each once, {UNKNOWN} among them"
-            ]
+        problem = (
+            "preprocess: tokenize.model is not a WordPiece vocabulary, which has one token per line"
+            f" in UTF-8, each once, {UNKNOWN} among them"
         )
+        raise InvalidParams([problem])
     shift = int(words[0] != PADDING_WORD)
     tokenizer = tensorflow_text.FastWordpieceTokenizer(
         vocab=words, token_out_type=tf.int32, unknown_token=UNKNOWN

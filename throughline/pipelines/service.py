@@ -4,9 +4,9 @@
     python -m throughline.pipelines.service worker --dispatcher ADDRESS
 
 TensorFlow lets both listen on every interface of the host, without authentication: keep them in a
-private network. On one host the service adds no CPU; it pays off if workers run on other hosts,
-which join by the dispatcher's address. A process whose standard input is a pipe ends when the pipe
-closes, so none outlives a parent that is killed.
+private network. The service pays off if workers run on other hosts, which join by the dispatcher's
+address. A process whose standard input is a pipe ends when the pipe closes, so none outlives a
+parent that is killed.
 """
 
 import argparse
@@ -138,9 +138,8 @@ def check_listens(address: str) -> None:
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "throughline.pipelines.service", *arguments]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=_ROOT)
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:
@@ -189,32 +188,21 @@ def _parse_options() -> argparse.Namespace:
     roles = parser.add_subparsers(dest="role", required=True)
     dispatcher = roles.add_parser("dispatcher", help="distribute work to the workers")
     known = dispatcher.add_mutually_exclusive_group(required=True)
-    known.add_argument(
-        "--workers",
-        type=int,
-        help="number of workers that will join, all from this host",
-    )
+    joining = "number of workers that will join, all from this host"
+    known.add_argument("--workers", type=int, help=joining)
     known.add_argument(
         "--worker",
         action="append",
         metavar="HOST:PORT",
         help="address of a worker, on any host; repeat it for each worker, instead of --workers",
     )
-    dispatcher.add_argument(
-        "--work-dir",
-        metavar="FOLDER",
-        help="keep a journal there, from which a restarted dispatcher continues",
-    )
+    journal = "keep a journal there, from which a restarted dispatcher continues"
+    dispatcher.add_argument("--work-dir", metavar="FOLDER", help=journal)
     worker = roles.add_parser("worker", help="prepare batches")
-    worker.add_argument(
-        "--dispatcher",
-        required=True,
-        metavar="ADDRESS",
-        help="host:port of the dispatcher, with or without grpc://",
-    )
-    worker.add_argument(
-        "--host", default="localhost", help="name under which others reach this worker"
-    )
+    address = "host:port of the dispatcher, with or without grpc://"
+    worker.add_argument("--dispatcher", required=True, metavar="ADDRESS", help=address)
+    name = "name under which others reach this worker"
+    worker.add_argument("--host", default="localhost", help=name)
     for role in (dispatcher, worker):
         role.add_argument("--port", type=int, default=0, help="port to listen at; 0: any free one")
     return parser.parse_args()
@@ -225,23 +213,21 @@ def _serve(options: argparse.Namespace) -> tuple[Any, str]:
 
     service = tf.data.experimental.service
     if options.role == "worker":
-        worker = service.WorkerServer(
-            service.WorkerConfig(
-                dispatcher_address=options.dispatcher.removeprefix("grpc://"),
-                worker_address=f"{options.host}:%port%",
-                port=options.port,
-                heartbeat_interval_ms=HEARTBEAT_MS,
-            )
-        )
-        return worker, worker._address
-    dispatcher = service.DispatchServer(
-        service.DispatcherConfig(
+        config = service.WorkerConfig(
+            dispatcher_address=options.dispatcher.removeprefix("grpc://"),
+            worker_address=f"{options.host}:%port%",
             port=options.port,
-            worker_addresses=options.worker or ["localhost:%port%"] * options.workers,
-            work_dir=options.work_dir,
-            fault_tolerant_mode=options.work_dir is not None,
+            heartbeat_interval_ms=HEARTBEAT_MS,
         )
+        worker = service.WorkerServer(config)
+        return worker, worker._address
+    config = service.DispatcherConfig(
+        port=options.port,
+        worker_addresses=options.worker or ["localhost:%port%"] * options.workers,
+        work_dir=options.work_dir,
+        fault_tolerant_mode=options.work_dir is not None,
     )
+    dispatcher = service.DispatchServer(config)
     return dispatcher, dispatcher.target
 
 

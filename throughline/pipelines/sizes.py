@@ -57,9 +57,8 @@ def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -
     """
     if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
         return estimate_snapshot_bytes(data, split)
-    return _estimate_bytes(
-        [op for op in before.ops if not isinstance(op, Load | Parse)], data, split
-    )
+    ops = [op for op in before.ops if not isinstance(op, Load | Parse)]
+    return _estimate_bytes(ops, data, split)
 
 
 def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
@@ -70,7 +69,6 @@ def _estimate_bytes(ops: Sequence[Op], data: PreparedData, split: str) -> float:
 
     schema = data.shards.schema
     ops = (Parse.of(schema), *ops)
-
     names = [feature.name for feature in schema.features if feature.role == "input"]
 
     def size(record: bytes) -> int:
@@ -104,20 +102,15 @@ def check_extent(plan: Plan, data: PreparedData, split: str) -> None:
       ImpossiblePlan: A shuffle buffer does not fit into memory, or a local tf.data service with
         static sharding has more workers than the split has shards.
     """
-    _check_service(plan, data, split)
     _check_buffer(plan, data, split)
-
-
-def _check_service(plan: Plan, data: PreparedData, split: str) -> None:
-    service, first = plan.service, plan.steps[0]
-    if service is None or service.address or service.sharding != "static":
-        return
-    shards = len(data.shards.for_split(split))
-    if isinstance(first, Read) and first.source == "shards" and service.workers > shards:
+    service, first, shards = plan.service, plan.steps[0], len(data.shards.for_split(split))
+    static = service and not service.address and service.sharding == "static"
+    workers = service.workers if service and static else 0
+    if isinstance(first, Read) and first.source == "shards" and workers > shards:
         raise ImpossiblePlan(
-            f"service.workers: {service.workers} workers need a shard each with `sharding: static`,"
+            f"service.workers: {workers} workers need a shard each with `sharding: static`,"
             f" and the {split} split has only {shards}; use at most that many, or `sharding:"
-            f" dynamic`, or set shard.min_shards to {service.workers} or more and run `dvc repro`"
+            f" dynamic`, or set shard.min_shards to {workers} or more and run `dvc repro`"
         )
 
 
@@ -132,11 +125,10 @@ def _check_buffer(plan: Plan, data: PreparedData, split: str) -> None:
     if shuffle is None or plan.window or (cache.where == "memory" if cache else reads_files):
         return
     examples = data.shards.examples(split)
-    kept = (
-        estimate_cached_bytes(plan.steps[plan.steps.index(cache) - 1], data, split)
-        if cache
-        else estimate_record_bytes(data, split)
-    )
+    if cache:
+        kept = estimate_cached_bytes(plan.steps[plan.steps.index(cache) - 1], data, split)
+    else:
+        kept = estimate_record_bytes(data, split)
     buffers = 1 + isinstance(plan.steps[-1], Prefetch)  # the next epoch's buffer is filled ahead
     size = shuffle_buffer_size(shuffle.size, examples=examples)
     needed, available = buffers * size * kept / max(1, examples), available_memory()

@@ -57,10 +57,10 @@ def make_buckets(
 ) -> Buckets:
     """Partition examples of `lengths` (examples,) by the smallest boundary that suffices.
 
-    `sizes` are the examples of full batches per boundary, multiples of `workers`. Every batch can
-    be cut into equal slices for the workers: a bucket's surplus, its longest examples, moves up one
-    bucket. What remains of the whole, fewer examples than workers, is left out of one large bucket,
-    different ones each epoch if shuffled. Buckets of which an epoch uses nothing are dropped.
+    `sizes` are the examples of full batches per boundary, multiples of `workers`. To give workers
+    equal slices, a bucket's surplus, its longest examples, moves up one bucket. The rest, fewer
+    examples than workers, is left out of one large bucket, different ones each epoch if shuffled.
+    Buckets of which an epoch uses nothing are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)

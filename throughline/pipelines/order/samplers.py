@@ -32,19 +32,16 @@ def permute(positions: tf.Tensor, *, count: int, seed: int, epoch: tf.Tensor) ->
     [2 4 5 0 3 1]
     """
     key = fold(seed, epoch, "order")
-    return (
-        _cipher(positions, count, key)
-        if count >= CIPHER_FROM
-        else swap_or_not(positions, tf.constant(count, tf.int64), key)
-    )
+    if count >= CIPHER_FROM:
+        return _cipher(positions, count, key)
+    return swap_or_not(positions, tf.constant(count, tf.int64), key)
 
 
 def swap_or_not(positions: tf.Tensor, count: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Map positions in [0, count) by a bijection that depends on `key` (uint64).
+    """Map positions in [0, count) by a bijection of `key` (uint64); counts may differ by position.
 
-    Each position may have its own `count`. Each round pairs every position with its mirror image
-    about a random point and swaps the two or not, by a hash of the pair. Source: swap-or-not
-    (Hoang, Morris and Rogaway, CRYPTO 2012).
+    Each round pairs every position with its mirror image about a random point and swaps the two or
+    not, by a hash of the pair. Source: swap-or-not (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
     swap = _swap if tf.executing_eagerly() else _swap_in_graphs
     return swap(positions, count, key)
@@ -72,14 +69,14 @@ _swap_in_graphs = tf.function(_swap, autograph=False)
 
 def _cipher(positions: tf.Tensor, count: int, key: tf.Tensor) -> tf.Tensor:
     """Like `swap_or_not`, but faster for many examples, by Simon (Beaulieu et al., 2013)."""
-    flat = tf.reshape(positions, (-1,))
     words = tf.stack([key, mix64(key), mix64(mix64(key))], axis=-1)
     words = tf.cast(tf.bitwise.right_shift(words, tf.constant(32, tf.uint64)), tf.uint32)
-    each = tf.reshape(
-        tf.broadcast_to(words, tf.concat([tf.shape(positions), [3]], axis=0)), (-1, 3)
-    )
+    each = tf.broadcast_to(words, tf.concat([tf.shape(positions), [3]], axis=0))
     permuted = tf.raw_ops.RandomIndexShuffle(
-        index=flat, seed=each, max_index=tf.constant(count - 1, tf.int64), rounds=CIPHER_ROUNDS
+        index=tf.reshape(positions, (-1,)),
+        seed=tf.reshape(each, (-1, 3)),
+        max_index=tf.constant(count - 1, tf.int64),
+        rounds=CIPHER_ROUNDS,
     )
     return tf.reshape(permuted, tf.shape(positions))
 
@@ -98,19 +95,15 @@ def window_shuffle(
     """
     which = positions // window
     size = tf.minimum(tf.constant(window, tf.int64), count - which * window)
-    row = which * window + swap_or_not(
-        positions - which * window, size, fold(seed, epoch, "window", which)
-    )
+    key = fold(seed, epoch, "window", which)
+    row = which * window + swap_or_not(positions - which * window, size, key)
     chunk = max(1, window // CHUNKS_PER_WINDOW)
     whole = max(1, count // chunk)
     number = row // chunk
     # A smaller last chunk keeps its place. A random rotation lets every row be in it at times.
     order = fold(seed, epoch, "chunks")
-    moved = (
-        swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order) * chunk
-        + row % chunk
-    )
-    rows = tf.where(number < whole, moved, row)
+    to = swap_or_not(tf.minimum(number, whole - 1), tf.constant(whole, tf.int64), order)
+    rows = tf.where(number < whole, to * chunk + row % chunk, row)
     rotation = fold(seed, epoch, "rotation") % tf.constant(count, tf.uint64)
     return (rows + tf.cast(rotation, tf.int64)) % count
 
@@ -121,9 +114,9 @@ def lane_shuffle(
     """Map positions to rows so that a batch takes equally many rows from each of `lanes` parts.
 
     These parts, the lanes, are contiguous and follow each other in the batch, so that a worker with
-    the same share of every batch always reads the same rows. The rows of a lane are permuted. A
-    lane that has one row more than others leaves out one, a different one each epoch. `batch_size`
-    is a multiple of `lanes`, and there are positions for `count // lanes` rows of each lane.
+    the same share of every batch always reads the same rows. The rows of a lane are permuted; one
+    that has a row more than others leaves out another row each epoch. `batch_size` is a multiple of
+    `lanes`, and there are positions for `count // lanes` rows of each lane.
 
     >>> positions, epoch = tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64)
     >>> print(lane_shuffle(positions, count=9, lanes=2, batch_size=4, seed=1, epoch=epoch).numpy())
@@ -176,10 +169,9 @@ def index_by_class(labels: np.ndarray, weights: np.ndarray) -> ClassIndex:
         for rows, quota in zip(members, quotas.tolist(), strict=True)
     ]
     lengths = np.asarray([len(part) for part in rows])
+    kinds = np.arange(len(weights), dtype=np.min_scalar_type(len(weights) - 1))
     return ClassIndex(
-        kinds=np.repeat(
-            np.arange(len(weights), dtype=np.min_scalar_type(len(weights) - 1)), quotas
-        ),
+        kinds=np.repeat(kinds, quotas),
         rows=np.concatenate(rows).astype(np.int32 if len(labels) < 1 << 31 else np.int64),
         offsets=(np.cumsum(lengths) - lengths) - (np.cumsum(quotas) - quotas),
         sizes=np.asarray([max(1, len(part)) for part in members], np.int64),
@@ -199,7 +191,5 @@ def sample_by_class(
     rotation = fold(seed, epoch, "class", classes) % tf.constant(index.sizes.astype(np.uint64))
     shifts = tf.constant(index.offsets) + tf.cast(rotation, tf.int64)
     kinds = tf.cast(tf.gather(tf.constant(index.kinds), draws), tf.int32)
-    return tf.cast(
-        tf.gather(tf.constant(index.rows), draws + tf.gather(shifts, kinds, axis=1, batch_dims=1)),
-        tf.int64,
-    )
+    places = draws + tf.gather(shifts, kinds, axis=1, batch_dims=1)
+    return tf.cast(tf.gather(tf.constant(index.rows), places), tf.int64)
