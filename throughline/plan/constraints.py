@@ -80,10 +80,7 @@ def _of_reading(config: PipelineConfig) -> Iterator[str]:
             " `read: snapshot` or `indexed_shards`"
         )
     if config.snapshot.fraction < 1 and not reads_snapshot:
-        yield (
-            f"snapshot.fraction: {read} reads none of the snapshot; drop `snapshot`, or use `read:"
-            " snapshot`"
-        )
+        yield f"snapshot.fraction: {read} reads none of the snapshot; drop it, or read the snapshot"
     if config.interleave and config.read != "shards":
         yield f"interleave: only shards can be interleaved, not {read}; drop it"
     if config.interleave and isinstance(config.interleave.parallel, int):
@@ -144,10 +141,7 @@ def _of_placement(config: PipelineConfig) -> Iterator[str]:
             " would be sent to every worker; use shards or files"
         )
     if config.service and config.sampling != "uniform":
-        yield (
-            "service: sampling by class needs one stream over all examples; drop `sampling` or"
-            " `service`"
-        )
+        yield "service: sampling by class needs one stream over all examples; drop one of the two"
 
 
 def _of_lengths(config: PipelineConfig) -> Iterator[str]:

@@ -19,10 +19,7 @@ def find_variable_size_problems(
     """Yield problems that these ops and the configuration have with images of variable size."""
     for op in ops_to_uniform_shape:
         if op.takes == "batch":
-            yield (
-                f"augment: {op.name} needs batches of images of one size; put the crop or resize"
-                " before it"
-            )
+            yield f"augment: {op.name} needs batches of one size; put the crop or resize before it"
     if ops_to_uniform_shape and config.snapshot_on == "device":
         yield (
             "snapshot_on: variable-size images are cropped per example on the host; resize them in"

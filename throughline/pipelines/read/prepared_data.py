@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -134,20 +133,17 @@ class PreparedData:
 
     def bind_to_data(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """Return ops completed with statistics, classes, categories and the stored tokenizer."""
-        return tuple(op.bind(self._facts) for op in ops)
-
-    @cached_property
-    def _facts(self) -> DataFacts:
         categories = tuple(len(names) for names in self.shards.schema.input.columns.categories)
         statistics = self.snapshot.statistics
         numeric = len(statistics.mean) - len(categories)
-        return DataFacts(
+        facts = DataFacts(
             mean=(*statistics.mean[:numeric], *(0.0 for _ in categories)),
             deviation=(*statistics.deviation[:numeric], *(1.0 for _ in categories)),
             classes=len(self.shards.classes),
             categories=categories,
             snapshot=self.snapshot_folder,
         )
+        return tuple(op.bind(facts) for op in ops)
 
 
 def open_prepared_data(

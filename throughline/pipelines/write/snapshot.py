@@ -101,9 +101,8 @@ def write_snapshot(
         if not damage.unusable:
             raise CorruptShard(str(error)) from error
         if not skips:
-            first = next(iter(damage.unusable.values()))
-            others = len(damage.unusable) - 1
-            more = f", and {others} more of this shard" if others else ""
+            first, *others = damage.unusable.values()
+            more = f", and {len(others)} more of this shard" if others else ""
             raise CorruptShard(
                 f"{first}{more}; repair or remove the example's file and run `dvc repro`, or set"
                 " snapshot.on_corrupt to skip"
