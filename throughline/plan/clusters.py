@@ -17,7 +17,7 @@ def find_tf_config(environment: Mapping[str, str], hosts: Sequence[str]) -> str:
 
     Raises:
       ImpossiblePlan: Nothing says which task this is, there are too few `hosts`, or Slurm's tasks
-        cannot be listed (`list_slurm_addresses`).
+        cannot be listed.
     """
     if given := environment.get(TF_CONFIG):
         return given

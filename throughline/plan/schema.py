@@ -65,11 +65,7 @@ def register(kind: type[Encoding]) -> type[Encoding]:
 
 
 def find_encoding(named: Any) -> Encoding:
-    """Return the encoding with this name, or the given encoding.
-
-    Raises:
-      ValueError: No encoding has this name.
-    """
+    """Return the encoding with this name, or the given encoding; ValueError for other names."""
     if isinstance(named, Encoding):
         return named
     if named not in ENCODINGS:

@@ -73,7 +73,7 @@ class Window(Step):
     """Windows of a series: `length` steps of all columns, then `horizon` steps of `targets`.
 
     `targets` are indices of columns. No window crosses one of the `cuts`, each a split and the
-    number of a time step in it before which time steps are missing.
+    number of a time step in it before which others are missing.
     """
 
     params_key = "window"
@@ -142,13 +142,11 @@ class Read(Step):
         return "interleave" if self.interleave else "read"
 
     def __str__(self) -> str:
-        interleave = self.interleave
-        cycle = (
-            f"[{interleave.cycle_length}×{interleave.block_length},{self.parallel}]"
-            if interleave
-            else ""
-        )
-        return f"read:{'shuffled ' if self.shuffle_files else ''}{self.source}{cycle}"
+        text = f"read:{'shuffled ' if self.shuffle_files else ''}{self.source}"
+        if self.interleave is None:
+            return text
+        cycle = f"{self.interleave.cycle_length}×{self.interleave.block_length}"
+        return f"{text}[{cycle},{self.parallel}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +169,7 @@ class ReadIndexedShards(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(Step):
-    """Deliver whole batches of preprocessed examples by row number from the snapshot's
-    columns, memory-mapped or copied to the device, and run `ops` on them.
+    """Deliver whole batches by row number from the snapshot's columns, and run `ops` on them.
 
     If only the first `fraction` of the rows is read there, the others are decoded from the shards'
     records by the ops of `decoding`. The first `example_op_count` ops run on single examples before

@@ -132,7 +132,7 @@ def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWo
 
     Raises:
       ImpossiblePlan: TF_CONFIG cannot be read, has other roles than chief and worker, or does not
-        say which of them this is, so that workers could train on the same examples.
+        say which of them this is.
     """
     text = environment.get(TF_CONFIG) or "{}"
     try:

@@ -51,10 +51,7 @@ def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
-    """Return a function that crops boxes of images to (batch, height, width, channels) uint8.
-
-    It reads only the pixels in the boxes; `op` gives the size and interpolation of the results.
-    """
+    """Return a function that crops boxes of images, as `op` does, reading no other pixels."""
     column = data.input_column
     values = np.asarray(data.memmap(split, column.name))
     extents = np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None
