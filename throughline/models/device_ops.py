@@ -49,9 +49,7 @@ def _(op: Standardize, value: Any) -> Any:
 def _(op: Categories, value: Any) -> Any:
     numeric = value.shape[-1] - len(op.sizes)
     coded = [
-        layers.CategoryEncoding(size, output_mode="one_hot", dtype=SINGLE)(
-            value[:, numeric + place]
-        )
-        for place, size in enumerate(op.sizes)
+        layers.CategoryEncoding(size, output_mode="one_hot", dtype=SINGLE)(value[:, place])
+        for place, size in enumerate(op.sizes, start=numeric)
     ]
     return layers.Concatenate(name="categories", dtype=SINGLE)([value[:, :numeric], *coded])

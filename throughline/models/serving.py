@@ -130,7 +130,8 @@ def _check_without_python(folder: Path) -> None:
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:
     spec, answer = trained.spec, make_serve_fn(trained, kernels=compute_in_tensorflow)
     value, signature = spec.schema.input, make_input_signature(spec)
-    columns, tables = spec.schema.columns, _make_lookup_tables(spec.schema.columns)
+    columns = spec.schema.columns
+    tables = [_make_lookup_table(words) for words in columns.categories]
     opened = [open_tokenizer(op).module for op in trained.ops if isinstance(op, Tokenize)]
     modules = [module for module in opened if module is not None]
     stored, images = value.encoding.storage == "rows", value.encoding.modality == "images"
@@ -167,13 +168,10 @@ def _preprocess(ops: Sequence[Op], schema: Schema, stored: tf.Tensor, kernels: A
         max((place for place, op in enumerate(ops, 1) if op.takes == "example"), default=0),
     )
     apply = partial(_apply, feature=schema.input, kernels=kernels)
-    values = stored
+    values, first = stored, ops[:single]
     if single:
-        values = tf.map_fn(
-            lambda one: apply(ops[:single], one, lead=()),
-            stored,
-            fn_output_signature=_describe_example(ops[:single], schema),
-        )
+        kind = _describe_example(first, schema)
+        values = tf.map_fn(lambda one: apply(first, one, lead=()), stored, fn_output_signature=kind)
     return apply(ops[single:], values, lead=tf.shape(stored)[:1])
 
 
@@ -226,16 +224,10 @@ def _column_signature(
     return signature
 
 
-def _make_lookup_tables(columns: TableColumns) -> list[Any]:
-    return [
-        tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(
-                tf.constant(words), tf.range(len(words), dtype=tf.int64)
-            ),
-            default_value=-1,
-        )
-        for words in columns.categories
-    ]
+def _make_lookup_table(words: Sequence[str]) -> Any:
+    numbers = tf.range(len(words), dtype=tf.int64)
+    numbered = tf.lookup.KeyValueTensorInitializer(tf.constant(words), numbers)
+    return tf.lookup.StaticHashTable(numbered, default_value=-1)
 
 
 def _code_columns(

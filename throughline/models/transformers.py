@@ -20,8 +20,8 @@ LOSS = "loss"  # Keras' name for it among the metrics
 class Transformer(layers.Layer):
     """Embedding and `blocks` of attention and two dense layers, in pre-norm form.
 
-    A subclass defines what follows, such as a last layer `head`. Not registered with Keras, because
-    MLflow would then make every model that it logs need this module.
+    Not registered with Keras, because MLflow would then make every model that it logs need this
+    module.
 
     Source: Vaswani et al., NeurIPS 2017; normalization first as in Xiong et al., ICML 2020.
     """
@@ -58,13 +58,10 @@ class Transformer(layers.Layer):
         return {**super().get_config(), **self._sizes}
 
     def build(self, input_shape: Any) -> None:
-        width = self._sizes["width"]
         self.embedding.build((None, None))
-        for block in self.blocks:
-            block.build((None, None, width))
-        self.norm.build((None, None, width))
-        if self.head is not None:
-            self.head.build((None, None, width))
+        for part in (*self.blocks, self.norm, self.head):
+            if part is not None:
+                part.build((None, None, self._sizes["width"]))
 
 
 class TransformerEncoder(Transformer):

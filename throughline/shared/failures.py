@@ -18,21 +18,14 @@ FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs writ
 
 # Disk errors of everything that writes files. TensorFlow and HDF5 repeat the system's words in
 # errors of their own.
-_FULL = "Free some space"
+_FULL, _LIMIT = "Free some space", "Raise the limit (`ulimit -f`, or the file system's)"
+_LOCKED = "ReadOnlyDisk", "the file system is read-only", "Make it writable, or work elsewhere"
 _DENIED = "NotPermitted", "this user may not do that", "Change the owner or the permissions"
 _DISK = {
     errno.ENOSPC: ("DiskFull", "no space is left", _FULL),
     errno.EDQUOT: ("DiskFull", "no space is left within the quota", _FULL),
-    errno.EROFS: (
-        "ReadOnlyDisk",
-        "the file system is read-only",
-        "Make it writable, or work elsewhere",
-    ),
-    errno.EFBIG: (
-        "DiskFull",
-        "the file is larger than allowed here",
-        "Raise the limit (`ulimit -f`, or the file system's)",
-    ),
+    errno.EFBIG: ("DiskFull", "the file is larger than allowed here", _LIMIT),
+    errno.EROFS: _LOCKED,
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
 }

@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def glance(self) -> Path:
-        """Markdown file with the number of examples by class and split, and what was left out."""
+        """Markdown: the number of examples by class and split, and what was left out."""
         return self.manifest / GLANCE
 
     @property

@@ -20,6 +20,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "race": ("tasks.race", "throughline.race.training", "throughline.shared.allocator"),
 }
 # Left out: messages, checks, bookkeeping and settings. What these decide reaches a stage as values.
+_ENGINES = ("dask_engine", "dask_task", "engine", "object_store")
+_IDENTITIES = ("code_identity", "layout", "libraries", "program")
+_PROCESSES = ("file_lock", "fork_client", "gc_pause", "scratch", "termination")
+_MESSAGES = ("errors", "failures", "progress")
+_SHARED = (*_ENGINES, *_IDENTITIES, *_PROCESSES, *_MESSAGES)
 SUPPORTING = (
     "tasks.earlier",
     "tasks.identities",
@@ -27,27 +32,7 @@ SUPPORTING = (
     "throughline.data.known_files",
     "throughline.data.local_files",
     "throughline.settings",
-    *(
-        f"throughline.shared.{module}"
-        for module in (
-            "code_identity",
-            "dask_engine",
-            "dask_task",
-            "engine",
-            "errors",
-            "failures",
-            "file_lock",
-            "gc_pause",
-            "layout",
-            "libraries",
-            "object_store",
-            "program",
-            "progress",
-            "scratch",
-            "termination",
-            "fork_client",
-        )
-    ),
+    *(f"throughline.shared.{module}" for module in _SHARED),
     "throughline.tracking",
     "whowaits.within",  # this affects only the command
 )

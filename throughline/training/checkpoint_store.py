@@ -154,21 +154,14 @@ class CheckpointStore:
 
     def _keep_others(self) -> None:
         """Report why the newest other training is not resumed; keep the newest `MAX_OTHERS`."""
-        others = sorted(
-            (folder for folder in self._root.glob("work-*") if folder != self._folder),
-            key=lambda folder: folder.stat().st_mtime_ns,
-            reverse=True,
-        )
+        others = [folder for folder in self._root.glob("work-*") if folder != self._folder]
+        others.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
         for folder in others[MAX_OTHERS:]:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in [one for other in others[:1] for one in _positions(other)[:1]]:
             with contextlib.suppress(*DAMAGED):
                 work = _read_verified(folder)["work"]
-                differing = sorted(
-                    part
-                    for part in {*self.fingerprint, *work}
-                    if self.fingerprint.get(part) != work.get(part)
-                )
+                differing = sorted({part for part, _ in self.fingerprint.items() ^ work.items()})
                 echo_problem(
                     f"an interrupted training is not continued, because its {', '.join(differing)}"
                     f" differ{'s' if len(differing) == 1 else ''}; its checkpoints are kept until a"

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from throughline.plan.training_workers import TrainingWorker
@@ -82,11 +82,9 @@ class Deadline:
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
     """Print that process `whose` waited too long, and which `others`, "name (address)", fail."""
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
-    found = (
-        f"there is no answer from {', '.join(absent)}"
-        if absent
-        else "the others answer: they wait for something else, or for their input"
-    )
+    found = "the others answer: they wait for something else, or for their input"
+    if absent:
+        found = f"there is no answer from {', '.join(absent)}"
     sys.stderr.write(
         f"ProcessLost: {whose} has waited {seconds:g} s for {what}; {found}. The limits are"
         " train.start_timeout_s and train.step_timeout_s; the same command continues from the last"
@@ -98,11 +96,10 @@ def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> Non
 def answers(address: str) -> bool:
     """Return whether a program listens at an address, host:port."""
     host, _, port = address.rpartition(":")
-    try:
+    with suppress(OSError, ValueError):
         socket.create_connection((host, int(port)), CONNECT_S).close()
-    except (OSError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def main() -> None:

@@ -36,30 +36,26 @@ def read_row(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_logs(row: Mapping[str, float]) -> dict[str, float]:
-    return {
-        column.removeprefix("train_"): value
-        for column, value in row.items()
-        if column.startswith(("train_", "val_"))
-    }
+    return {column.removeprefix("train_"): value for column, value in _metrics(row)}
 
 
 def describe_row(row: Mapping[str, float]) -> str:
     """Describe the metrics of an epoch, except the validation loss."""
     shown = {
         column.replace("train_", "").replace("val_", "validation "): value
-        for column, value in row.items()
-        if column.startswith(("train_", "val_")) and column != "val_loss"
+        for column, value in _metrics(row)
+        if column != "val_loss"
     }
     return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 def name_metrics(row: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a row under their names in MLflow."""
-    return {
-        column.replace("_", "/", 1): value
-        for column, value in row.items()
-        if column.startswith(("train_", "val_"))
-    }
+    return {column.replace("_", "/", 1): value for column, value in _metrics(row)}
+
+
+def _metrics(row: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [item for item in row.items() if item[0].startswith(("train_", "val_"))]
 
 
 def read_rate(optimizer: Any, *, ahead: int) -> float:

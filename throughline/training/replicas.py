@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any
 
@@ -102,16 +102,12 @@ class Replicas:
 
     @cached_property
     def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
-
         def gather(own: tf.Tensor) -> tf.Tensor:
             context: Any = tf.distribute.get_replica_context()
             return context.all_gather(tf.identity(own), axis=0)  # identity puts it on a device
 
-        return tf.function(
-            lambda own: self.strategy.run(gather, args=(own,)),
-            input_signature=[tf.TensorSpec((1, None), tf.int64)],
-            autograph=False,
-        )
+        run, rows = partial(self.strategy.run, gather), tf.TensorSpec((1, None), tf.int64)
+        return tf.function(lambda own: run(args=(own,)), input_signature=[rows], autograph=False)
 
 
 def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettings) -> Replicas:

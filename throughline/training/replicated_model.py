@@ -16,8 +16,15 @@ from throughline.training.replicas import Replicas, count_training_gpus, digest_
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers
-CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-PERIODIC = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+CLIPS, PERIODIC = (
+    "clips the gradient of each slice, not that of the batch",
+    "synchronizes in some steps only, which TensorFlow cannot do",
+)
+# What options of an optimizer do with several processes.
+UNFIT = {
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), CLIPS),
+    **dict.fromkeys(("gradient_accumulation_steps", "ema_overwrite_frequency"), PERIODIC),
+}
 
 
 def adapt_to_replicas(model: keras.Model, network: keras.Model) -> None:
@@ -56,13 +63,8 @@ def check_gradients_add_up(model: keras.Model) -> None:
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
     for one in (*parts, *getattr(optimizer, "optimizers", ())):
-        for name in (*CLIPS, *PERIODIC):
+        for name, why in UNFIT.items():
             if getattr(one, name, None):
-                why = (
-                    "clips the gradient of each slice, not that of the batch"
-                    if name in CLIPS
-                    else "synchronizes in some steps only, which TensorFlow cannot do"
-                )
                 raise UnknownModel(
                     f"train.optimizer: with several processes, {name} {why}; leave it out, or train"
                     " in one process"

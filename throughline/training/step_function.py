@@ -1,14 +1,13 @@
 """Runs a model's train or test step several times per call into the runtime, and times it.
 
-Keras runs ⌈steps / k⌉ executions of k steps per epoch. If k does not divide the steps of an epoch,
-or the rest of a resumed one, the epoch would consume batches of the next. Here the last execution
-of an epoch has as many steps as are left. A process that trains with others runs the step on its
-slice of each batch; logs and losses are the mean over the processes.
+Keras runs ⌈steps / k⌉ executions of k steps per epoch: if k does not divide the steps of an epoch,
+or the rest of a resumed one, it would consume batches of the next. Here the last execution of an
+epoch has as many steps as are left. Processes that train together run the step on their slices of
+each batch; logs and losses are their mean.
 
-The host is kept one execution ahead of a GPU, so that the next batch is ready in time. On a GPU the
-call of a step returns as soon as its work is queued, and reading its loss would wait for all work
-that is queued by then. So a thread fetches each loss right after its step is queued, and the host
-waits for the loss of the step before.
+The host is kept one execution ahead of a GPU, so that the next batch is ready in time. The call of
+a step returns as soon as its work is queued, and reading its loss would wait for all queued work.
+So a thread fetches each loss right after its step is queued, and the host waits for the one before.
 """
 
 import time
@@ -110,8 +109,13 @@ def make_execution(
     `traced` is then called with the graph of a step; an eager model has none.
     """
     strategy, step = model.distribute_strategy, with_loss(model, trains=trains)
-    # Each process evaluates a whole split, so its logs need no average.
-    finish = average_over_processes if trains else lambda logs: logs
+    mean = tf.distribute.ReduceOp.MEAN
+
+    def finish(results: Any) -> Any:
+        """Average over the processes; each evaluates a whole split, so these need no average."""
+        if not trains or strategy.num_replicas_in_sync == 1:
+            return results
+        return tf.nest.map_structure(lambda one: strategy.reduce(mean, one, axis=None), results)
 
     def one(batch: Any) -> Any:
         logs, loss = strategy.run(step, args=(batch,))
@@ -188,16 +192,6 @@ def note_updates(metric: keras.metrics.Metric | None, values: list[Any]) -> Iter
         del metric.update_state
 
 
-def average_over_processes(logs: Any) -> Any:
-    """Average each value over the processes: that of the whole batch, as slices are equal."""
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync == 1:
-        return logs
-    return tf.nest.map_structure(
-        lambda value: strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None), logs
-    )
-
-
 class OneAhead:
     """Follows the executions on one device, in the order in which they are queued."""
 
@@ -232,15 +226,10 @@ class StepFollower(keras.callbacks.Callback):
 
 def follows_steps(callback: keras.callbacks.Callback) -> bool:
     """Return whether a callback ignores the logs of steps, or is a StepFollower."""
-    methods = (
-        getattr(getattr(callback, name), "__func__", None)
-        for name in ("on_train_batch_end", "on_batch_end")
-    )
-    default = keras.callbacks.Callback
-    return isinstance(callback, StepFollower) or list(methods) == [
-        default.on_train_batch_end,
-        default.on_batch_end,
-    ]
+    names = "on_train_batch_end", "on_batch_end"
+    methods = [getattr(getattr(callback, name), "__func__", None) for name in names]
+    unused = [getattr(keras.callbacks.Callback, name) for name in names]
+    return isinstance(callback, StepFollower) or methods == unused
 
 
 @dataclass(frozen=True, kw_only=True)
