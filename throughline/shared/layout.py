@@ -22,15 +22,28 @@ def from_here(path: Path) -> Path:
     return absolute.relative_to(project) if absolute.is_relative_to(project) else absolute
 
 
+class _Below:
+    """An attribute of a layout: the path below its root."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, layout: Layout, kind: type[Layout]) -> Path:
+        return layout.root.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of the stages' outputs, relative to the folder of params.yaml."""
 
     root: Path = Path()
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "data" / "manifest"
+    manifest = _Below("data", "manifest")
+    shards = _Below("data", "shards")
+    snapshot = _Below("data", "snapshot")
+    identities = _Below("data", "identities")
+    raw = _Below("data", "raw")
+    race = _Below("race")
+    report = _Below("report")
 
     @property
     def glance(self) -> Path:
@@ -45,22 +58,6 @@ class Layout:
     @property
     def at_a_glance(self) -> list[Path]:
         return [path for path in (self.glance, self.sheet) if path.exists()]
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "data" / "shards"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.root / "data" / "snapshot"
-
-    @property
-    def identities(self) -> Path:
-        return self.root / "data" / "identities"
-
-    @property
-    def raw(self) -> Path:
-        return self.root / "data" / "raw"
 
     @property
     def inspections(self) -> Path:
@@ -86,11 +83,3 @@ class Layout:
 
     def results(self, pipeline: str) -> Path:
         return self.root / "runs" / pipeline
-
-    @property
-    def race(self) -> Path:
-        return self.root / "race"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"

@@ -41,7 +41,16 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
 def read_quota_usage_s() -> float:
     """Return the CPU time used by the cgroup with this process's lowest quota [s]; 0 if none."""
     quotas = _list_quotas(Path("/proc/self"))
-    return _read_usage_s(min(quotas)[1]) if quotas else 0.0
+    if not quotas:
+        return 0.0
+    folder = min(quotas)[1]
+    try:
+        if (folder / "cpuacct.usage").exists():
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        return int(stat.get("usage_usec", 0)) / 1e6
+    except (OSError, ValueError):  # not visible here
+        return 0.0
 
 
 def _list_quotas(process: Path) -> list[tuple[float, Path]]:
@@ -52,17 +61,6 @@ def _list_quotas(process: Path) -> list[tuple[float, Path]]:
         for level in levels
         if (quota := _read_quota(level))
     ]
-
-
-def _read_usage_s(folder: Path) -> float:
-    """Return the CPU time of a cgroup of either version [s]; 0 if it cannot be read."""
-    try:
-        if (folder / "cpuacct.usage").exists():
-            return int((folder / "cpuacct.usage").read_text()) / 1e9
-        stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-        return int(stat.get("usage_usec", 0)) / 1e6
-    except (OSError, ValueError):  # not visible here
-        return 0.0
 
 
 def list_cgroups(process: Path, controller: str) -> Iterator[tuple[str, list[Path]]]:

@@ -66,8 +66,13 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
         allowed = environment.get(FILE_STORE_ALLOWED, "").lower() in ("1", "true")
         says = f"{address} is a folder: to let MLflow write there, set {FILE_STORE_ALLOWED}=true"
         return None if allowed else says
-    if kind in DATABRICKS:
-        return _find_databricks_problem(address, environment)
+    if kind in DATABRICKS:  # only the store knows if credentials are valid
+        file = Path(environment.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg").expanduser()
+        says = (
+            f"is {address}, and there are no credentials for it: set DATABRICKS_HOST and"
+            " DATABRICKS_TOKEN, or run `databricks configure`"
+        )
+        return None if file.exists() or any(map(environment.get, DATABRICKS_HOSTS)) else says
     if kind in DRIVERS:
         driver = scheme.partition("+")[2] or DRIVERS[kind]
         module = MODULES.get(driver, driver)
@@ -76,14 +81,3 @@ def _find_problem(address: str, scheme: str, environment: Mapping[str, str]) -> 
     known = (*SERVERS, SQLITE, *(one.name for one in entry_points(group="mlflow.tracking_store")))
     says = f"begins with {kind}:, for which MLflow has no store: install the plugin that has one"
     return None if kind in known else says
-
-
-def _find_databricks_problem(address: str, environment: Mapping[str, str]) -> str | None:
-    """Return why there are no credentials. Only the store knows if existing ones are valid."""
-    file = Path(environment.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg").expanduser()
-    if file.exists() or any(environment.get(name) for name in DATABRICKS_HOSTS):
-        return None
-    return (
-        f"is {address}, and there are no credentials for it: set DATABRICKS_HOST and"
-        " DATABRICKS_TOKEN, or run `databricks configure`"
-    )

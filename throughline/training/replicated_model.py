@@ -16,14 +16,12 @@ from throughline.training.replicas import Replicas, count_training_gpus, digest_
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers
-CLIPS, PERIODIC = (
-    "clips the gradient of each slice, not that of the batch",
-    "synchronizes in some steps only, which TensorFlow cannot do",
-)
 # What options of an optimizer do with several processes.
+_CLIPS = "clips the gradient of each slice, not that of the batch"
+_SKIPS = "synchronizes in some steps only, which TensorFlow cannot do"
 UNFIT = {
-    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), CLIPS),
-    **dict.fromkeys(("gradient_accumulation_steps", "ema_overwrite_frequency"), PERIODIC),
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), _CLIPS),
+    **dict.fromkeys(("gradient_accumulation_steps", "ema_overwrite_frequency"), _SKIPS),
 }
 
 
