@@ -105,7 +105,14 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
     archive.add_endpoint("serve", serve, input_signature=[signature])
     with atomic_folder(folder) as temporary:
         archive.write_out(str(temporary), verbose=False)
-        _check_without_python(temporary)
+        saved = SavedModel.FromString((temporary / "saved_model.pb").read_bytes())
+        for graph in saved.meta_graphs:
+            if called := find_python_call(graph.graph_def.library):
+                raise UnsavableModel(
+                    f"the model cannot be exported: {called} calls Python (tf.numpy_function or"
+                    " tf.py_function), which a SavedModel cannot contain; write it in TensorFlow"
+                    " ops. `python -m tasks.predict` uses the model as it is"
+                )
         for path, names in ((CLASSES, spec.classes), (TARGETS, spec.targets)):
             if names:
                 (temporary / path).parent.mkdir(exist_ok=True)
@@ -114,17 +121,6 @@ def export_model(trained: TrainedModel, folder: Path) -> str:
         return f"{signature.name}: {signature.dtype.name}"
     columns = ", ".join(f"{name} {one.dtype.name}" for name, one in signature.items())
     return f"features: {columns}"
-
-
-def _check_without_python(folder: Path) -> None:
-    saved = SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    for graph in saved.meta_graphs:
-        if called := find_python_call(graph.graph_def.library):
-            raise UnsavableModel(
-                f"the model cannot be exported: {called} calls Python (tf.numpy_function or"
-                " tf.py_function), which a SavedModel cannot contain; write it in TensorFlow ops."
-                " `python -m tasks.predict` uses the model as it is"
-            )
 
 
 def _make_endpoint(trained: TrainedModel) -> tuple[Callable[..., Outputs], Any, Sequence[Any]]:

@@ -213,9 +213,9 @@ def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for:
     scores = {row.pipeline: read_score(row) for row in rows}
     row, score = next(row for row in rows if row.pipeline == best), scores[best]
     versions = client.search_model_versions(f"name = '{name}'")
-    (model,) = client.search_registered_models(f"name = '{name}'") or [None]
-    alias = model.aliases.get(CHAMPION) if model else None
-    present = next((one for one in versions if one.version == alias), None)
+    found = client.search_registered_models(f"name = '{name}'")
+    champions = [str(model.aliases.get(CHAMPION)) for model in found]
+    present = next((one for one in versions if str(one.version) in champions), None)
     if present is not None and present.run_id == row.mlflow_run_id:
         return f"stays version {present.version}, which is {best} from the same training"
     others = [other for pipeline, other in scores.items() if pipeline != best]

@@ -277,7 +277,7 @@ class Recorder:
                 echo_problem(f"MLflow at {show_address()} {problem}")
 
     def _has_run(self) -> bool:
-        """Return whether the store has the run; a proxy whose server is away may say 404, too."""
+        """Return whether the store has the run: a proxy whose server is away may say 404, too."""
         with contextlib.suppress(*STORE_ERRORS):
             return find_run(self.run_id) is not None
         return False

@@ -43,14 +43,11 @@ def make_early_stopping(settings: TrainSettings) -> Sequence[keras.callbacks.Cal
 
 def find_best_epoch(callbacks: Callbacks) -> int | None:
     """Return the epoch, from 0, whose weights early stopping restored; None if it restored none."""
-    restored = [
-        callback.best_epoch
-        for callback in callbacks
-        if isinstance(callback, keras.callbacks.EarlyStopping)
-        and callback.restore_best_weights
-        and callback.best_weights is not None
-    ]
-    return restored[-1] if restored else None
+    for callback in reversed(callbacks):
+        stops = isinstance(callback, keras.callbacks.EarlyStopping)
+        if stops and callback.restore_best_weights and callback.best_weights is not None:
+            return callback.best_epoch
+    return None
 
 
 def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
