@@ -50,10 +50,7 @@ def parse_emulation(options: Mapping[str, Any]) -> Emulation:
 
 
 def emulated_network(input_shape: tuple[int, ...], outputs: int, **options: Any) -> keras.Model:
-    """Make the network that an emulated accelerator trains, which ignores its inputs.
-
-    Its outputs are the same trainable numbers for every example. Keras loads it by itself.
-    """
+    """Make a network of Keras' layers with the same trainable outputs for every example."""
     inputs = keras.Input(input_shape)
     # A single column, because the length of texts is not known.
     nothing = ops.reshape(ops.zeros_like(layers.Flatten()(inputs)[:, 0]), (-1, 1))

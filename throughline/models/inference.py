@@ -122,10 +122,7 @@ def find_spec(path: Path) -> InferenceSpec | None:
 
 
 def read_tokenizer(path: Path, spec: InferenceSpec) -> tuple[Tokenize, bytes] | None:
-    """Read the op `tokenize` and the tokenizer's bytes from a model's file.
-
-    The bytes are empty if tokens are bytes. Returns None if the model takes no text.
-    """
+    """Read `tokenize` and the tokenizer's bytes, empty if tokens are bytes; None without text."""
     arguments = next((one.op["tokenize"] for one in spec.ops if "tokenize" in one.op), None)
     if arguments is None:
         return None
@@ -154,10 +151,7 @@ def _find_activation_of(model: keras.Model, index: int) -> str | None:
 
 
 def _try_activation(model: Any, index: int) -> str | None:
-    """Return `softmax` if outputs are probabilities, `sigmoid` if all are from 0 to 1, else None.
-
-    The weights' signs are random, too: one model's logits could all be from 0 to 1 by chance.
-    """
+    """Return `softmax` or `sigmoid` by the outputs for random inputs and weights, else None."""
     draw, sums = np.random.default_rng(0), []
     try:
         for _ in range(TRIES):

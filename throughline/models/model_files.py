@@ -125,10 +125,7 @@ def code_paths(objects: Mapping[str, str]) -> list[str]:
 
 
 def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
-    """Save the model, load it again, and return what loading needs; raises UnsavableModel.
-
-    `modules` are searched for the classes and functions that its layers use.
-    """
+    """Save the model, load it again, and return what that needs of `modules`, or UnsavableModel."""
     with TemporaryDirectory(prefix="throughline-") as folder:
         path = Path(folder) / "model.keras"
         try:

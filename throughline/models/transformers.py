@@ -119,10 +119,7 @@ class TransformerDecoder(Transformer):
             self.head = layers.Dense(self._sizes["vocabulary"], dtype="float32")
 
     def call(self, text: Any, training: bool | None = None) -> Any:
-        """Map tokens (rows, length) int32 to logits (rows, length, vocabulary) float32.
-
-        The logits at a token depend on the tokens up to it.
-        """
+        """Map tokens (rows, length) int32 to logits (rows, length, vocabulary) of each next one."""
         width = self._sizes["width"]
         size: Any = ops.shape(text)
         count: Any = ops.arange(size[1], dtype="int32")
@@ -187,10 +184,7 @@ def encode_positions(positions: Any, width: int) -> Any:
 def transformer_encoder(
     input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
 ) -> keras.Model:
-    """Make a transformer of two small blocks over the tokens of a text.
-
-    `options`: width, heads, blocks, dropout.
-    """
+    """Make a transformer of two small blocks; `options`: width, heads, blocks, dropout."""
     text = keras.Input(input_shape, dtype="int32", name="tokens")
     encoder = TransformerEncoder(vocabulary=vocabulary, outputs=outputs, **options)
     return keras.Model(text, encoder(text), name="transformer_encoder")
@@ -199,10 +193,7 @@ def transformer_encoder(
 def transformer_decoder(
     input_shape: tuple[int | None, ...], outputs: int, *, vocabulary: int, **options: Any
 ) -> keras.Model:
-    """Make a transformer of two small causal blocks that predicts the next token after each one.
-
-    `outputs` is the `vocabulary`. `options`: width, heads, blocks, dropout, tied.
-    """
+    """Make a causal transformer of two small blocks; `options`: as for the encoder, and tied."""
     text = keras.Input(input_shape, dtype="int32", name="tokens")
     decoder = TransformerDecoder(vocabulary=vocabulary, **options)
     return keras.Model(text, decoder(text), name="transformer_decoder")

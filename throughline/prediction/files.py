@@ -97,10 +97,7 @@ def _encoding(trained: TrainedModel) -> FileEncoding:
 
 
 def list_files(folder: Path, settings: DataSettings, encoding: FileEncoding) -> Files:
-    """List files of an encoding below a folder, as ingest without `leave_out` does; report others.
-
-    Raises DataNotFound if there is none.
-    """
+    """List files of an encoding below a folder, as ingest does; DataNotFound if there is none."""
     named = settings.model_copy(
         update={"path": str(folder), "layout": "class", "leave_out": [], "follow_links": False}
     )

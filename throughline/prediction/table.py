@@ -57,10 +57,7 @@ def write_predictions(
     batch_size: int,
     show_progress: bool = True,
 ) -> Counts:
-    """Predict what is at `paths` and write the CSV; write nothing if there is no prediction.
-
-    Raises ImpossiblePlan if the model predicts next tokens, not labels.
-    """
+    """Predict what is at `paths` and write the CSV, if anything; ImpossiblePlan for next tokens."""
     if trained.spec.task == "next_token":
         raise ImpossiblePlan(
             "this model predicts the next token of a text, not a label; export it as a SavedModel"

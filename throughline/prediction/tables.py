@@ -30,10 +30,7 @@ def read_rows(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
 
 
 def read_for(trained: TrainedModel, path: Path) -> TextTable:
-    """Read a table with the columns that a model takes, in the training's notation.
-
-    Raises UnreadableSource if it is not a table, or lacks a column.
-    """
+    """Read a table with the columns that a model takes, as in training, or UnreadableSource."""
     columns = trained.spec.schema.columns
     table = read_table(path, read_as_trained(trained), trained=columns)
     check_columns(table, {"data.numeric": columns.names})

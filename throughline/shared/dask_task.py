@@ -103,10 +103,7 @@ _VERSIONS: dict[str, str] = {}  # of libraries, likewise
 
 
 def _first_seen(name: str, path: Path) -> str:
-    """Return the digest that a module's file had when this process, which runs it, first saw it.
-
-    No times are compared, because the clocks of several machines differ.
-    """
+    """Return the digest that a module's file had when this process, which runs it, first saw it."""
     loaded = getattr(sys.modules.get(name), "__file__", None) or path
     return _MODULES.setdefault(name, _digest(loaded))
 

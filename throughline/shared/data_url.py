@@ -21,10 +21,7 @@ def is_address(path: str) -> bool:
 
 
 def to_store_url(path: str) -> str:
-    """Return the URL by which a store is opened for this `data.path`.
-
-    Raises ValueError if it is not a valid URL, or contains secrets, which the message omits.
-    """
+    """Return the URL of the store of this `data.path`, or raise ValueError without its secrets."""
     scheme, _, rest = path.partition("://")
     if scheme not in SCHEMES:
         raise ValueError(f"found {scheme}://; expected {URL_FORMS}")
@@ -52,10 +49,7 @@ def open_below(path: str) -> ObjectStore:
 
 
 def find_single(path: str) -> tuple[ObjectStore, StoredObject]:
-    """Return the single object that `data.path` names, and its store.
-
-    Raises DataNotFound if there is none or it is a whole bucket; and ObjectStoreFailed.
-    """
+    """Return the object that `data.path` names, and its store; DataNotFound, ObjectStoreFailed."""
     url = to_store_url(path)
     above, _, name = url.rpartition("/")
     if urlsplit(url).path:

@@ -103,10 +103,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 def _find_own_error(error: Exception) -> tuple[str, str] | None:
-    """Return kind and message of an error of Python code that TensorFlow called; None for others.
-
-    The message ends with the last file and line outside of packages.
-    """
+    """Return an error's kind, message and place in Python code that TensorFlow called; or None."""
     found = _RAISED.search(str(error))
     if not (found and type(error).__module__.startswith("tensorflow.")):
         return None
@@ -119,10 +116,7 @@ def _find_own_error(error: Exception) -> tuple[str, str] | None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn errors of a disk (full, read-only, not permitted) into `DiskRefused`.
-
-    For code whose errors would be printed before they reach `report_user_errors`.
-    """
+    """Turn errors of a disk into `DiskRefused`, where they are printed before the command ends."""
     try:
         yield
     except UserError:

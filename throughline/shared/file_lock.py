@@ -42,10 +42,7 @@ def hold_when_free(
     *,
     silent_s: float = 0.0,
 ) -> Iterator[Held]:
-    """Repeat `attempt` until it yields something other than None; hold that for the block.
-
-    An attempt yields None while the lock is taken. `on_wait` is called once, after `silent_s`.
-    """
+    """Repeat `attempt` until it yields no None; hold that. `on_wait` is called after `silent_s`."""
     started_at, waits = time.monotonic(), False
     while True:
         with attempt() as held:

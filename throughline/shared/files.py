@@ -161,10 +161,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def dump_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return a value (dataclasses included) as JSON.
-
-    Non-finite numbers become `NaN`, `Infinity` and `-Infinity` in quotes, which `float` can read.
-    """
+    """Return a value (dataclasses included) as JSON; NaN and infinities as words in quotes."""
     try:
         return json.dumps(value, indent=indent, default=_to_jsonable, allow_nan=False)
     except ValueError:
@@ -172,10 +169,7 @@ def dump_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file written by `write_json`.
-
-    Raises MissingInput, which names the stage that writes it, or DamagedFile.
-    """
+    """Read a JSON file of a stage; MissingInput, which names the stage, or DamagedFile."""
     with expect_current_schema(path):
         return json.loads(path.read_bytes())
 
@@ -222,10 +216,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder inside `folder`; on success its members move to `folder` one by one.
-
-    They replace those of the same names. On failure, the earlier ones stay.
-    """
+    """Yield an empty folder whose members replace those of `folder` on success, one by one."""
     new = folder / PARTIAL
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)

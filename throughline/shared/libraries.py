@@ -32,10 +32,7 @@ _OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 
 
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries that decide what a stage writes.
-
-    They include the ops' libraries, `preprocess`, if the stage runs the ops or reads their results.
-    """
+    """Return the libraries that decide what a stage writes, with the ops' own if it runs them."""
     return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
 

@@ -20,10 +20,7 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 
 
 def hold_machine(on_wait: Callable[[str], object]) -> AbstractContextManager[int]:
-    """Hold the lock that all users of this machine share for the block; yield its file descriptor.
-
-    `on_wait` is told which process holds it. Raises ServiceFailed without abstract sockets.
-    """
+    """Hold this machine's lock, of all users, for the block; ServiceFailed without such sockets."""
     return hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder()))
 
 

@@ -211,10 +211,7 @@ class ObjectStore:
 
 
 def check_url(url: str) -> str:
-    """Return a store's URL without a trailing slash.
-
-    Raises ValueError if it is not a bucket's URL, or has credentials, which are not repeated.
-    """
+    """Return a bucket's URL without a trailing slash; ValueError, which repeats no credentials."""
     parts = urlsplit(url)
     # A secret may contain a slash, which seems to end user and host.
     if {":", "@"} & {*parts.netloc} or parts.query or parts.fragment:
@@ -229,10 +226,7 @@ def check_url(url: str) -> str:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Open the store at `url` (s3://, gs:// or az://), without sending a request.
-
-    Raises ObjectStoreFailed if it is not a bucket's URL, or credentials are incomplete.
-    """
+    """Open the store at `url` (s3://, gs:// or az://), without a request; or ObjectStoreFailed."""
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 

@@ -137,10 +137,7 @@ def send(kind: str, *values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """The calls of a run that are kept for later, in order, with its tags of that time.
-
-    `follows` is the tag of the run that the calls belong to, if that run was kept as well.
-    """
+    """Calls that are kept, with the run's tags; they belong to the kept run that `follows` tags."""
 
     run_key: RunKey
     run_id: str | None
@@ -151,10 +148,7 @@ class PendingRun:
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
-    """Keep a run for later, with copies of its files, because their worktree may be removed.
-
-    Raises OSError if it, or a file, cannot be written; nothing of it remains then.
-    """
+    """Keep a run with copies of its files, whose worktree may go; nothing remains on OSError."""
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
     try:

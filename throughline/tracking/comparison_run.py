@@ -66,10 +66,7 @@ OF_RUNS = "workflowType=machine_learning"  # the part of MLflow that is not abou
 
 
 def run_urls(run_id: str | None) -> tuple[str, str] | None:
-    """Return the URLs of a comparison's run and of its configurations' runs, the fastest first.
-
-    None if no server has the run.
-    """
+    """Return the URLs of a comparison's run and of its children, the fastest first; or None."""
     server = mlflow.get_tracking_uri()
     if run_id is None or not server.startswith("http"):
         return None
@@ -121,10 +118,7 @@ def open_comparison(
 
 
 def _end_killed() -> None:
-    """End the parent runs whose processes are gone: their lock is free but its file remains.
-
-    The file of a run that this store does not have is left for the store that has it.
-    """
+    """End this store's parent runs of ended processes: their lock is free, its file there."""
     for file in (store_home() / OPEN).glob("*"):
         with suppress(*STORE_ERRORS):
             if find_run(file.name) is None:

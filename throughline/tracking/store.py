@@ -47,10 +47,7 @@ def store_home() -> Path:
 
 
 def use_store() -> None:
-    """Set the store of this process and its children: MLFLOW_TRACKING_URI, or the project's SQLite.
-
-    Raises InvalidParams if runs cannot be sent to that address.
-    """
+    """Use MLFLOW_TRACKING_URI's store, or the project's SQLite; InvalidParams if impossible."""
     check_store_address()
     home = store_home()
     openers: dict[str, Any] = get_registered_artifact_repositories()  # pyright: ignore[reportAssignmentType] - of functions

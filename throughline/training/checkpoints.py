@@ -39,10 +39,7 @@ LOG_EVERY_S = 10.0
 
 
 class MetricsLog(Protocol):
-    """Receives the metrics of each epoch, as an MLflow run does; an epoch it has is not repeated.
-
-    `unsent` is the tag of a run that the tracking server does not have yet.
-    """
+    """Receives each epoch's metrics, as an MLflow run does; `unsent` tags one that MLflow lacks."""
 
     run_id: str | None
 
@@ -156,10 +153,7 @@ class CheckpointCallback(StepFollower):
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """If resumed, undo what the other callbacks set at their start, and restore their state.
-
-        All processes agree on whether checkpoints are kept, because they read metrics together.
-        """
+        """If resumed, undo what other callbacks set at their start, and restore their state."""
         if self._others_state is not None:
             self._go_on(self._others_state)
             self._network.stop_training = self.ended

@@ -29,10 +29,7 @@ LOSSES = {
 
 
 class SquaredErrorInUnits(keras.losses.Loss):
-    """The mean squared error of several targets, each divided by its `scale` (targets,).
-
-    Otherwise the target with the largest numbers would dominate the loss.
-    """
+    """The mean squared error of targets in units of their `scale` (targets,): none dominates."""
 
     def __init__(self, scale: Sequence[float], **options: Any) -> None:
         super().__init__(**options)
@@ -156,10 +153,7 @@ def _keep_own(model: keras.Model, settings: TrainSettings) -> None:
 def explain_misfit(
     settings: TrainSettings, *, labels: Sequence[int | None], outputs: Sequence[int | None]
 ) -> Iterator[None]:
-    """Raise UnknownModel if a loss or metrics of Keras do not fit these shapes of a first batch.
-
-    Other errors, and those of a user's own loss or metrics, keep their traceback.
-    """
+    """Raise UnknownModel if Keras' own loss or metrics do not fit these shapes of a first batch."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -180,10 +174,7 @@ def explain_misfit(
 
 
 def _check_shapes(model: keras.Model) -> None:
-    """Refuse a loss or metric that broadcasts labels (batch,) and outputs (batch, 1).
-
-    It would compare (batch, batch): train on nonsense, or measure it, without an error.
-    """
+    """Refuse a loss or metric that compares each label (batch,) with all outputs (batch, 1)."""
     if getattr(model, "output_shape", None) != (None, 1):
         return
     loss, metrics = getattr(model, "loss", None), getattr(model, "_compile_metrics", None)

@@ -14,10 +14,7 @@ LONGEST_SHOWN = 40
 def make_row(
     epoch: int, logs: Mapping[str, float], *, examples_per_s: float, learning_rate: float
 ) -> dict[str, float]:
-    """Make an epoch's row; `epoch` counts from 0, `learning_rate` is that of its last step.
-
-    Columns of training come before those of validation, the loss first in each.
-    """
+    """Make an epoch's row, from 0; columns of training come first, the loss first in each part."""
     names = sorted(
         (name for name in logs if name != "learning_rate"),
         key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name),
@@ -59,10 +56,7 @@ def _metrics(row: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def read_rate(optimizer: Any, *, ahead: int) -> float:
-    """Return the learning rate of the step that is `ahead` steps after the next one.
-
-    Without a schedule this is the current rate, and NaN if the optimizer has none.
-    """
+    """Return the learning rate `ahead` steps after the next one; NaN if the optimizer has none."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     schedule = getattr(inner, "_learning_rate", None)  # `learning_rate` is its current value
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):

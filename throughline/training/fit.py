@@ -33,10 +33,7 @@ class Schedule:
 
 
 class SplitEvaluation:
-    """Evaluates a model by its own test step on a held-out split: `steps` of its `batches`.
-
-    `agree` merges the metrics of the processes that train together.
-    """
+    """Evaluates a held-out split by its model's test step; `agree` merges processes' metrics."""
 
     def __init__(
         self,
@@ -154,10 +151,7 @@ def check_finite(
 
 
 def as_numbers(logs: dict) -> dict[str, float]:
-    """Return the scalar values of a step's logs, sorted by name.
-
-    A metric whose result is a mapping is replaced by the mapping's values, as in Keras' `fit`.
-    """
+    """Return the scalars of a step's logs, by name; mappings are flattened, as in Keras' `fit`."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat |= value if isinstance(value, Mapping) else {name: value}

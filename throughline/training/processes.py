@@ -83,10 +83,7 @@ def run_processes(command: Sequence[str], count: int, *, gpus: Sequence[str] = (
 
 @contextmanager
 def reserve_addresses(count: int) -> Iterator[list[str]]:
-    """Reserve `count` addresses of this host, whose ports no other program gets during the block.
-
-    TensorFlow can still listen there, because the sockets are bound but do not listen.
-    """
+    """Reserve ports of this host for the block, on which TensorFlow alone can still listen."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

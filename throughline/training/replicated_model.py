@@ -91,10 +91,7 @@ def check_gradients_add_up(model: keras.Model) -> None:
 
 
 def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
-    """Give the random layers of each process a seed of their own, derived from the chief's.
-
-    With one seed, dropout would apply the same mask to all slices.
-    """
+    """Derive the random layers' seeds from the chief's: equal ones would mask all slices alike."""
     if replicas.is_chief:
         return
     for variable in model.variables:
@@ -112,10 +109,7 @@ def synchronize_normalization(model: keras.Model) -> None:
 
 
 class StepDeadline(keras.callbacks.Callback):
-    """Ends a process whose step takes too long, and compares weights after each epoch.
-
-    The limit includes what other callbacks do after the step, so this callback must come first.
-    """
+    """Ends a process whose step, with all later callbacks, takes too long; compares weights."""
 
     def __init__(
         self, replicas: Replicas, train_function: StepFunction, settings: TrainSettings

@@ -202,10 +202,7 @@ class OneAhead:
         self._last: Future[object] | None = None
 
     def follow(self, values: Any, done: Callable[[np.ndarray], object]) -> None:
-        """Follow the execution that has just been queued, and wait for the one before it.
-
-        `values` are its losses; `done` is called with them once it has ended.
-        """
+        """Follow what was just queued, after the one before; `done` gets its losses, `values`."""
         if not (self._queues or "GPU" in getattr(values, "backing_device", "")):
             done(np.asarray(values))  # on the host it has ended already
             return
