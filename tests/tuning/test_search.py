@@ -296,8 +296,7 @@ def test_the_race_goes_on_without_one_that_is_killed(open_search, contestants, m
 
 def test_one_that_takes_more_memory_than_is_allowed_is_out(open_search):
     search = open_search(racing=False)
-    allowed = {"ram_bytes": 1.0, "besides_steps_bytes": 0.0, "sampled_share": 1.0}
-    with SearchPool(search.job, search.needs, search.journal, **allowed) as narrow:
+    with SearchPool(search.job, search.survey, search.journal, ram_bytes=1.0) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
     assert "of memory (allowed: 0 kiB)" in search.journal.pages.dropped["optimized"]
@@ -398,14 +397,15 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
 
 
-def test_contestants_are_opened_in_groups_that_memory_has_room_for(tmp_path):
+def test_contestants_are_opened_in_groups_that_memory_has_room_for(surveyed, tmp_path):
     sizes = {"small": 1.0, "other": 2.0, "huge": 1e18, CEILING: 1.0}
     needs = {name: Need(ram_bytes=size, disk_bytes=0, prepare_s=0) for name, size in sizes.items()}
     journal = Journal(tmp_path)
 
     def groups(sampled_share):
-        allowed = {"ram_bytes": 1e18, "besides_steps_bytes": 0.0, "sampled_share": sampled_share}
-        with SearchPool(lambda name: (name, None), needs, journal, **allowed) as pool:
+        known = {"needs": needs, "besides_steps_bytes": 0.0, "sampled_share": sampled_share}
+        survey = replace(surveyed, **known)
+        with SearchPool(lambda name: (name, []), survey, journal, ram_bytes=1e18) as pool:
             return list(pool.groups(["small", "huge", "other"], together_with=[]))
 
     assert groups(1.0) == [["small"], ["huge"], ["other"]]

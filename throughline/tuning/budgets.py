@@ -168,10 +168,9 @@ def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     excess = {name: why for name, need in needs.items() if (why := describe_excess(need, limits))}
     if len(excess) == len(needs):
         ordered = sorted(excess, key=lambda name: needs[name].ram_bytes)
-        reasons = [f"`{name}` {excess[name]}" for name in ordered]
+        reasons = name_some([f"`{name}` {excess[name]}" for name in ordered], most=3)
         raise InvalidBudget(
-            f"no configuration fits into the budgets: {name_some(reasons, most=3)}; raise --ram,"
-            " --disk or --prepare"
+            f"no configuration fits into the budgets: {reasons}; raise --ram, --disk or --prepare"
         )
     return excess
 

@@ -28,22 +28,17 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The choice of a search.
-
-    `incumbent` is the fastest of the user's own configurations; without any, the slowest rival.
-    `to_baseline` and `to_incumbent` are its time as a multiple of theirs, `pays_from` is as in
-    `find_break_even`. `lost`: one of the user's own was lost, and may have been the fastest.
-    """
+    """The choice of a search; `to_…` are its time as a multiple of the other's."""
 
     outcome: Outcome
     name: str
     baseline: str
-    incumbent: str
+    incumbent: str  # the fastest of the user's own; without any, the slowest rival
     to_baseline: Estimate
     to_incumbent: Estimate
-    pays_from: int | None
+    pays_from: int | None  # the epoch, as by `find_break_even`
     reason: str = ""
-    lost: bool = False
+    lost: bool = False  # one of the user's own was lost, and may have been the fastest
 
 
 def choose(
@@ -66,34 +61,21 @@ def choose(
 
     incumbent = race.fastest(own or rivals)
     searched = [name for name in rivals if name not in own]
-    ahead = [
-        name
-        for name in searched
-        if not own or _leads(compare(name, incumbent), least_rounds=LEAST_ROUNDS)
-    ]
+    lead = {name: compare(name, incumbent) for name in searched}
+    ahead = [name for name in searched if not own or _leads(lead[name], LEAST_ROUNDS)]
     name = incumbent
     if ahead:
         fastest = race.fastest([incumbent, *ahead])
         gaps = {each: race.ratio(each, fastest) for each in ahead}
-        name = _pick_leanest(
-            [
-                each
-                for each, gap in gaps.items()
-                if each == fastest or (not gap.above_one and gap.value <= TIE)
-            ],
-            needs,
-            configs,
-        )
+        tied = [each for each, gap in gaps.items() if not gap.above_one and gap.value <= TIE]
+        name = _pick_leanest(tied, needs, configs)
     if own:
         baseline = find_baseline(own)
     else:  # the slowest rival that raced with the choice, or the choice itself
         met = [each for each in rivals if race.ratio(each, name).rounds]
         baseline = incumbent = max(met, key=lambda each: race.ratio(each, name).value)
-    short = [
-        each
-        for each in searched
-        if _leads(lead := compare(each, name)) and lead.rounds < LEAST_ROUNDS
-    ]
+    leads = {each: compare(each, name) for each in searched}
+    short = [each for each in leads if _leads(leads[each]) and leads[each].rounds < LEAST_ROUNDS]
     outcome, reason = _conclude(race, incumbent, new=bool(ahead), short=short, unraced=unraced)
     return Choice(
         outcome=outcome,
@@ -110,10 +92,7 @@ def choose(
 def _conclude(
     race: Race, incumbent: str, *, new: bool, short: Sequence[str], unraced: Sequence[str]
 ) -> tuple[Outcome, str]:
-    """Return the outcome, and the reason if it needs one.
-
-    `new`: a rival beats the incumbent. `short`: rivals ahead of the choice, after too few rounds.
-    """
+    """Return the outcome and its reason; `short` are ahead of the choice after too few rounds."""
     if disturbed := race.disturbed_by():
         return "undecided", disturbed
     if new:
@@ -156,7 +135,7 @@ def find_break_even(race: Race, name: str, baseline: str) -> int | None:
     return epoch if epoch is not None and epoch <= race.epochs else None
 
 
-def _leads(lead: Estimate, *, least_rounds: int = 0) -> bool:
+def _leads(lead: Estimate, least_rounds: int = 0) -> bool:
     return lead.below_one and lead.value <= 1 / LEAST_GAIN and lead.rounds >= least_rounds
 
 
@@ -190,7 +169,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
             f" {100 * NEGLIGIBLE:.0f} % of a step; the model takes the rest"
         )
     if choice.outcome == "kept":
-        return f"{TUNED}: nothing beats {incumbent}" + (f"; {choice.reason}" * bool(choice.reason))
+        return f"{TUNED}: nothing beats {incumbent}"
     epochs = "1 epoch" if race.epochs == 1 else f"{race.epochs:,} epochs"
     parts = [f"{format_seconds(race.seconds(choice.name).value)} for {epochs}"]
     times, low, high = _format_gain(choice.to_baseline)

@@ -1,7 +1,7 @@
 """The contestants of a search: they are journaled, and dropped if they need too much memory."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from throughline.measurement.other_processes import OtherProcesses
@@ -9,8 +9,8 @@ from throughline.race.contestant import OPENING_S, ContestantLost
 from throughline.race.jobs import Opened
 from throughline.race.pool import Jobs, Pool
 from throughline.results.race import Round
-from throughline.tuning.budgets import Need
 from throughline.tuning.journal import Entrance, Journal
+from throughline.tuning.question import Survey
 from throughline.tuning.space import CEILING
 
 LEAST_FILL_S = 60.0  # the time that filling a cache may always take, even after the search's time
@@ -24,21 +24,18 @@ class SearchPool(Pool):
     `own` are the user's: the next search tries them again even if their caches took too long.
     """
 
-    def __init__(  # noqa: PLR0913 - what a search knows of its contestants
+    def __init__(
         self,
         jobs: Jobs,
-        needs: Mapping[str, Need],
+        survey: Survey,
         journal: Journal,
         *,
         ram_bytes: float,
-        besides_steps_bytes: float,
-        sampled_share: float,
         own: Collection[str] = (),
     ) -> None:
         super().__init__(jobs, journal.folder)
-        self._needs, self._journal = needs, journal
-        self._ram_bytes, self._besides_steps_bytes = ram_bytes, besides_steps_bytes
-        self._sampled_share, self._own = sampled_share, own
+        self._survey, self._journal = survey, journal
+        self._ram_bytes, self._own = ram_bytes, own
         self._opened_at = time.monotonic()
 
     def groups(self, names: Sequence[str], *, together_with: Sequence[str]) -> Iterator[list[str]]:
@@ -64,8 +61,8 @@ class SearchPool(Pool):
         seconds, disturbed = timed
         held = self.memory_bytes(name)
         entrance = Entrance(
-            cost=opened.cost(seconds, prepare_s=self._needs[name].prepare_s),
-            ram_bytes=held + self._lacking(name) + self._besides_steps_bytes,
+            cost=opened.cost(seconds, prepare_s=self._survey.needs[name].prepare_s),
+            ram_bytes=held + self._lacking(name) + self._survey.besides_steps_bytes,
             held_bytes=held,
             disturbed=disturbed,
         )
@@ -123,8 +120,10 @@ class SearchPool(Pool):
     def _bytes(self, name: str) -> float:
         if entrance := self._journal.pages.entrances.get(name):
             return entrance.held_bytes
-        return self._needs[name].ram_bytes - self._besides_steps_bytes - self._lacking(name)
+        survey = self._survey
+        return survey.needs[name].ram_bytes - survey.besides_steps_bytes - self._lacking(name)
 
     def _lacking(self, name: str) -> float:
-        kept = self._needs[name].ram_bytes - self._needs[CEILING].ram_bytes
-        return (1 - self._sampled_share) * kept
+        needs = self._survey.needs
+        kept = needs[name].ram_bytes - needs[CEILING].ram_bytes
+        return (1 - self._survey.sampled_share) * kept

@@ -42,7 +42,7 @@ PROOF_S = 24 * 3600.0  # reads every example twice
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The candidates, what each needs by name, and the size of the data.
+    """The candidates, what they and the model alone need, by name, and the size of the data.
 
     Trainings need `besides_steps_bytes` of memory beyond their contestants' steps. A contestant's
     memory or cache holds the share `sampled_share` of the examples of all splits.

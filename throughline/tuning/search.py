@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 
 from throughline.measurement.rounds import Race
@@ -61,10 +60,10 @@ class Search:
         self.question, self.journal = question, journal
         self.survey = survey_data(question, journal.folder)
         self._racing_until = time.monotonic() + RACING_SHARE * parse_time(question.budgets.time)
-        self.excess = find_excess(self.survey.needs, question.limits)
-        self.candidates = {
-            each.name: each for each in self.survey.space.candidates if each.name not in self.excess
-        }
+        everyone = {each.name: each for each in self.survey.space.candidates}
+        needs = {name: self.survey.needs[name] for name in everyone}
+        self.excess = find_excess(needs, question.limits)
+        self.candidates = {name: everyone[name] for name in everyone if name not in self.excess}
         self._own_names = [name for name, each in self.candidates.items() if each.family == OWN]
         for name in journal.pages.entrances:  # their memory is known from before
             journal.drop_large(name, question.limits.ram_bytes)
@@ -103,22 +102,10 @@ class Search:
         raced = [name for name in self.race.names if name in self.candidates]
         return [name for name in raced if not self._is_dropped(name)]
 
-    @cached_property
-    def needs(self) -> dict[str, Need]:
-        """What each contestant is expected to need; the model alone, the least memory of all."""
-        least = min(each.ram_bytes for each in self.survey.needs.values())
-        alone = Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)
-        return {**self.survey.needs, CEILING: alone}
-
     def open_pool(self) -> SearchPool:
+        allowed = self.question.limits.ram_bytes
         return SearchPool(
-            self.job,
-            self.needs,
-            self.journal,
-            ram_bytes=self.question.limits.ram_bytes,
-            besides_steps_bytes=self.survey.besides_steps_bytes,
-            sampled_share=self.survey.sampled_share,
-            own=self._own_names,
+            self.job, self.survey, self.journal, ram_bytes=allowed, own=self._own_names
         )
 
     def _race_phases(self, pool: SearchPool) -> None:
@@ -175,8 +162,8 @@ class Search:
 
     def _is_compute_bound(self) -> bool:
         own, race = self._own, self.race
-        disturbed = bool(race.disturbed_by())
-        return bool(own) and not disturbed and is_compute_bound(race, race.fastest(own))
+        decidable = own and not race.disturbed_by()
+        return bool(decidable) and is_compute_bound(race, race.fastest(own))
 
     @property
     def _searched_families(self) -> dict[str, list[Candidate]]:
@@ -276,7 +263,7 @@ class Search:
         entrances = self.journal.pages.entrances
         return {
             name: replace(need, ram_bytes=entrances[name].ram_bytes) if name in entrances else need
-            for name, need in self.needs.items()
+            for name, need in self.survey.needs.items()
         }
 
     def _entry(self, name: str) -> Entry:
@@ -302,7 +289,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
     rows.sort(key=lambda row: (bool(row.dropped), row.seconds or math.inf))
     return TuningResult(
         outcome=choice.outcome,
-        sentence=compose_sentence(choice, race, search.needs[choice.name]),
+        sentence=compose_sentence(choice, race, search.survey.needs[choice.name]),
         chosen=choice.name,
         config=describe_config(search.candidates[choice.name].config),
         baseline=choice.baseline,

@@ -50,7 +50,7 @@ from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, find_network, make_step_model
 from throughline.tuning.budgets import Limits, Need
 from throughline.tuning.question import Survey
-from throughline.tuning.space import Candidate, Conditions, lay_out_space, read_stored
+from throughline.tuning.space import CEILING, Candidate, Conditions, lay_out_space, read_stored
 
 EPOCHS, VALIDATION_STEPS = 2, 2  # of the training whose memory is measured
 EPOCH_S = 2.0  # if its steps are slow, epochs end after about so long
@@ -182,7 +182,8 @@ def _estimate_needs(
             kept_bytes=kept,
             written_bytes=written,
         )
-    return needs
+    least = min(each.ram_bytes for each in needs.values())
+    return {**needs, CEILING: Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
