@@ -29,6 +29,7 @@ from throughline.measurement.hardware import UsageMonitor, describe_machine
 handles, reason = visible_gpus()
 used = used_gpus({"/job:localhost/replica:0/task:0/device:GPU:0", "/device:CPU:0"})
 with UsageMonitor(used) as monitor:
+    monitor.resume()
     while used and len(monitor._samples) + bool(monitor._failures) < 2:
         time.sleep(0.01)
 names = [pynvml.nvmlDeviceGetName(handle) for handle in used]
@@ -95,7 +96,7 @@ def test_what_happens_in_a_pause_is_not_measured_and_the_work_of_child_processes
         return {process: sum(s for one, s in done if one == process) for process, _ in done}
 
     clock = {"clock": lambda: sum(seconds for _, seconds in done)}
-    with UsageMonitor([], paused=True, cpu_s=cpu_s, **clock) as monitor:
+    with UsageMonitor([], cpu_s=cpu_s, **clock) as monitor:
         done.append((1, 3.0))
         monitor.resume()
         done.extend([(1, 1.0), (2, 2.0)])

@@ -233,7 +233,7 @@ def run_epochs(
     devices = {str(variable.value.device) for variable in training.network.variables}
     watching = [StepDeadline(replicas, train_function, settings)] if replicas.several else []
     with (
-        UsageMonitor(used_gpus(devices), paused=True) as monitor,
+        UsageMonitor(used_gpus(devices)) as monitor,
         explain_losses(replicas.worker),
         replicas.scope(),
     ):

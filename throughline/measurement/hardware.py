@@ -40,7 +40,7 @@ def read_cpu_s() -> dict[int, float]:
 class UsageMonitor:
     """Measures this process and samples `gpus`, NVML handles, in a thread; a context manager.
 
-    Times and GPUs are not measured between `pause()` and `resume()`, such as during validation.
+    Times and GPUs are measured between `resume()` and `pause()`, so not during validation.
     `cpu_s` returns CPU time [s] by process id. The usage is in `measured` after the block.
     """
 
@@ -50,7 +50,6 @@ class UsageMonitor:
         self,
         gpus: Sequence[Any],
         *,
-        paused: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         cpu_s: Callable[[], Mapping[int, float]] = read_cpu_s,
     ) -> None:
@@ -59,7 +58,6 @@ class UsageMonitor:
         self._failures: list[str] = []
         self._running, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True, name="usage-monitor")
-        self._paused_at_first = paused
         self._wall_s = self._cpu_s = self._since = 0.0
         self._cpu: Mapping[int, float] = {}
 
@@ -68,8 +66,6 @@ class UsageMonitor:
         self._read = self._process.io_counters().read_bytes  # from storage, not the page cache
         if self._gpus:
             self._thread.start()
-        if not self._paused_at_first:
-            self.resume()
         return self
 
     def __exit__(self, *_: object) -> None:

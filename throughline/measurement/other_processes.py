@@ -41,17 +41,12 @@ def read_cpu_times() -> CpuTimes:
     idle_s = sum(core.idle + core.iowait for core in cores)
     # Linux counts the time of guests in user and nice, too.
     all_s = sum(sum(core) - core.guest - core.guest_nice for core in cores)
-    by_process = {
-        process.pid: sum(times[:4])
-        for process in psutil.process_iter()
-        if (times := read_times(process))
-    }
     return CpuTimes(
         idle_s=idle_s,
         busy_s=all_s - idle_s,
         cores=len(cores),
         group_s=read_quota_usage_s(),
-        by_process=Counter(by_process),
+        by_process=Counter({one.pid: sum(read_times(one)[:4]) for one in psutil.process_iter()}),
     )
 
 
@@ -79,17 +74,14 @@ class OtherProcesses:
         before, now = self._before, self._read()
         idle_s, busy_s = now.idle_s - before.idle_s, now.busy_s - before.busy_s
         # A process that started meanwhile counts from its start.
-        took = Counter(
-            {pid: seconds - before.by_process[pid] for pid, seconds in now.by_process.items()}
-        )
+        took = now.by_process - before.by_process
         own = {os.getpid(), *list_children(os.getpid())}
         own_s = sum(took[pid] for pid in own)
         sharing_s = max(0.0, now.group_s - before.group_s - own_s)
+        usable = min(1.0, usable_cores() / now.cores)
         if idle_s + busy_s > 0:
-            usable = min(1.0, usable_cores() / now.cores)
-            self.cpu_pct, self.idle_pct = share_of_cores(
-                busy_s, idle_s, own_s, usable=usable, sharing_s=sharing_s
-            )
+            shares = share_of_cores(busy_s, idle_s, own_s, usable=usable, sharing_s=sharing_s)
+            self.cpu_pct, self.idle_pct = shares
         named = next((pid for pid, _ in took.most_common() if pid not in own), None)
         if named is not None and took[named] >= max(0.0, busy_s - own_s) / 2 > 0:
             with suppress(psutil.Error):  # it has ended
