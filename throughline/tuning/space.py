@@ -156,27 +156,26 @@ def _plan(
 
 
 def _families(spec: InputSpec, conditions: Conditions) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "snapshot", {"read": "snapshot", **GLOBAL}
+    stored, streamed = {"read": "snapshot", **GLOBAL}, {"read": "shards"}
+    yield "snapshot", stored
     if conditions.beyond_memory:
         yield "snapshot_window", {"read": "snapshot", "shuffle": {"kind": "window"}}
     if conditions.accelerator:
-        yield "snapshot_on_device", {"read": "snapshot", "snapshot_on": "device", **GLOBAL}
+        yield "snapshot_on_device", {**stored, "snapshot_on": "device"}
     if 0 < conditions.fitting < 1:
-        part = {"fraction": conditions.fitting}
-        yield "snapshot_part", {"read": "snapshot", "snapshot": part, **GLOBAL}
+        yield "snapshot_part", {**stored, "snapshot": {"fraction": conditions.fitting}}
     *earlier, last = [op.name for op in spec.preprocess]
     for where in ("memory", "disk"):
-        cached = {"read": "shards", "cache": {"where": where, "after": last}}
-        yield f"cache_{where}", cached
+        yield f"cache_{where}", {**streamed, "cache": {"where": where, "after": last}}
     yield "arrays", {"read": "arrays"}
     yield "indexed_shards", {"read": "indexed_shards", **GLOBAL}
-    yield "stream", {"read": "shards"}
+    yield "stream", streamed
     for where, after in product(("memory", "disk"), earlier):
-        cached = {"read": "shards", "cache": {"where": where, "after": after}}
-        yield f"cache_{where}_after_{after}", cached
+        cache = {"where": where, "after": after}
+        yield f"cache_{where}_after_{after}", {**streamed, "cache": cache}
     if conditions.approximate:
-        yield "stream_half_size", {"read": "shards", "decode": {"ratio": 2}}
-        yield "stream_fused_crop", {"read": "shards", "decode": {"crop": "fused"}}
+        yield "stream_half_size", {**streamed, "decode": {"ratio": 2}}
+        yield "stream_fused_crop", {**streamed, "decode": {"crop": "fused"}}
 
 
 def _forms(
@@ -219,12 +218,10 @@ def pick_forms(forms: Sequence[Candidate], count: int) -> list[str]:
 
 def find_leanest(forms: Sequence[Candidate]) -> list[Candidate]:
     """Return the forms that hold least memory: sequential calls, postprocessing on the device."""
-
-    def weight(form: Candidate) -> tuple[bool, bool]:
-        return form.config.map.parallel != "none", form.config.postprocess_on == "host"
-
-    least = min(map(weight, forms))
-    return [form for form in forms if weight(form) == least]
+    weights = [
+        (form.config.map.parallel != "none", form.config.postprocess_on == "host") for form in forms
+    ]
+    return [form for form, weight in zip(forms, weights, strict=True) if weight == min(weights)]
 
 
 def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidate]:
@@ -233,9 +230,5 @@ def find_neighbors(form: Candidate, forms: Sequence[Candidate]) -> list[Candidat
 
 
 def _differ(one: Candidate, other: Candidate) -> int:
-    return sum(mine != yours for mine, yours in zip(_calls(one), _calls(other), strict=True))
-
-
-def _calls(form: Candidate) -> tuple[object, ...]:
-    config = form.config
-    return config.vectorize, config.map.parallel, config.postprocess_on, config.deterministic
+    fields = ("vectorize", "map", "postprocess_on", "deterministic")
+    return sum(getattr(one.config, each) != getattr(other.config, each) for each in fields)

@@ -108,20 +108,16 @@ def measure_besides_steps(
         import_client()
         build_optimizer(network)
         stopping = make_early_stopping(settings)
-        checkpoints = CheckpointCallback(
-            pipelines.train,
-            CheckpointStore(Path(folder), {}),
-            settings.model_copy(update={"checkpoint_every": "1 epoch"}),
-            None,
-        )
+        kept = settings.model_copy(update={"checkpoint_every": "1 epoch"})
+        store = CheckpointStore(Path(folder), {})
+        checkpoints = CheckpointCallback(pipelines.train, store, kept, None)
         checkpoints.attach(step, None, stopping)
+        validated = min(VALIDATION_STEPS, validation.steps_per_epoch)
         fit(
             step,
             batches,
             Schedule(steps_per_epoch=steps, epochs=EPOCHS),
-            evaluation=SplitEvaluation(
-                model, validation.dataset(), min(VALIDATION_STEPS, validation.steps_per_epoch)
-            ),
+            evaluation=SplitEvaluation(model, validation.dataset(), validated),
             callbacks=[*stopping, checkpoints],
         )
         save_model(models.full_model, Path(folder) / MODEL_FILE)
@@ -154,8 +150,7 @@ def _estimate_needs(
     candidates: Sequence[Candidate], data: PreparedData, root: Path, *, least_bytes: float
 ) -> dict[str, Need]:
     """Estimate what candidates need for all splits; once for all with equal reads and caches."""
-    known: dict[object, list[dict[str, float]]] = {}
-    needs: dict[str, Need] = {}
+    known, needs = dict[object, list[dict[str, float]]](), dict[str, Need]()
     snapshot, splits = SnapshotBytes.of(data), data.shards.splits
     count = data.shards.examples("train")
     for each in candidates:
@@ -182,7 +177,7 @@ def _estimate_needs(
             kept_bytes=kept,
             written_bytes=written,
         )
-    least = min(each.ram_bytes for each in needs.values())
+    least = min((each.ram_bytes for each in needs.values()), default=least_bytes)
     return {**needs, CEILING: Need(ram_bytes=least, disk_bytes=0.0, prepare_s=0.0)}
 
 
@@ -220,11 +215,10 @@ def prove_equal(entry: Entry) -> str:
     name, config = entry.name, entry.config
     params = replace(entry.params, pipelines={name: config})
     data = open_inputs(params, Layout(entry.root))
-    digests = {}
+    digests = dict[str, str]()
     for split in data.shards.splits:
-        ours = digest_examples(
-            open_input_pipeline(params, name, data, split=split, purpose="compare")
-        )
+        pipeline = open_input_pipeline(params, name, data, split=split, purpose="compare")
+        ours = digest_examples(pipeline)
         exact = digest_examples(open_exact_pipeline(params, data, split=split))
         if ours != exact and not config.decode.approximate:
             raise UnequalConfigurations(
@@ -232,5 +226,5 @@ def prove_equal(entry: Entry) -> str:
                 f" digest is {ours.digest[:12]} instead of {exact.digest[:12]}"
             )
         digests[split] = ours.digest
-    check_epoch(open_input_pipeline(params, name, data, split="train", purpose="train"))
+    check_epoch(open_input_pipeline(params, name, data))
     return digests["train"]
