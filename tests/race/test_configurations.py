@@ -265,10 +265,12 @@ def test_a_race_that_its_epochs_contradict_decides_nothing():
 def test_a_service_that_does_not_stand_still_is_measured_by_its_epochs():
     race = replace(measured(50.0), rounds=rounds({MODEL: [100.0] * 5}, phase=OWN))
     result = judging.judge_by_epochs(
-        subject(warm=40.0), race, on_accelerator=False, why="by its epochs"
+        subject(CANNOT, CAN, warm=40.0), race, on_accelerator=False, why="by its epochs"
     )
     assert result and (result.verdict, result.note) == ("input-bound", "by its epochs")
     assert result.training.value == 40 and result.stall_pct == pytest.approx(60)
+    said = {each.rule: each.untried for each in result.findings}
+    assert said == {"a": "its input keeps running between turns", "b": CANNOT.untried}
     assert judging.judge_by_epochs(subject(warm=None), race, on_accelerator=False, why="") is None
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from throughline.measurement.rounds import Race
 from throughline.measurement.verdict import APART_PCT, Stall, Verdict, find_contradiction, judge
 from throughline.race.configurations import ConfigurationRace, Measured
 from throughline.results.base import Estimate
@@ -16,6 +15,7 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 WORTH = 1.05  # the least speed-up that is worth a change
 TIE = 1.05  # gains within this factor are equal: the smaller change comes first
+RUNS_ON = "its input keeps running between turns"
 SLOW_SERVICE, GPU_IDLE = "slow_service", "gpu_idle"  # rules whose changes cannot be tried
 FIX_WHEN_COMPUTE_BOUND = (
     "stop tuning the input; what may help now: a larger batch_size, train.steps_per_execution,"
@@ -73,31 +73,28 @@ def judge_race(
 
 
 def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -> Raced:
-    race, name = measured.training, subject.name
-    model, gain = measured.models[name], measured.gain(name)
+    race, name, gain = measured.training, subject.name, measured.gain(subject.name)
     training, fed = race.speed(name).times(subject.share), measured.input_speed(name)
     fed = fed and fed.times(subject.share)
-    epochs = _comparable_epochs(subject)
+    epochs, opened = _comparable_epochs(subject), measured.opened.get(name)
     contradiction = find_contradiction(
         training,
         gain,
         fed,
         epochs,
         epoch_s=subject.examples / epochs if epochs else 0.0,
-        drift=race.drift(model),
+        drift=race.drift(measured.models[name]),
         disturbed=bool(race.disturbed_by()),
     )
-    opened = measured.opened.get(name)
     return _conclude(
+        subject,
+        measured,
         gain,
-        contradiction,
         [_with_gain(each, name, measured) for each in subject.findings],
-        race,
         on_accelerator=on_accelerator,
         training=training,
         input=fed,
-        model_alone=race.speed(model).times(subject.share),
-        model=model,
+        contradiction=contradiction,
         cost=measured.costs.get(name, Cost()),
         first_batch_s=opened and opened.first_batch_s,
         exchange_ms=_exchange_ms(subject, training),
@@ -119,15 +116,13 @@ def judge_by_epochs(
     apart, alone = 1 + APART_PCT / 100, race.speed(model).times(subject.share)
     training = Estimate(value=epochs, low=epochs / apart, high=epochs * apart, rounds=0)
     return _conclude(
+        subject,
+        measured,
         training.times(1 / alone.value),
-        "",
-        subject.findings,
-        race,
+        [replace(each, untried=each.untried or RUNS_ON) for each in subject.findings],
         on_accelerator=on_accelerator,
         training=training,
         input=None,
-        model_alone=alone,
-        model=model,
         cost=Cost(),
         first_batch_s=None,
         note=why,
@@ -135,14 +130,16 @@ def judge_by_epochs(
 
 
 def _conclude(
+    subject: Subject,
+    measured: Measured,
     gain: Estimate,
-    contradiction: str,
     findings: Sequence[Finding],
-    race: Race,
     *,
     on_accelerator: bool,
-    **measured: Any,
+    contradiction: str = "",
+    **figures: Any,
 ) -> Raced:
+    race, model = measured.training, measured.models[subject.name]
     stall, ranked = Stall.of(gain), rank_findings(findings)
     verdict = judge(stall, contradiction, on_accelerator=on_accelerator)
     first = _find_first(ranked, verdict)
@@ -165,10 +162,12 @@ def _conclude(
         stall_pct=max(0.0, stall.pct),
         stall_pct_low=max(0.0, stall.low_pct),
         stall_pct_high=max(0.0, stall.high_pct),
+        model_alone=race.speed(model).times(subject.share),
+        model=model,
         contradiction=contradiction,
         gain=first.gain.value if first and first.gain else None,
         findings=tuple(ranked),
-        **measured,
+        **figures,
     )
 
 
