@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from throughline.measurement.equality import RowsByKey
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.pipelines.order.epoch_order import EpochOrder
-from throughline.pipelines.order.length_batches import LengthBatches
-from throughline.pipelines.order.packed_batches import NO_DOCUMENT, PackedBatches
+from throughline.pipelines.order.packed_batches import NO_DOCUMENT
 from throughline.pipelines.read.prepared_data import read_labels_and_weights
 from throughline.plan.ops import Op, Parse
 from throughline.plan.plan import Plan
@@ -62,16 +60,12 @@ def check_epoch(pipeline: InputPipeline) -> tuple[EpochDraws, np.ndarray] | None
 
 
 def _gathered_rows(pipeline: InputPipeline) -> np.ndarray:
-    steps = tf.range(pipeline.steps_per_epoch, dtype=tf.int64)
-    firsts = range(0, pipeline.steps_per_epoch, STEPS_PER_CHECK_CALL)
-    chunks = [steps[first : first + STEPS_PER_CHECK_CALL] for first in firsts]
-    return np.concatenate([collect_rows(pipeline.reader.order, chunk) for chunk in chunks])
-
-
-def collect_rows(order: EpochOrder | LengthBatches | PackedBatches, steps: tf.Tensor) -> np.ndarray:
-    """Return the rows of `steps` (n,), concatenated: (examples,) int64."""
-    rows = order.rows(steps).numpy()
-    drawn = rows[np.arange(rows.shape[1]) < order.size(steps).numpy()[:, None]]
+    order, count, chunks = pipeline.reader.order, pipeline.steps_per_epoch, []
+    for first in range(0, count, STEPS_PER_CHECK_CALL):
+        steps = tf.range(first, min(first + STEPS_PER_CHECK_CALL, count), dtype=tf.int64)
+        rows = order.rows(steps).numpy()
+        chunks.append(rows[np.arange(rows.shape[1]) < order.size(steps).numpy()[:, None]])
+    drawn = np.concatenate(chunks)
     return drawn[drawn != NO_DOCUMENT]
 
 

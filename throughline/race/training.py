@@ -56,7 +56,8 @@ class Training:
         self._service = ExitStack()
         address = self._service.enter_context(open_input_service(entry.config))
         pipeline, self._step, self._sample = _open(entry, address=address)
-        self._pipeline, self._loaded = pipeline, _find_loaded(pipeline)
+        self._pipeline, first = pipeline, pipeline.plan.steps[0]
+        self._loaded = first if isinstance(first, Read) and first.source == "arrays" else None
         started_at = time.perf_counter()
         self._batches = iter(pipeline.steps(epochs=MANY_EPOCHS))
         saves = entry.config.cache is not None and entry.config.cache.where == "save_load"
@@ -79,9 +80,24 @@ class Training:
         )
 
     def _train_on_zeros(self, entry: Entry, *, examples: int | None = None) -> None:
-        shape = infer_input_shape(entry.params, self._pipeline.data)
-        spec = self._batches.element_spec
-        advance(self._step, _repeat_zeros(self._pipeline, spec, shape, examples=examples))
+        """Train on a batch of zeros, which has the sizes of the input, or of the longest text."""
+        pipeline, spec = self._pipeline, self._batches.element_spec
+        is_text, batching = pipeline.plan.spec.schema.is_text, pipeline.plan.batching
+        lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
+        longest = int(lengths.max(initial=1))
+        whole = pipeline.batch_size // pipeline.worker.count
+        if batching and batching.tokens:
+            whole = max(1, batching.tokens // longest)
+        shape = infer_input_shape(entry.params, pipeline.data)
+        usual = [examples or whole, *(size or longest for size in shape)]
+
+        def zeros(one: Any) -> tf.Tensor:
+            sizes = [size or other for size, other in zip(one.shape, usual, strict=False)]
+            return tf.zeros(sizes, one.dtype)
+
+        repeated = partial(itertools.repeat, tf.nest.map_structure(zeros, spec))
+        batches = tf.data.Dataset.from_generator(repeated, output_signature=spec)
+        advance(self._step, iter(batches))
         self._step.settle()
 
     def load(self) -> float:
@@ -214,43 +230,12 @@ def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> Prepare
     return replace(data, shards=replace(data.shards, shards=shards))
 
 
-def _find_loaded(pipeline: InputPipeline) -> Read | None:
-    step = pipeline.plan.steps[0]
-    return step if isinstance(step, Read) and step.source == "arrays" else None
-
-
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
     """Return this process's share of a smaller last batch; None without one, or for whole texts."""
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
     if texts or pipeline.plan.batching or pipeline.steps_per_epoch == 1:
         return None
     return pipeline.examples % pipeline.batch_size // pipeline.worker.count or None
-
-
-def _repeat_zeros(
-    pipeline: InputPipeline,
-    spec: Any,
-    input_shape: tuple[int | None, ...],
-    *,
-    examples: int | None = None,
-) -> Iterator[Any]:
-    """Repeat a batch of zeros; sizes missing in `spec` are the input's, or the longest text's."""
-    is_text, batching = pipeline.plan.spec.schema.is_text, pipeline.plan.batching
-    lengths = sequence_lengths(pipeline.data, pipeline.split) if is_text else np.ones(1, int)
-    longest = int(lengths.max(initial=1))
-    whole = pipeline.batch_size // pipeline.worker.count
-    if batching and batching.tokens:
-        whole = max(1, batching.tokens // longest)
-    examples = examples or whole
-    usual = [examples, *(size or longest for size in input_shape)]
-
-    def zeros(one: Any) -> tf.Tensor:
-        sizes = [size or other for size, other in zip(one.shape, usual, strict=False)]
-        return tf.zeros(sizes, one.dtype)
-
-    batch = tf.nest.map_structure(zeros, spec)
-    repeated = partial(itertools.repeat, batch)
-    return iter(tf.data.Dataset.from_generator(repeated, output_signature=spec))
 
 
 def advance(step: StepFunction, batches: Iterator[Any]) -> int:
