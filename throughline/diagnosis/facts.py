@@ -63,9 +63,10 @@ class Facts:
     def map_parallelism(self) -> Parallelism:
         return Parallelism(self.config.map.parallel)
 
-    def is_worthwhile(self, milliseconds: float) -> bool:
-        """Return whether work of this duration takes at least `WORTH_PCT` of a step."""
-        return (self._share_pct(milliseconds) or 0.0) >= WORTH_PCT
+    def worthwhile(self, milliseconds: float | None) -> float:
+        """Return a time of each step if it is at least `WORTH_PCT` of the step, else 0."""
+        enough = (self._share_pct(milliseconds) or 0.0) >= WORTH_PCT
+        return milliseconds if milliseconds and enough else 0.0
 
     @property
     def warm_steps(self) -> Sequence[Step]:
@@ -102,17 +103,6 @@ class Facts:
         names = {step.trace_name for step in self.warm_steps if isinstance(step, kinds)}
         work = sum(item.self_ms for item in self.breakdown.iterators if item.step in names)
         return work / max(1, self.breakdown.steps)
-
-    def worthwhile_work_ms(self, *kinds: type[Step]) -> float:
-        """Return `work_ms` if it is worthwhile, else 0."""
-        work = self.work_ms(*kinds)
-        return work if self.is_worthwhile(work) else 0.0
-
-    @property
-    def worthwhile_wait_ms(self) -> float:
-        """The mean wait of a step for its batch [ms] if it is worthwhile, else 0."""
-        wait = self.breakdown.wait_ms_mean or 0.0
-        return wait if self.is_worthwhile(wait) else 0.0
 
 
 def _delivers_batches(step: Step) -> bool:

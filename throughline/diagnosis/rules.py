@@ -72,7 +72,7 @@ def rule(**fields: Any) -> Callable[[Detector], Rule]:
     effort=Effort.DISK,
 )
 def _repeated_work(facts: Facts) -> str | None:
-    work = facts.worthwhile_work_ms(Map, Gather)
+    work = facts.worthwhile(facts.work_ms(Map, Gather))
     if not work or facts.plan.reads_whole_snapshot or facts.plan.caches:
         return None
     return (
@@ -101,7 +101,7 @@ def _no_cache(facts: Facts) -> str | None:
     config={"vectorize": True, "map": {"parallel": "none"}, "prefetch": 2},
 )
 def _costly_calls(facts: Facts) -> str | None:
-    called, work = facts.per_example_map(), facts.worthwhile_work_ms(Map)
+    called, work = facts.per_example_map(), facts.worthwhile(facts.work_ms(Map))
     if not work or not called or facts.config.vectorize:
         return None
     if all(op.takes == "example" for op in called.ops):
@@ -118,7 +118,7 @@ def _costly_calls(facts: Facts) -> str | None:
     config={"map": {"parallel": "cores"}, "prefetch": 2},
 )
 def _sequential_map(facts: Facts) -> str | None:
-    work = facts.worthwhile_work_ms(Map, Gather)
+    work = facts.worthwhile(facts.work_ms(Map, Gather))
     if not work or not facts.map_parallelism.is_sequential or facts.cores == 1:
         return None
     if facts.plan.gathers_on_device:  # part of the model's step
@@ -135,7 +135,7 @@ def _sequential_map(facts: Facts) -> str | None:
     config={"prefetch": 2},
 )
 def _no_prefetch(facts: Facts) -> str | None:
-    wait = facts.worthwhile_wait_ms
+    wait = facts.worthwhile(facts.breakdown.wait_ms_mean)
     if not wait or facts.config.prefetch != "none" or facts.plan.gathers_on_device:
         return None
     return f"each step waits {wait:.2f} ms for a batch that is prepared only then"
@@ -147,7 +147,7 @@ def _no_prefetch(facts: Facts) -> str | None:
     config={"interleave": {"cycle_length": 4, "block_length": 16, "parallel": "cores"}},
 )
 def _sequential_read(facts: Facts) -> str | None:
-    step, work = facts.plan.steps[0], facts.worthwhile_work_ms(Read)
+    step, work = facts.plan.steps[0], facts.worthwhile(facts.work_ms(Read))
     if not work or not isinstance(step, Read) or step.source != "shards":
         return None
     if not step.parallel.is_sequential or facts.shard_count == 1 or facts.plan.caches:
@@ -168,7 +168,7 @@ def _decode_bound(facts: Facts) -> str | None:
     if not decoded or not resized or facts.config.decode.ratio > 1 or facts.plan.caches:
         return None
     work = facts.work_ms(Map)
-    if not facts.is_worthwhile(work / facts.cores):
+    if not facts.worthwhile(work / facts.cores):
         return None
     return f"decoding and what follows take {work:.2f} core-ms of a step"
 
@@ -184,7 +184,7 @@ def _host_widening(facts: Facts) -> str | None:
         return None
     steps = [step for step in facts.warm_steps if isinstance(step, Map | Gather)]
     casts = [op.name for step in steps for op in step.ops if op.device and not op.random]
-    if not casts or not facts.worthwhile_work_ms(Map, Gather):
+    if not casts or not facts.worthwhile(facts.work_ms(Map, Gather)):
         return None
     return f"a batch has {facts.batch_mib:,.1f} MiB after {', '.join(casts)} on the host"
 
@@ -207,7 +207,7 @@ def _service_on_one_host(facts: Facts) -> str | None:
     fix="more workers on other hosts, or `service: null`",
 )
 def _slow_service(facts: Facts) -> str | None:
-    service, wait = facts.config.service, facts.worthwhile_wait_ms
+    service, wait = facts.config.service, facts.worthwhile(facts.breakdown.wait_ms_mean)
     if not wait or service is None or service.on_this_host:
         return None
     return f"each step waits {wait:.2f} ms for batches from {service.address}"

@@ -35,7 +35,8 @@ def digest_examples(pipeline: InputPipeline) -> ExamplesDigest:
         for example in iterate_examples(batch):
             total = (total + digest_example(*example)) % MODULUS
             keys.append(example[0])
-            labels += [example[1]] if is_listed else []
+            if is_listed:
+                labels.append(example[1])
     if is_listed:
         _check_labels(pipeline, np.asarray(keys), np.asarray(labels))
     return ExamplesDigest(
