@@ -134,16 +134,11 @@ def open_parent(
     return comparison_run.open_comparison(run_key, run.name, run.tags)
 
 
-def command(  # noqa: PLR0913 - the options of a command line
+def command(
+    options: cli.RunOptions,
     pipeline: Annotated[
         list[str] | None, typer.Option("--pipeline", help="only this configuration; repeatable")
     ] = None,
-    set_: cli.SetOption = None,
-    overlay: cli.OverlayOption = None,
-    show: cli.ShowOption = False,
-    name: cli.NameOption = None,
-    verbose: cli.VerboseOption = False,
-    debug: cli.DebugOption = False,
     promote: Annotated[
         bool, typer.Option("--promote", help="let a run with changes choose MLflow's champion, too")
     ] = False,
@@ -151,14 +146,11 @@ def command(  # noqa: PLR0913 - the options of a command line
 ) -> None:
     """Run all configurations of params.yaml and write report/index.html, or run some of them."""
     selected = pipeline or []
-    options = cli.RunOptions(
-        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-    )
     with cli.flow_command("comparison", selected, options) as changes:
         result = comparison(
             pipelines=selected,
             changes=changes,
-            name=name or "",
+            name=options.name or "",
             promote=promote,
             measure_again=measure_again or [],
         )
@@ -168,8 +160,8 @@ def command(  # noqa: PLR0913 - the options of a command line
         else:  # a selection of the project's configurations
             where = [f"Their files: {', '.join(str(Layout().results(one)) for one in selected)}"]
         if compared.measure_again:
-            name, *_ = compared.measure_again
-            where = [cli.compose_measure_again("comparison", sys.argv[1:], name), *where]
+            undecided = compared.measure_again[0]
+            where = [cli.compose_measure_again("comparison", sys.argv[1:], undecided), *where]
         cli.print_comparison(compared, "\n".join(where))
 
 

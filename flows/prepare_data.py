@@ -28,20 +28,10 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     return last.changed
 
 
-def command(
-    set_: cli.SetOption = None,
-    overlay: cli.OverlayOption = None,
-    show: cli.ShowOption = False,
-    name: cli.NameOption = None,
-    verbose: cli.VerboseOption = False,
-    debug: cli.DebugOption = False,
-) -> None:
+def command(options: cli.RunOptions) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
-    options = cli.RunOptions(
-        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-    )
     with cli.flow_command("prepare-data", [], options) as changes:
-        prepare_data(changes=changes, name=name or "")
+        prepare_data(changes=changes, name=options.name or "")
 
 
 if __name__ == "__main__":

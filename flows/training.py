@@ -102,14 +102,11 @@ def training(
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
 
 
-def command(  # noqa: PLR0913 - the options of a command line
+def command(
+    options: cli.RunOptions,
     pipeline: Annotated[
         str, typer.Option("--pipeline", help="a key of `pipelines:` in params.yaml")
     ],
-    set_: cli.SetOption = None,
-    overlay: cli.OverlayOption = None,
-    show: cli.ShowOption = False,
-    name: cli.NameOption = None,
     measure_again: cli.MeasureAgainOption = None,
     measure: Annotated[
         bool,
@@ -118,23 +115,20 @@ def command(  # noqa: PLR0913 - the options of a command line
             help="measure where time goes; or only train, without waiting for other runs",
         ),
     ] = True,
-    verbose: cli.VerboseOption = False,
-    debug: cli.DebugOption = False,
-    json_: cli.JsonOption = False,
+    json: Annotated[
+        bool, typer.Option(help="print the result as JSON on standard output, for scripts")
+    ] = False,
 ) -> None:
     """Run one configuration through all stages."""
-    options = cli.RunOptions(
-        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-    )
     with cli.flow_command("training", [pipeline], options) as changes:
         result = training(
             pipeline=pipeline,
             changes=changes,
-            name=name or "",
+            name=options.name or "",
             measure_again=measure_again or [],
             measure=measure,
         )
-        if json_:
+        if json:
             typer.echo(dump_json({**result.figures}))
         elif not result.compared:
             typer.echo(

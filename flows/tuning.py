@@ -114,6 +114,7 @@ def budget_option(name: str) -> Any:
 
 
 def command(  # noqa: PLR0913 - the options of a command line
+    options: cli.RunOptions,
     ram: Annotated[str | None, budget_option("ram")] = None,
     disk: Annotated[str | None, budget_option("disk")] = None,
     prepare: Annotated[str | None, budget_option("prepare")] = None,
@@ -123,22 +124,13 @@ def command(  # noqa: PLR0913 - the options of a command line
     apply: Annotated[
         bool, typer.Option("--apply", help="add what is found to params.yaml, as pipelines.tuned")
     ] = False,
-    set_: cli.SetOption = None,
-    overlay: cli.OverlayOption = None,
-    show: cli.ShowOption = False,
-    name: cli.NameOption = None,
-    verbose: cli.VerboseOption = False,
-    debug: cli.DebugOption = False,
 ) -> None:
     """Prepare the data, then search for the configuration that trains in the least time."""
-    options = cli.RunOptions(
-        set_=set_, overlay=overlay, name=name, show=show, verbose=verbose, debug=debug
-    )
     with cli.flow_command("tuning", [], options) as changes:
         budgets = read_budgets(
             ram=ram, disk=disk, prepare=prepare, epochs=epochs, time=time, allow=allow
         )
-        result = tuning(budgets=budgets, changes=changes, name=name or "", apply=apply)
+        result = tuning(budgets=budgets, changes=changes, name=options.name or "", apply=apply)
         print_table(result)
         if result.outcome == "found":
             typer.echo(write_yaml(TUNED, result.config))

@@ -79,23 +79,17 @@ def show_data(layout: Layout) -> None:
 @_for_the_page()
 def show_comparison(comparison: Comparison, report: Path, run_id: str | None) -> None:
     """Show the comparison as a table, in words, as pictures, and as links to MLflow."""
-    shown = dict.fromkeys([comparison.baseline, comparison.best])
+    headline, plots = comparison.headline, report / "plots"
     table: list[dict[str, Any]] = [*to_records(comparison_table(comparison))]
-    create_table_artifact(key="comparison", table=table, description=comparison.headline)
+    create_table_artifact(key="comparison", table=table, description=headline)
     create_markdown_artifact(key="comparison-report", markdown=to_markdown(comparison))
-    _show_picture("comparison-throughput", report / "plots" / "throughput.png", comparison.headline)
-    _show_picture(
-        "comparison-timelines",
-        report / "plots" / "timelines.png",
-        ", ".join(f"{name}: real steps" for name in shown),
-    )
+    _show_picture("comparison-throughput", plots / "throughput.png", headline)
+    steps = [f"{name}: real steps" for name in {comparison.baseline: 0, comparison.best: 0}]
+    _show_picture("comparison-timelines", plots / "timelines.png", ", ".join(steps))
     if pages := comparison_run.run_urls(run_id):
-        create_link_artifact(key="mlflow-run", link=pages[0], link_text=comparison.headline)
-        create_link_artifact(
-            key="mlflow-comparison",
-            link=pages[1],
-            link_text="its configurations side by side in MLflow, fastest first",
-        )
+        create_link_artifact(key="mlflow-run", link=pages[0], link_text=headline)
+        side_by_side = "its configurations side by side in MLflow, fastest first"
+        create_link_artifact(key="mlflow-comparison", link=pages[1], link_text=side_by_side)
 
 
 @_for_the_page()
@@ -122,18 +116,16 @@ def show_training(
     pipeline: str, result: Mapping[str, Any], folder: Path, compared: Comparison | None
 ) -> None:
     """Show a configuration's figures and a link to MLflow; if it was measured, a timeline, too."""
-    figures = {
-        key: _rounded(value) for key, value in result.items() if not isinstance(value, Mapping)
-    }
-    create_table_artifact(
-        key="training",
-        table=[{"metric": key, "value": value} for key, value in figures.items()],
-        description=compared.headline if compared else f"{pipeline} is trained, not measured.",
-    )
+    table = [
+        {"metric": key, "value": _round(value)}
+        for key, value in result.items()
+        if not isinstance(value, Mapping)
+    ]
+    headline = compared.headline if compared else f"{pipeline} is trained, not measured."
+    create_table_artifact(key="training", table=table, description=headline)
     if compared:
-        _show_picture(
-            "training-timeline", folder / "profile" / "timeline.png", f"{pipeline}: real steps"
-        )
+        timeline = folder / "profile" / "timeline.png"
+        _show_picture("training-timeline", timeline, f"{pipeline}: real steps")
     if pages := comparison_run.run_urls(recorder.read_run_id(folder)):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=f"{pipeline} in MLflow")
 
@@ -150,23 +142,15 @@ def to_markdown(comparison: Comparison) -> str:
 
 def report_failure(flow: Any, run: Any, state: Any) -> None:
     """Show on the run's page what failed and where its log is."""
-    log = (
-        f"{os.environ[UI_URL]}/runs/flow-run/{run.id}"
-        if os.environ.get(UI_URL)
-        else f"`prefect flow-run logs {run.id}`"
-    )
+    pages, command = os.environ.get(UI_URL), f"`prefect flow-run logs {run.id}`"
+    log = f"{pages}/runs/flow-run/{run.id}" if pages else command
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
-    # If a run was stopped, Prefect calls this hook outside the run, where its own function for
-    # artifacts does not know the run.
+    text = f"{describe_failure(run.name, state)}\n\n{advice}"
+    # Of a stopped run, Prefect calls this outside the run, which `create_markdown_artifact` needs.
+    key = f"{flow.name}-failure"
+    artifact = ArtifactCreate(key=key, type="markdown", data=text, flow_run_id=run.id)
     with get_client(sync_client=True) as client:
-        client.create_artifact(
-            ArtifactCreate(
-                key=f"{flow.name}-failure",
-                type="markdown",
-                data=f"{describe_failure(run.name, state)}\n\n{advice}",
-                flow_run_id=run.id,
-            )
-        )
+        client.create_artifact(artifact)
 
 
 def name_flow_run() -> str:
@@ -182,8 +166,10 @@ REPORTED: dict[str, Any] = {
 
 
 def describe_failure(name: str, state: State) -> str:
-    """Return Markdown that says how a run ended and why."""
-    return f"# {name}: {state.name}\n\n{fenced(failure_reason(state)[:LONGEST_REASON])}"
+    """Return Markdown that says how a run ended, and why, which nothing in the reason can leave."""
+    reason = failure_reason(state)[:LONGEST_REASON]
+    fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", reason)), 0)
+    return f"# {name}: {state.name}\n\n{fence}\n{reason}\n{fence}"
 
 
 def failure_reason(state: State) -> str:
@@ -192,12 +178,6 @@ def failure_reason(state: State) -> str:
     if isinstance(error, StageFailed) and error.failure:
         return f"{error.stage}: {error.failure}"
     return state.message or "no message"
-
-
-def fenced(text: str) -> str:
-    """Return Markdown that shows a text unchanged, by a fence longer than any backquotes in it."""
-    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
 
 
 def _show_picture(key: str, path: Path, description: str) -> None:
@@ -210,5 +190,5 @@ def _show_picture(key: str, path: Path, description: str) -> None:
         )
 
 
-def _rounded(value: object) -> object:
+def _round(value: object) -> object:
     return round(value, 4 if abs(value) < 10 else 1) if isinstance(value, float) else value  # noqa: PLR2004

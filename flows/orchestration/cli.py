@@ -6,9 +6,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,67 +24,80 @@ from throughline.results.comparison import Comparison
 from throughline.shared.errors import UserError
 from throughline.shared.gc_pause import collect_garbage_as_usual
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="override a key of params.yaml, e.g. train.epochs=5; repeatable",
-    ),
-]
-OverlayOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--overlay",
-        metavar="FILE",
-        help="a YAML file merged into params.yaml; repeatable, later ones win",
-    ),
-]
-ShowOption = Annotated[
-    bool,
-    typer.Option("--show", help="print the parameters that the run would have, and run nothing"),
-]
-NameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        help=(
-            "name of a run with changes, its worktree and experiment; default: the flow run's name"
-        ),
-    ),
-]
-DebugOption = Annotated[
-    bool, typer.Option("--debug", help="show all output of Prefect and the stages, and tracebacks")
-]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="show all output of the stages, not only their results")
-]
-
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="print the result as JSON on standard output, for scripts")
-]
 MEASURE_AGAIN = "--measure-again"
 MeasureAgainOption = Annotated[
     list[str] | None,
     typer.Option(
         MEASURE_AGAIN,
         metavar="NAME",
-        help=(
-            "race this configuration, and the others, once more although nothing has changed;"
-            " repeatable"
-        ),
+        help="race this configuration, and the others, once more although nothing has changed;"
+        " repeatable",
     ),
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options that all flows have."""
+
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="override a key of params.yaml, e.g. train.epochs=5; repeatable",
+        ),
+    ] = None
+    overlay: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="a YAML file merged into params.yaml; repeatable, later ones win"
+        ),
+    ] = None
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="print the parameters that the run would have; run nothing"),
+    ] = False
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="name of a run with changes, its worktree and experiment; default: the flow run's"
+        ),
+    ] = None
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="show all output of the stages, not only their results"),
+    ] = False
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="show all output of Prefect and the stages, and tracebacks"),
+    ] = False
+
+
 def run_command(command: Callable[..., None]) -> None:
+    """Run a flow's command, which takes `options`, the `RunOptions`, and options of its own."""
     collect_garbage_as_usual()
     if several := find_lonely_override(sys.argv[1:]):
         raise SystemExit(f"{several} needs its own --set: --set KEY=VALUE --set KEY=VALUE")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
+    app.command()(_with_run_options(command))
     app()
+
+
+def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    shared = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(RunOptions)
+    ]
+    own = [one for one in signature(command).parameters.values() if one.name != "options"]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = RunOptions(**{field.name: given.pop(field.name) for field in fields(RunOptions)})
+        command(options=options, **given)
+
+    run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
+    return run
 
 
 def find_lonely_override(arguments: Sequence[str]) -> str | None:
@@ -92,10 +107,8 @@ def find_lonely_override(arguments: Sequence[str]) -> str | None:
     'train.epochs=1'
     """
     pairs = zip(["", *arguments], arguments, strict=False)
-    return next(
-        (one for before, one in pairs if OVERRIDE.fullmatch(one) and not before.startswith("-")),
-        None,
-    )
+    lonely = (one for before, one in pairs if OVERRIDE.fullmatch(one) and before[:1] != "-")
+    return next(lonely, None)
 
 
 def print_comparison(compared: Comparison, where: str) -> None:
@@ -111,9 +124,7 @@ def print_comparison(compared: Comparison, where: str) -> None:
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], name: str) -> str:
-    """Return a line with the command that races `name`, and all others, again.
-
-    It keeps its other `arguments`.
+    """Return a line with the same command that races `name`, and all others, again.
 
     >>> options = ["--name", "x", "--measure-again", "a", "--measure-again=c"]
     >>> compose_measure_again("comparison", options, "b")
@@ -128,27 +139,17 @@ def compose_measure_again(flow: str, arguments: Sequence[str], name: str) -> str
     return f"Race again while nothing else runs: {command}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    set_: list[str] | None
-    overlay: list[Path] | None
-    name: str | None
-    show: bool = False
-    verbose: bool = False
-    debug: bool = False
-
-
 @contextmanager
 def flow_command(flow: str, pipelines: Sequence[str], options: RunOptions) -> Iterator[Changes]:
     """Yield the changes that a command asks for, in a block that is ready to run flows.
 
-    During the block a Prefect server runs, stages are shown on the terminal, and a failure is
-    reported in one panel. With `options.show`, this prints the parameters and ends the process.
+    In it a Prefect server runs, stages are shown on the terminal, and a failure is one panel. With
+    `options.show`, this prints the parameters and ends the process.
     """
     configure_logging()
     project = Path.cwd()
     with show_on_terminal(flow, project, verbose=options.verbose, debug=options.debug):
-        changes, resolved = resolve_command(options.set_, options.overlay, options.name, pipelines)
+        changes, resolved = resolve_command(options.set, options.overlay, options.name, pipelines)
         if options.show:
             typer.echo(resolved.text, nl=False)
             raise SystemExit(0)

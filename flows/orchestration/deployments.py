@@ -35,28 +35,20 @@ SET_FOLDER = ".set_working_directory"  # end of the name of a pull step of Prefe
 JOB_TEMPLATE = Path(__file__).with_name("job-template.json")
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise MissingInput(f"{file.absolute()} is missing; run this in the project's folder")
-    return YAML(typ="safe").load(file.read_text())["deployments"]
+    return YAML(typ="safe").load(file)
 
 
 def read_entrypoints(file: Path) -> dict[str, str]:
-    """Return the entrypoint of each deployment in a prefect.yaml, by the deployment's name.
-
-    Raises:
-      MissingInput: there is no such file.
-    """
-    return {str(one["name"]): str(one["entrypoint"]) for one in _read(file)}
+    """Return the entrypoints of a prefect.yaml by deployment; MissingInput if there is none."""
+    return {str(one["name"]): str(one["entrypoint"]) for one in _read(file)["deployments"]}
 
 
 def read_pool(file: Path) -> str:
-    """Return the work pool of the deployments in a prefect.yaml.
-
-    Raises:
-      MissingInput: there is no such file, or it does not name exactly one pool.
-    """
-    pools = sorted({str(one["work_pool"]["name"]) for one in _read(file)})
+    """Return the work pool of a prefect.yaml; MissingInput if it does not name exactly one."""
+    pools = sorted({str(one["work_pool"]["name"]) for one in _read(file)["deployments"]})
     if len(pools) != 1:
         raise MissingInput(f"{file} needs one work pool for all deployments, not {pools}")
     return pools[0]
@@ -71,26 +63,15 @@ def deploy(environment: Mapping[str, str], *, forms: bool = False) -> None:
       ServiceFailed: the process failed; the message ends with its output.
     """
     options = ["--forms"] if forms else []
-    run_module(["flows.orchestration.deployments", *options], environment)
+    _run_module(["flows.orchestration.deployments", *options], environment)
 
 
-def run_module(module: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run a module with its arguments in a process of its own, without showing its output.
-
-    Raises:
-      ServiceFailed: the module failed; the message ends with its output.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", *module],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run_module(module: Sequence[str], environment: Mapping[str, str]) -> None:
+    command, variables = [sys.executable, "-m", *module], {**os.environ, **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ServiceFailed(
-            f"`{' '.join(module)}` failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
-        )
+        said = (done.stdout + done.stderr).strip()[-2000:]
+        raise ServiceFailed(f"`{' '.join(module)}` failed:\n{said}")
 
 
 def send_all() -> None:
@@ -107,21 +88,22 @@ def send_all() -> None:
         present = client.read_deployments(deployment_filter=DeploymentFilter(name=names))
         refuse_other_project(present, Path.cwd(), str(client.api_url))
         make_pool(client, read_pool(DEPLOYMENTS_FILE))
-        document = YAML(typ="safe").load(DEPLOYMENTS_FILE)
+        document = _read(DEPLOYMENTS_FILE)
         # `prefect deploy` replaces all schedules of a deployment at once.
         schedules = {one.name: one.schedules for one in present}
         for deployment in document["deployments"]:
             keep_schedules(deployment, schedules.get(deployment["name"], []))
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             YAML(typ="safe").dump(document, file)
-            run_module(["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name])
+            command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
+            _run_module(command, {})
 
 
 def keep_schedules(deployment: dict[str, Any], present: Sequence[DeploymentSchedule]) -> None:
-    """Change a deployment of prefect.yaml so that it keeps the schedules as set in the UI.
+    """Let a deployment of prefect.yaml keep what was set in the UI.
 
-    Its schedules are switched on or off as those with the same slug on the server; schedules made
-    in the UI, which have no slug, are added.
+    Its schedules are on or off as those of the same slug on the server; those made in the UI, which
+    have no slug, are added.
     """
     active = {one.slug: one.active for one in present if one.slug}
     schedules = list(deployment.get("schedules") or [])
@@ -149,21 +131,19 @@ def make_pool(client: SyncPrefectClient, name: str) -> None:
 def refuse_other_project(
     deployments: Sequence[DeploymentResponse], project: Path, server: str
 ) -> None:
-    """Refuse to replace deployments that were sent from another project's folder.
+    """Raise ServiceFailed if another project sent some of the deployments that are to be replaced.
 
     A folder on this machine without a prefect.yaml does not count: the project may have moved.
-
-    Raises:
-      ServiceFailed: another project sent some of them; names its folder, and what to do.
     """
     here = urlsplit(server).hostname in (HOST, "localhost")
-    folders = {deployment.name: _read_folder(deployment) for deployment in deployments}
-    others = {
-        name: folder
-        for name, folder in folders.items()
-        if folder not in (None, project.resolve())
-        and (not here or (folder / DEPLOYMENTS_FILE).is_file())
-    }
+    others = {}
+    for deployment in deployments:
+        steps = [step for one in deployment.pull_steps or () for step in one.items()]
+        inputs = [given for name, given in steps if name.endswith(SET_FOLDER)]
+        for folder in (Path(given.get("directory") or project) for given in inputs):
+            moved = here and not (folder / DEPLOYMENTS_FILE).is_file()
+            if folder != project.resolve() and not moved:
+                others[deployment.name] = folder
     if others:
         name, folder = next(iter(others.items()))
         raise ServiceFailed(
@@ -175,32 +155,22 @@ def refuse_other_project(
         )
 
 
-def _read_folder(deployment: DeploymentResponse) -> Path | None:
-    """Return the folder that a deployment was sent from, as its pull steps name it, or None."""
-    steps = (step for one in deployment.pull_steps or () for step in one.items())
-    folders = [inputs.get("directory") for name, inputs in steps if name.endswith(SET_FOLDER)]
-    return Path(folders[0]) if folders and folders[0] else None
-
-
 def send_forms() -> None:
     """Update only the forms of all deployments to the current folder's params.yaml and presets."""
     with get_client(sync_client=True) as client:
         for name, entrypoint in read_entrypoints(DEPLOYMENTS_FILE).items():
             flow = load_flow_from_entrypoint(entrypoint, use_placeholder_flow=False)
             deployment = client.read_deployment_by_name(f"{flow.name}/{name}")
-            schema = parameter_schema(flow).model_dump_for_openapi()
-            client.update_deployment(
-                deployment.id, DeploymentUpdate(parameter_openapi_schema=schema)
+            form = DeploymentUpdate(
+                parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi()
             )
+            client.update_deployment(deployment.id, form)
 
 
 def command(forms: Annotated[bool, typer.Option(help="update only the forms")] = False) -> None:
     """Send this project's deployments to the server that PREFECT_API_URL names."""
     with report_user_errors():
-        if forms:
-            send_forms()
-        else:
-            send_all()
+        (send_forms if forms else send_all)()
 
 
 if __name__ == "__main__":

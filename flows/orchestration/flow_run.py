@@ -63,16 +63,12 @@ class FinishedStage:
 def _run_stage(
     stage: str, stage_env: StageEnvironment, after: Sequence[FinishedStage]
 ) -> FinishedStage:
-    upstream_changed = any(one.changed for one in after)
+    changed, states = any(one.changed for one in after), [one.state for one in after]
     state = run_stage(
-        stage,
-        stage_env,
-        upstream_changed=upstream_changed,
-        wait_for=[one.state for one in after],
-        return_state=True,
+        stage, stage_env, upstream_changed=changed, wait_for=states, return_state=True
     )
-    changed = bool(state.result())  # raises what the stage raised
-    return FinishedStage(state=state, changed=changed or upstream_changed)
+    ran = bool(state.result())  # raises what the stage raised
+    return FinishedStage(state=state, changed=ran or changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +115,7 @@ class Run:
     def chain(self, stages: Sequence[str], *, after: Sequence[FinishedStage] = ()) -> FinishedStage:
         """Run stages in order, the first one after `after`; return the last.
 
-        Once a stage may have changed, DVC is asked about each later one.
+        Once one may have changed, DVC is asked about each later one.
         """
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
@@ -134,12 +130,9 @@ class Run:
         return _hold(self.workspace)
 
     def check_up_to_date(self, stages: Sequence[str], *, changed: bool, saves: bool = True) -> None:
-        """Check, if something `changed`, that the run's stages did not go out of date meanwhile.
+        """Raise WorkspaceProblem if stages went out of date while something `changed`.
 
         Preparation and report are checked only if an isolated run `saves` an experiment.
-
-        Raises:
-          WorkspaceProblem: stages are out of date again, so the results may not belong together.
         """
         if not changed:
             return
@@ -149,20 +142,16 @@ class Run:
         stale = ({*stages} - late) & _find_stale(self.stage_env)
         if stale:
             raise WorkspaceProblem(
-                f"{self.name} is not finished: params.yaml, code or data changed during the run,"
-                f" so these stages are out of date again: {', '.join(sorted(stale))}. Its results"
-                " may not belong together, and nothing was concluded from them; the same command"
-                " brings them up to date"
+                f"{self.name} is not finished: params.yaml, code or data changed during the run, so"
+                f" these stages are out of date again: {', '.join(sorted(stale))}. Its results may"
+                " not belong together, and nothing was concluded; repeat the same command"
             )
 
     def save_experiment(self, *, changed: bool) -> Path | None:
         """Keep an isolated run as a DVC experiment; return where its report moved to, if anywhere.
 
-        The worktree of a run without a name is removed. A run that is not isolated, or in which
-        nothing `changed` and that is an experiment already, is left as it is.
-
-        Raises:
-          WorkspaceProblem: DVC could not save the experiment.
+        Removes the worktree of a run without a name. Does nothing if the run is an experiment
+        already and nothing `changed`. Raises WorkspaceProblem if DVC cannot save it.
         """
         if not self.workspace.isolated or (not changed and is_saved(self.workspace, self.name)):
             return None
@@ -196,48 +185,39 @@ def start_run(
     uses the worktree of its name. Unless it `measures`, its training waits for no run that does.
 
     Raises:
-      InvalidParams, UnknownPipeline: parameters are wrong, or not allowed for a run from the UI.
-      DataNotFound, UnreadableSource: the source is missing, or DVC cannot read some of its files.
-      WorkspaceProblem: git, DVC or the run's name does not allow the run.
-      StageFailed: DVC cannot read the project, or the stage `identities` failed.
+      InvalidParams, UnknownPipeline, DataNotFound, UnreadableSource, WorkspaceProblem, StageFailed:
+        parameters, name, files, git or DVC do not allow the run, or the stage `identities` failed.
     """
     configure_logging()
-    resolved = resolve(Path.cwd(), changes, only)
+    resolved, logger = resolve(Path.cwd(), changes, only), get_run_logger()
     run_name = name or str(flow_run.name)
     if resolved.changed and not name:
         run_name = derive_name(run_name, str(flow_run.id))
     for number in changes.numbers(read_yaml(Path.cwd() / PARAMS_FILE)):
-        get_run_logger().info(f"{number} comes from the form; {PARAMS_FILE} has another value")
+        logger.info(f"{number} comes from the form; {PARAMS_FILE} has another value")
     for swept in sweep_workspaces(resolved.request.project):
-        get_run_logger().info(f"removed the worktree that run {swept} left more than a day ago")
+        logger.info(f"removed the worktree that run {swept} left more than a day ago")
     opened = open_workspace(
         resolved,
         name=run_name,
         ephemeral=not name,
-        on_wait=lambda who: get_run_logger().info(
-            f"waits: {who} is using the workspace of that name"
-        ),
+        on_wait=lambda who: logger.info(f"waits: {who} is using the workspace of that name"),
     )
     with disk_errors(), opened as workspace:
         environment = _keep_store_of_project(workspace, run_name)
         _check_files(workspace, resolved)
         data = resolved.params.data.path
         if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
-            get_run_logger().info(
-                f"DVC reads all of {data} now, as it does once in every new worktree; a later run"
-                f" with --name {run_name} reads only what has changed"
+            logger.info(
+                f"DVC reads all of {data}, as once in every new worktree; a later run with --name"
+                f" {run_name} reads only what has changed"
             )
         stale = _stale_stages(workspace, environment)
         stage_env = StageEnvironment(workspace, stale, environment, measures=measures)
         try:
             with share_imports(stage_env) as served, say_how_to_resume(run_name, workspace):
-                identified, served = _run_identities(served)
-                yield Run(
-                    name=run_name,
-                    params=resolved.params,
-                    stage_env=served,
-                    identified=identified,
-                )
+                done, served = _run_identities(served)
+                yield Run(name=run_name, params=resolved.params, stage_env=served, identified=done)
         finally:
             clear_scratch(workspace.root)  # files that stopped stages left
 
@@ -253,7 +233,6 @@ def _keep_store_of_project(workspace: Workspace, run_name: str) -> dict[str, str
 
 
 def _check_files(workspace: Workspace, resolved: ResolvedParams) -> None:
-    """Check that the workspace has the data, files and code that params.yaml names."""
     document, listed = parse_yaml(resolved.text, PARAMS_FILE.name), []
     if workspace.isolated:
         check_code(workspace.project, find_own_code(document, workspace.project))
@@ -281,7 +260,7 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
 @contextmanager
 def share_imports(stage_env: StageEnvironment) -> Iterator[StageEnvironment]:
     """Run an import server for stages, unless one exists or at most one stage is out of date."""
-    # A single stage imports its libraries as fast as the server would.
+    # A single stage imports as fast as the server would.
     alone = len(stage_env.stale) < 2 and IDENTITIES not in stage_env.stale  # noqa: PLR2004
     if alone or os.environ.get(STAGE_SERVER):
         yield stage_env
@@ -309,14 +288,13 @@ def _run_identities(
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
     """Update dvc.yaml's list of own code and ask DVC what is stale, in turn with other runs."""
-    logger = get_run_logger()
+    log = get_run_logger().info
     with _hold(workspace) as folder_fd:
         for change in watch_own_code(workspace.root):
-            logger.info(change)
-        lock_fds = (*workspace.lock_fds, folder_fd)
-        return stale_stages(workspace.root, environment, logger.info, lock_fds)
+            log(change)
+        return stale_stages(workspace.root, environment, log, (*workspace.lock_fds, folder_fd))
 
 
 def _hold(workspace: Workspace) -> AbstractContextManager[int]:
-    logger = get_run_logger()
-    return hold_folder(workspace, lambda why: logger.info(f"waits: {why}"))
+    log = get_run_logger().info
+    return hold_folder(workspace, lambda why: log(f"waits: {why}"))

@@ -1,6 +1,6 @@
-"""Prefect tasks that run one DVC stage each, as a subprocess, and stream its log.
+"""Prefect tasks that run one DVC stage each, if DVC says so, as a subprocess, and stream its log.
 
-DVC decides whether a stage must run. Canceling a task ends its process tree.
+Canceling a task ends its process tree.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,11 +63,7 @@ class StageEnvironment:
 
 
 def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the stages that measure the configurations `names` again; empty without names.
-
-    Raises:
-      UnknownPipeline: one of them is not in `chosen`, the configurations of the run.
-    """
+    """Return the stages that measure `names` again; UnknownPipeline if one is not in `chosen`."""
     check_pipelines_exist(chosen, names, option="--measure-again")
     return ["race"] if names else []
 
@@ -88,38 +84,39 @@ def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool
     Raises:
       StageFailed: DVC or the stage failed (in the stage's own words, if any), or took too long.
     """
-    logger = get_run_logger()
     if not upstream_changed and stage not in stage_env.stale | stage_env.forced:
-        logger.info(f"{stage} is up to date", extra={STAGE_EVENT: "up to date"})
-        return Completed(name="Cached", message=f"{stage} is up to date", data=False)
-    logger.info(f"{stage} starts", extra={STAGE_EVENT: STARTED})
+        said = _log_event(stage, "is up to date", "up to date")
+        return Completed(name="Cached", message=said, data=False)
+    _log_event(stage, "starts", STARTED)
     force = ["--force"] if stage in stage_env.forced else []
     if _run(stage, [*DVC, "repro", *force, "--single-item", stage], stage_env):
-        logger.info(f"{stage} ran", extra={STAGE_EVENT: RAN})
-        return Completed(message=f"{stage} ran", data=True)
-    logger.info(f"{stage} came from DVC's cache", extra={STAGE_EVENT: "from DVC's cache"})
-    return Completed(name="Cached", message=f"{stage} came from DVC's cache", data=True)
+        return Completed(message=_log_event(stage, "ran", RAN), data=True)
+    said = _log_event(stage, "came from DVC's cache", "from DVC's cache")
+    return Completed(name="Cached", message=said, data=True)
+
+
+def _log_event(stage: str, what: str, event: str) -> str:
+    get_run_logger().info(f"{stage} {what}", extra={STAGE_EVENT: event})
+    return f"{stage} {what}"
 
 
 @contextmanager
 def measurement_lock(stage: str, stage_env: StageEnvironment) -> Iterator[tuple[int, ...]]:
     """Hold the folder, and the machine if the stage measures; yield the locks' file descriptors.
 
-    The kernel holds these locks, so they need no server and are free once no process of the stage
-    is left, even after kill -9.
+    The kernel's locks are free once no process of the stage is left, even after kill -9.
     """
-    workspace, logger = stage_env.workspace, get_run_logger()
+    workspace, log = stage_env.workspace, get_run_logger().info
 
     def on_wait(why: str) -> None:
-        logger.info(f"{stage} waits: {why}")
+        log(f"{stage} waits: {why}")
 
-    with ExitStack() as held:
-        if _measures(stage, stage_env):
-            locks = hold_machine_and_folder(workspace.lock, workspace.owner, on_wait)
-            lock_fds = held.enter_context(locks)
-        else:
-            lock_fds = (held.enter_context(hold_folder(workspace, on_wait)),)
-        yield (*workspace.lock_fds, *lock_fds)
+    if _measures(stage, stage_env):
+        with hold_machine_and_folder(workspace.lock, workspace.owner, on_wait) as lock_fds:
+            yield (*workspace.lock_fds, *lock_fds)
+    else:
+        with hold_folder(workspace, on_wait) as lock_fd:
+            yield (*workspace.lock_fds, lock_fd)
 
 
 def _measures(stage: str, stage_env: StageEnvironment) -> bool:
@@ -127,15 +124,14 @@ def _measures(stage: str, stage_env: StageEnvironment) -> bool:
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
-    """Run `python -m tasks.NAME` as stages run: supervised, logged, and alone in the folder.
+    """Run `python -m tasks.NAME` like a stage: supervised, logged, and alone in the folder.
 
     Raises:
       StageFailed: the command ended with an error, or took longer than is allowed.
     """
-    logger = get_run_logger()
-    logger.info(f"{name} starts", extra={STAGE_EVENT: STARTED})
+    _log_event(name, "starts", STARTED)
     _run(name, [sys.executable, "-m", f"tasks.{name}", *arguments], stage_env)
-    logger.info(f"{name} ran", extra={STAGE_EVENT: RAN})
+    _log_event(name, "ran", RAN)
 
 
 def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> bool:
@@ -166,8 +162,7 @@ def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> boo
 def _describe_failure(
     stage: str, code: int, tail: Iterable[str], failure_file: Path
 ) -> StageFailed:
-    """Return the error of a failed stage, in the stage's own words if it left any."""
-    try:
+    try:  # in the stage's own words
         failure = Failure(**json.loads(failure_file.read_text()))
     except (OSError, ValueError, TypeError):  # no file, or cut short by a full disk or a kill
         last_lines = "\n".join(tail)
@@ -186,8 +181,7 @@ def _run_once(
 ) -> tuple[int, bool]:
     logger, ran = get_run_logger(), False
     with started as process, with_timeout(process) as timed_out:
-        # The loop ends once no process is left that could write, perhaps after the supervisor: if
-        # that one is killed, another one takes over.
+        # Until no process is left that could write: if a supervisor is killed, another takes over.
         for line in process.stdout or ():
             text = line.rstrip()
             if not text or _NOISE.match(text):
@@ -197,12 +191,9 @@ def _run_once(
             logger.info(text, extra={STAGE_OUTPUT: True})
         code = process.wait()
     if timed_out.is_set():
-        reason = (
-            f"ended after {os.environ[TIMEOUT_S]} s, the limit that `stage_timeout_s` of"
-            " worker.yaml sets; finished work is kept"
-        )
-        failure = Failure(kind="StageTimeout", message=reason)
-        raise StageFailed(f"{stage}: {reason}", stage=stage, failure=failure)
+        reason = f"ended after {os.environ[TIMEOUT_S]} s, the `stage_timeout_s` of worker.yaml"
+        failure = Failure(kind="StageTimeout", message=f"{reason}; finished work is kept")
+        raise StageFailed(f"{stage}: {failure.message}", stage=stage, failure=failure)
     return code, ran
 
 
@@ -215,18 +206,16 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
         timed_out.set()
         process.terminate()
 
-    allowed = os.environ.get(TIMEOUT_S)
-    timer = threading.Timer(float(allowed), end) if allowed else None
-    if timer:
+    # Without a limit, the timer is never started.
+    timer = threading.Timer(float(os.environ.get(TIMEOUT_S) or "inf"), end)
+    if os.environ.get(TIMEOUT_S):
         timer.start()
     try:
         yield timed_out
     finally:
-        if timer:
-            timer.cancel()
+        timer.cancel()
 
 
 def _should_retry(stage: str, error: object) -> bool:
-    """Return whether a retry may help: only in preparation, unless the user must act first."""
     known = isinstance(error, StageFailed) and error.failure
-    return stage in PREPARATION and not (known and not known.traceback)
+    return stage in PREPARATION and not (known and not known.traceback)  # the user must act first

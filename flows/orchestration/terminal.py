@@ -45,8 +45,7 @@ _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 class StageView(logging.Handler):
     """Shows a flow's log records: a line per finished stage, and problems as they come.
 
-    On a terminal the last line shows what the running stage does. With `verbose` everything that
-    stages print is shown.
+    A terminal's last line shows what the running stage does; `verbose` shows all that stages print.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
@@ -76,12 +75,12 @@ class StageView(logging.Handler):
             self._next_sign_s = FIRST_SIGN_S
             self.progress.reset(self._running, description="", stage=_title(stage))
         elif event:
-            done = f"{_duration(self._seconds(stage)):>8}" if event == RAN else f"  {event}"
-            mark = "✓" if event == RAN else "·"
-            result = self._results.pop(stage, "") if event == RAN else ""
-            self._print(f"{mark} {_title(stage):<22}{done}  {result}".rstrip())
+            shown = f"· {_title(stage):<22}  {event}"
+            if event == RAN:
+                shown = f"✓ {self._label(stage)}  {self._results.pop(stage, '')}".rstrip()
+            self._print(shown)
             for fact in self._facts:
-                self._print(_fill(fact, self._console.width, indent=4))
+                self._print(_fill(fact, self._console.width))
             self._facts.clear()
             self._started_at.pop(stage, None)
             self.progress.reset(self._running, description="", stage="")
@@ -91,10 +90,7 @@ class StageView(logging.Handler):
             self._print(record.getMessage())
 
     def _take_output(self, stage: str, text: str) -> None:
-        """Show a stage's problem or fact; keep its result, and facts after it, until its end.
-
-        Other lines are shown with `verbose`; else they only show that the stage is at work.
-        """
+        """Show problems and facts; keep the result, and facts after it, until the stage ends."""
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
         elif text.startswith(FACT_MARK):
@@ -113,7 +109,12 @@ class StageView(logging.Handler):
             self.progress.update(self._running, description=escape(text.strip()[:width]))
         elif (seconds := self._seconds(stage)) >= self._next_sign_s:
             self._next_sign_s = 2 * seconds
-            self._print(f"  {_title(stage):<22}{_duration(seconds):>8}  {text.strip()}")
+            self._print(f"  {self._label(stage)}  {text.strip()}")
+
+    def _label(self, stage: str) -> str:
+        seconds = self._seconds(stage)
+        digits = 1 if seconds < 10 else 0  # noqa: PLR2004
+        return f"{_title(stage):<22}{seconds:>6,.{digits}f} s"
 
     def _seconds(self, stage: str) -> float:
         now = time.monotonic()
@@ -123,34 +124,27 @@ class StageView(logging.Handler):
         self._console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def _fill(text: str, width: int, *, indent: int) -> str:
-    """Wrap a fact to the terminal's width, between its items and in at most FACT_LINES lines."""
-    margin = " " * indent
-    whole = text.replace(" ", "\N{NO-BREAK SPACE}").replace(
-        "\N{NO-BREAK SPACE}·\N{NO-BREAK SPACE}", " · "
-    )
+def _fill(text: str, width: int) -> str:
+    """Wrap a fact between its items, indented, in at most FACT_LINES lines."""
+    kept = "\N{NO-BREAK SPACE}"
+    whole = text.replace(" ", kept).replace(f"{kept}·{kept}", " · ")
     lines = textwrap.wrap(
         whole if " " in whole else text,
         max(width, 40),
-        initial_indent=margin,
-        subsequent_indent=margin,
+        initial_indent="    ",
+        subsequent_indent="    ",
         max_lines=FACT_LINES,
         placeholder=" …",
         break_on_hyphens=False,
     )
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    return "\n".join(lines).replace(kept, " ")
 
 
 def _title(stage: str) -> str:
     return stage.replace("@", " ")
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"  # noqa: PLR2004
-
-
 def _concerns_users(record: logging.LogRecord) -> bool:
-    """Return whether a record is this project's, or a warning of a library other than Prefect."""
     if record.name.startswith("prefect"):
         ours = record.pathname.startswith(_ROOT) and "site-packages" not in record.pathname
         return ours or record.pathname == loggers.__file__  # Prefect logs our print() there
@@ -163,9 +157,9 @@ def show_on_terminal(
 ) -> Iterator[None]:
     """Show what the flow in the block does; if it fails, print one panel and end the process.
 
-    The exit code is 2 for a user error or a failed stage, 1 for a bug in the flow's process; a
-    stopped run has no panel and exits with 128 plus the signal's number. `verbose` shows what
-    stages print, `debug` also what Prefect prints and a bug's traceback.
+    Exits with 2 for a user error or a failed stage, with 1 for a bug in the flow's process, and
+    with 128 plus a signal's number, without a panel. `verbose` shows what stages print, `debug`
+    also what Prefect prints and a bug's traceback.
     """
     console, root = Console(stderr=True), logging.getLogger()
     view = StageView(console, verbose=verbose)
@@ -214,7 +208,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _open_log(project: Path, flow: str) -> logging.FileHandler:
-    """Return this run's log file, created at its first line, and remove the flow's oldest logs."""
+    """Open a log file, created at its first line, and remove the flow's oldest logs."""
     folder = project / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob(f"{flow}-*.log"))[: -KEPT_LOGS + 1]:
@@ -228,7 +222,6 @@ def _open_log(project: Path, flow: str) -> logging.FileHandler:
 def _show_failure(
     console: Console, error: Exception, failure: Failure, log: str, *, debug: bool
 ) -> None:
-    """Print what failed, where and why; for a stage, in the stage's own words."""
     stage = error.stage if isinstance(error, StageFailed) else ""
     reason = (isinstance(error, StageFailed) and error.failure) or failure
     lines = [str(error) if reason is failure and stage else str(reason)]

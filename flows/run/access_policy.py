@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.run.git_calls import list_files
-from throughline.config.named_files import NETWORK, find_named_files, read_model_objects
+from throughline.config.named_files import NETWORK, find_named_files, read_model_objects, walk
 from throughline.config.params_file import read_yaml
 from throughline.shared.data_url import is_address
 from throughline.shared.errors import InvalidParams
@@ -36,47 +36,32 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data_roots: tuple[Path, ...] = Field(
-        default=(), description="more folders that `data.path`, models and tokenizers may be in"
-    )
-    data_buckets: tuple[str, ...] = Field(
-        default=(), description="buckets, or prefixes in them, that `data.path` may be in"
-    )
-    service_addresses: tuple[str, ...] = Field(
-        default=(), description="dispatchers of tf.data service that may be joined"
-    )
-    retries: int = Field(
-        default=0, ge=0, le=100, description="how often a run that failed is tried again"
-    )
-    stage_timeout_s: float = Field(default=86_400, gt=0, description="how long one stage may take")
+    data_roots: tuple[Path, ...] = ()
+    """more folders that `data.path`, models and tokenizers may be in"""
+    data_buckets: tuple[str, ...] = ()
+    """buckets, or prefixes in them, that `data.path` may be in"""
+    service_addresses: tuple[str, ...] = ()
+    """dispatchers of tf.data service that may be joined"""
+    retries: int = Field(default=0, ge=0, le=100)
+    """how often a run that failed is tried again"""
+    stage_timeout_s: float = Field(default=86_400, gt=0)
+    """how long one stage may take"""
 
 
 def load_limits(project: Path) -> Limits:
-    """Read worker.yaml of a project; without the file, nothing is granted.
-
-    Raises:
-      InvalidParams: the file has unknown keys or wrong values.
-    """
+    """Read worker.yaml of a project, if it has one; InvalidParams lists what is wrong there."""
     file = project / LIMITS_FILE
-    if not file.exists():
-        return Limits()
     try:
-        return Limits.model_validate(read_yaml(file))
+        return Limits.model_validate(read_yaml(file)) if file.exists() else Limits()
     except ValidationError as error:
-        raise InvalidParams(
-            [
-                f"{LIMITS_FILE}: {'.'.join(map(str, item['loc']))}: {item['msg']}"
-                for item in error.errors()
-            ]
-        ) from error
+        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        raise InvalidParams([f"{LIMITS_FILE}: {key}: {why}" for key, why in wrong]) from error
 
 
 def is_confined() -> bool:
     """Return whether a deployment (from the UI, the API or a schedule) started the current run."""
-    if os.environ.get(CONFINED):
-        return True
-    if "prefect" not in sys.modules:  # not imported here, because that takes seconds
-        return False
+    if os.environ.get(CONFINED) or "prefect" not in sys.modules:  # importing it takes seconds
+        return bool(os.environ.get(CONFINED))
     from prefect.runtime import deployment
 
     return bool(deployment.id)
@@ -99,32 +84,28 @@ class AccessPolicy:
             is not a tracked module of the project, a dispatcher that nobody granted, or a Dask
             cluster, `storage.url` or cache folder other than those of params.yaml.
         """
-        problems = [
-            *self._data(asked),
-            *self._named_files(asked),
-            *self._code(asked),
-            *self._services(asked),
-            *self._stores(asked),
-        ]
+        problems = [*self._data(asked), *self._named_files(asked), *self._code(asked)]
+        problems += [*self._services(asked), *self._stores(asked)]
         if problems:
             raise InvalidParams(problems)
 
     def check_data(self, asked: Mapping[str, Any]) -> None:
-        """Check only the data that a run asks for.
-
-        Raises:
-          InvalidParams: they are hidden, not granted, or follow links that params.yaml does not.
-        """
+        """Check only the data that a run asks for; InvalidParams says why it may not read them."""
         if problems := [*self._data(asked)]:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
         """Return whether `data.path` is that of params.yaml, which follows links out of it."""
-        data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
+        data, own = self._sections(asked, "data")
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 
+    def _sections(
+        self, asked: Mapping[str, Any], name: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        return as_mapping(asked.get(name)), as_mapping(self.own.get(name))
+
     def _data(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        data, own = as_mapping(asked.get("data")), as_mapping(self.own.get("data"))
+        data, own = self._sections(asked, "data")
         if is_address(str(data.get("path", ""))):
             if data["path"] != own.get("path"):
                 yield from self._bucket(str(data["path"]))
@@ -134,15 +115,13 @@ class AccessPolicy:
                 "data.follow_links: runs from the UI follow links only where params.yaml does, for"
                 " its own data.path; set it to false, or leave it out"
             )
-        files = {"path": str(data.get("path", ""))}
-        files |= {
-            key: str(Path(files["path"]) / f"{data[key]}.npy")
-            for key in ("features", "labels")
-            if data.get("source") == "arrays" and key in data
-        }
+        path = str(data.get("path", ""))
+        files = {"path": path}
+        if data.get("source") == "arrays":
+            arrays = data.keys() & {"features", "labels"}
+            files |= {key: str(Path(path) / f"{data[key]}.npy") for key in sorted(arrays)}
         for key, file in files.items():
-            changed = [name for name in ("path", key) if data.get(name) != own.get(name)]
-            if changed:
+            if any(data.get(name) != own.get(name) for name in ("path", key)):
                 yield from self._file(f"data.{key}", file, shown=data.get(key))
 
     def _bucket(self, address: str) -> Iterator[str]:
@@ -166,7 +145,12 @@ class AccessPolicy:
     def _file(self, key: str, file: str, *, shown: object) -> Iterator[str]:
         """Yield why a file or folder must not be read; `shown` is how `key` names it."""
         roots = [self.project, *self.limits.data_roots]
-        root = self._find_root(file, roots)
+        try:
+            path = None if is_address(file) else (self.project / file).resolve()
+        except (ValueError, OSError, RuntimeError):
+            path = None  # a null byte, a name too long, or a loop of links
+        resolved = [root.resolve() for root in roots]
+        root = next((root for root in resolved if path and path.is_relative_to(root)), None)
         if root is None:
             where = ", ".join(map(str, roots))
             yield (
@@ -178,16 +162,6 @@ class AccessPolicy:
                 f"{key}: {shown} is hidden (its path has a part that begins with a dot); runs from"
                 " the UI read no hidden files"
             )
-
-    def _find_root(self, file: str, roots: list[Path]) -> Path | None:
-        if is_address(file):
-            return None  # as a path it would be inside the project
-        try:
-            path = (self.project / file).resolve()
-        except (ValueError, OSError, RuntimeError):
-            # A null byte, a name too long, or a loop of links.
-            return None
-        return next((root.resolve() for root in roots if path.is_relative_to(root.resolve())), None)
 
     def _code(self, asked: Mapping[str, Any]) -> Iterator[str]:
         known = {
@@ -203,10 +177,7 @@ class AccessPolicy:
                 )
 
     def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield where code is named, and its import path.
-
-        Code is named in sections, and in model files that the project's params.yaml does not name.
-        """
+        """Yield where sections, and model files that params.yaml does not name, name code."""
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
                 yield section, name
@@ -228,13 +199,13 @@ class AccessPolicy:
                 )
 
     def _stores(self, asked: Mapping[str, Any]) -> Iterator[str]:
-        address = as_mapping(asked.get("engine")).get("address")
-        if address not in (as_mapping(self.own.get("engine")).get("address"), "", None):
+        engine, own = self._sections(asked, "engine")
+        if engine.get("address") not in (own.get("address"), "", None):
             yield (
-                f"engine.address: {address} is not granted to runs from the UI, which use the Dask"
-                " cluster that params.yaml names"
+                f"engine.address: {engine['address']} is not granted to runs from the UI, which use"
+                " the Dask cluster that params.yaml names"
             )
-        storage, own = as_mapping(asked.get("storage")), as_mapping(self.own.get("storage"))
+        storage, own = self._sections(asked, "storage")
         for key in ("url", "cache"):
             if storage.get(key) not in (own.get(key), None) and (key, storage[key]) != ("url", ""):
                 yield (
@@ -264,27 +235,15 @@ def _is_hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") for way in ways for part in way)
 
 
-def _addresses(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    services = {
-        name: as_mapping(as_mapping(config).get("service"))
-        for name, config in as_mapping(document.get("pipelines")).items()
-    }
-    addresses = {name: service.get("address") for name, service in services.items()}
-    return [(name, None if one is None else str(one)) for name, one in addresses.items()]
+def _addresses(document: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for name, config in as_mapping(document.get("pipelines")).items():
+        address = as_mapping(as_mapping(config).get("service")).get("address")
+        yield name, None if address is None else str(address)
 
 
-def _import_paths(value: object) -> Iterator[str]:
-    """Yield every text with a colon in a section, as value or key: it could be imported."""
-    if isinstance(value, str):
-        if ":" in value:
-            yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _import_paths(key)
-            yield from _import_paths(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _import_paths(inner)
+def _import_paths(value: object) -> list[str]:
+    """List every text with a colon in a section, as value or key: it could be imported."""
+    return [one for one in walk(value) if isinstance(one, str) and ":" in one]
 
 
 def _is_own_layer(name: str) -> bool:
@@ -295,11 +254,8 @@ def _is_own_layer(name: str) -> bool:
 
 def _is_module(module: str, tracked: frozenset[str]) -> bool:
     """Return whether a dotted name is a module that git tracks and that is not this program's."""
-    parts = module.split(".")
-    if (
-        not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts)
-        or parts[0] in OUR_PACKAGES
-    ):
+    own = module.partition(".")[0] in OUR_PACKAGES
+    if own or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module, re.ASCII):
         return False
-    stem = "/".join(parts)
+    stem = module.replace(".", "/")
     return f"{stem}.py" in tracked or f"{stem}/__init__.py" in tracked

@@ -52,8 +52,9 @@ class NamedChanges:
                 policy.check_data(document)
             data["source"] = name_source(document)["data"]["source"]
         if source not in ("auto", data.get("source")):
-            for section in OP_SECTIONS:  # ops in params.yaml suit its own data
-                if not self._name(section):
+            named = {_split_key(override)[0] for override in self.overrides}
+            for section in {*OP_SECTIONS} - named:  # ops in params.yaml suit its own data
+                if not any(_reaches(overlay, [section]) for overlay in self.overlays.values()):
                     document.pop(section, None)
         for override in self.overrides:
             *parents, key = _split_key(override)
@@ -61,15 +62,9 @@ class NamedChanges:
                 _drop_comment(reduce(getitem, parents, document), key)
         return document
 
-    def _name(self, section: str) -> bool:
-        return any(_reaches(overlay, [section]) for overlay in self.overlays.values()) or any(
-            _split_key(override)[0] == section for override in self.overrides
-        )
-
     def name_origin(self, problem: str) -> str:
-        """Return a problem with the change that caused it named, or unchanged if no change did.
-
-        An override is named by its key only, because its value may hold a secret.
+        """Name the change that caused a problem, if one did: an override without its value, which
+        may be a secret.
         """
         found = _PROBLEM.match(problem)
         path = found["path"].split(".") if found else []
@@ -110,7 +105,7 @@ def _reaches(overlay: Any, path: Sequence[str]) -> bool:
 def merge(document: dict[Any, Any], overlay: Mapping[str, Any]) -> None:
     """Merge nested mappings into a document; replace other values, and those of keys ending in `!`.
 
-    Comments next to replaced values are dropped. Other uses of a YAML anchor stay as they are.
+    Drops comments next to replaced values. Other uses of a YAML anchor stay as they are.
     """
     for key, value in overlay.items():
         replaces = isinstance(key, str) and key.endswith("!")

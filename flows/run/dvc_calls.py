@@ -4,13 +4,14 @@ DVC refuses paths that another process uses (`.dvc/tmp/rwlock`), even if it is a
 writes that file in place, so a kill can leave it empty; its process ids may be in use again.
 """
 
-import contextlib
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,9 @@ def stale_stages(
       StageFailed: DVC cannot read the project, or a process does not release DVC's lock file.
       WorkspaceProblem: the project is not a git repository, or DVC may not write its databases.
     """
+    command, variables = [*DVC, "status", "--json"], dvc_environment(environment)
     for _ in attempts(root, on_wait):
-        done = run_supervised(
-            [*DVC, "status", "--json"], root, dvc_environment(environment), lock_fds
-        )
+        done = run_supervised(command, root, variables, lock_fds)
         if done.returncode == 0:
             stages = json.loads(done.stdout or "{}")
             return frozenset(name.removeprefix("./dvc.yaml:") for name in stages)
@@ -104,8 +104,7 @@ def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
 
     Repairs DVC's lock files before each, and waits in between; `on_wait` is called with messages.
     """
-    number = 0
-    while True:
+    for number in count():
         if number:
             if number == 1:
                 on_wait(f"waits: another DVC process is at work in {root}")
@@ -121,7 +120,6 @@ def attempts(root: Path, on_wait: Callable[[str], object]) -> Iterator[int]:
                 f" checkout {LOCK_FILE}` brings back the committed one"
             )
         yield number
-        number += 1
 
 
 def repair_locks(root: Path) -> None:
@@ -140,13 +138,11 @@ def repair_locks(root: Path) -> None:
     with held:
         try:
             entries = {"write": {}, "read": {}} | json.loads(path.read_text())
+            writers, readers = entries["write"].items(), entries["read"].items()
+            reading = {name: [info for info in infos if _lives(info)] for name, infos in readers}
             living = {
-                "write": {name: info for name, info in entries["write"].items() if _lives(info)},
-                "read": {
-                    name: infos
-                    for name, readers in entries["read"].items()
-                    if (infos := [info for info in readers if _lives(info)])
-                },
+                "write": {name: info for name, info in writers if _lives(info)},
+                "read": {name: infos for name, infos in reading.items() if infos},
             }
         except (ValueError, AttributeError, KeyError, TypeError):
             if not dvc_processes(root):
@@ -157,24 +153,21 @@ def repair_locks(root: Path) -> None:
 
 
 def set_damaged_lock_aside(root: Path) -> bool:
-    """Rename a damaged dvc.lock, unless DVC is writing it; return whether there was one.
+    """Rename a damaged dvc.lock, with which DVC refuses to work; return whether there was one.
 
-    DVC writes it in place, and refuses to work with a damaged one. Merge conflicts stay.
+    Not while DVC writes it, which it does in place. Merge conflicts stay.
     """
     path = root / LOCK_FILE
     try:
-        if CONFLICT in path.read_bytes() or _is_whole(path):
+        if CONFLICT in path.read_bytes() or _is_whole(path) or dvc_processes(root):
             return False
     except FileNotFoundError:
-        return False
-    if dvc_processes(root):
         return False
     path.replace(path.with_name(f"{LOCK_FILE}.damaged"))
     return True
 
 
 def _is_whole(lock: Path) -> bool:
-    """Return whether DVC itself accepts a dvc.lock."""
     from dvc.dvcfile import Lockfile  # here, because importing it takes 0.1 s
     from dvc.exceptions import DvcException
     from dvc.utils import strictyaml
@@ -190,7 +183,7 @@ def dvc_processes(root: Path) -> list[psutil.Process]:
     """List living DVC processes in the DVC project `root`, without projects below it."""
     processes = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ValueError):
+        with suppress(psutil.Error, ValueError):
             words = process.cmdline()
             is_dvc = "dvc" in words or any(Path(word).name == "dvc" for word in words[:2])
             if is_dvc and process.status() != psutil.STATUS_ZOMBIE:
@@ -202,11 +195,7 @@ def dvc_processes(root: Path) -> list[psutil.Process]:
 
 
 def _lives(info: Mapping[str, Any]) -> bool:
-    """Return whether an entry's process still lives; False if another process has its id now.
-
-    Raises:
-      KeyError, AttributeError or TypeError: `info` is not an entry of DVC.
-    """
+    """Return whether an entry's process still lives; False if another process has its id now."""
     arguments = info["cmd"].partition(" ")[2]
     try:
         process = psutil.Process(info["pid"])

@@ -1,11 +1,10 @@
 """Calls of git: in a folder's own repository, without hooks, and with an author if none is set."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.run.locks import STATE_DIR
@@ -15,8 +14,10 @@ from throughline.shared.errors import WorkspaceProblem
 CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
 DUBIOUS = "dubious ownership"  # git's words for a repository of another user
 SUBMODULE = "160000 "  # git's mode of a submodule
-# The author of commits that are on no branch.
-NOBODY = (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
+# Variables with the author of commits that are on no branch.
+NOBODY = {f"GIT_{role}_NAME": "throughline" for role in ("AUTHOR", "COMMITTER")} | {
+    f"GIT_{role}_EMAIL": "throughline@localhost" for role in ("AUTHOR", "COMMITTER")
+}
 
 
 def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
@@ -25,29 +26,21 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
     Raises:
       WorkspaceProblem: git failed; says why.
     """
-    # Look no further up than `folder`: within a damaged worktree git would find the project's
-    # repository.
-    ceiling = {
+    variables = {
+        **_environment(),
+        # Within a damaged worktree, git would find the project's repository further up.
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
         "GIT_OPTIONAL_LOCKS": "0",
         "LC_ALL": "C.UTF-8",  # its messages are compared
+        **(environment or {}),
     }
     # Hooks, such as those of `dvc install`, would call DVC in an incomplete worktree.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
-    variables = {**_environment(), **ceiling, **(environment or {})}
-    # These take time, and must end if the run is killed.
-    if arguments[0] in CHANGE_WORKTREES:
+    if arguments[0] in CHANGE_WORKTREES:  # takes time, and must end if the run is killed
         done = run_supervised(command, folder, variables)
     else:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=variables,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=False,
-        )
+        piped = {"capture_output": True, "text": True, "errors": "surrogateescape"}
+        done = subprocess.run(command, cwd=folder, env=variables, check=False, **piped)
     if done.returncode != 0:
         raise WorkspaceProblem(
             f"a run with changes needs a git worktree, but `git {' '.join(arguments[:2])}` failed"
@@ -66,10 +59,8 @@ def find_repository_problem(project: Path) -> str | None:
             return None
         except WorkspaceProblem as error:
             if DUBIOUS in str(error):
-                return (
-                    f"{project} belongs to another user, so git refuses it:"
-                    f" `git config --global --add safe.directory {project}`"
-                )
+                remedy = f"`git config --global --add safe.directory {project}`"
+                return f"{project} belongs to another user, so git refuses it: {remedy}"
     return (
         f"{project} {problem}: run `git init && git add --all && git commit -m start` there, even"
         " if it is inside another repository"
@@ -100,14 +91,10 @@ def list_submodules(folder: Path) -> list[Path]:
 
 def find_committer(project: Path) -> dict[str, str]:
     """Return variables of a placeholder committer if git knows none: DVC needs one to commit."""
-    with contextlib.suppress(WorkspaceProblem):
+    with suppress(WorkspaceProblem):
         if run_git(project, "config", "user.name") and run_git(project, "config", "user.email"):
             return {}
-    return sign_as_nobody()
-
-
-def sign_as_nobody() -> dict[str, str]:
-    return {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in NOBODY}
+    return dict(NOBODY)
 
 
 def without_hooks() -> dict[str, str]:

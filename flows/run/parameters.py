@@ -51,21 +51,20 @@ def _configurations(*documents: Mapping[str, Any]) -> list[str]:
 
 def find_numbers(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form's numbers; defaults replace those missing, not numeric or too large."""
-    train = as_mapping(document.get("train"))
-    values = {**as_mapping(document), **{f"train.{key}": value for key, value in train.items()}}
-    fields = ParamsDocument.model_fields
-    defaults = {"batch_size": fields["batch_size"].default}
-    defaults |= {f"train.{key}": value for key, value in fields["train"].default}
+    defaults = {name: field.default for name, field in ParamsDocument.model_fields.items()}
     numbers = {}
     for name, key in NUMBERS.items():
-        value = values.get(key)
+        *section, last = key.split(".")
+        given = as_mapping(document.get(section[0])) if section else document
+        default = getattr(defaults[section[0]], last) if section else defaults[last]
+        value = given.get(last)
         is_shown = isinstance(value, int | float) and abs(value) < LARGEST_NUMBER
-        numbers[name] = value if is_shown else defaults[key]
+        numbers[name] = value if is_shown else default
     return numbers
 
 
-def _overlays() -> tuple[str, ...]:
-    return tuple(sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml")))
+def _overlays() -> list[str]:
+    return sorted(str(path) for folder in OVERLAYS for path in Path(folder).glob("*.yaml"))
 
 
 def form_sources() -> dict[Path, int]:
@@ -106,38 +105,20 @@ class Changes(BaseModel):
     its own and becomes a DVC experiment; unchanged fields have no effect.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    preset: Overlay = Field(
-        default=NO_PRESET,
-        description=(
-            "a file of this project to merge into params.yaml: other data, other configurations"
-        ),
-    )
-    epochs: int = Field(
-        default=_OWN_NUMBERS["epochs"],
-        ge=1,
-        le=100_000,
-        description="passes over the training split",
-    )
-    batch_size: int = Field(
-        default=_OWN_NUMBERS["batch_size"], ge=1, le=1_000_000, description="examples per step"
-    )
-    learning_rate: float = Field(
-        default=_OWN_NUMBERS["learning_rate"],
-        gt=0,
-        le=10,
-        description="highest learning rate",
-    )
-    overrides: list[Annotated[str, Field(pattern=OVERRIDE.pattern)]] = Field(
-        default=[],
-        description=(
-            "any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"
-        ),
-    )
-    overlay: dict[str, Any] = Field(
-        default={}, description="mappings to merge into params.yaml, as JSON"
-    )
+    preset: Overlay = NO_PRESET
+    """a file of this project to merge into params.yaml: other data, other configurations"""
+    epochs: int = Field(default=_OWN_NUMBERS["epochs"], ge=1, le=100_000)
+    """passes over the training split"""
+    batch_size: int = Field(default=_OWN_NUMBERS["batch_size"], ge=1, le=1_000_000)
+    """examples per step"""
+    learning_rate: float = Field(default=_OWN_NUMBERS["learning_rate"], gt=0, le=10)
+    """highest learning rate"""
+    overrides: list[Annotated[str, Field(pattern=OVERRIDE.pattern)]] = Field(default=[])
+    """any other key as KEY=VALUE, e.g. pipelines.naive.prefetch=2 or data.path=my/photos"""
+    overlay: dict[str, Any] = Field(default={})
+    """mappings to merge into params.yaml, as JSON"""
 
     def overlays(self) -> dict[str, Mapping[str, Any]]:
         """Return preset and overlay by name, in the order in which they are merged."""
@@ -145,17 +126,12 @@ class Changes(BaseModel):
         named = {self.preset: preset, "overlay": self.overlay}
         return {name: overlay for name, overlay in named.items() if overlay}
 
-    def settings(self, own: Mapping[str, Any]) -> list[str]:
-        """Return all changes but overlays as KEY=VALUE; `own` is the document of params.yaml."""
-        return [*self.numbers(own), *self.overrides]
-
     def numbers(self, own: Mapping[str, Any]) -> list[str]:
         """Return the given numbers that differ from `own`, params.yaml's document, as KEY=VALUE."""
         present = find_numbers(own)
-        given = {name: getattr(self, name) for name in NUMBERS if name in self.model_fields_set}
-        return [
-            f"{NUMBERS[name]}={value}" for name, value in given.items() if value != present[name]
-        ]
+        given = self.model_dump(exclude_unset=True, include={*NUMBERS})
+        changed = {name: value for name, value in given.items() if value != present[name]}
+        return [f"{NUMBERS[name]}={value}" for name, value in changed.items()]
 
 
 UNCHANGED = Changes()
@@ -168,11 +144,7 @@ def select_pipelines(names: Sequence[str]) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name that could not be a folder's name or a git reference.
-
-    Raises:
-      WorkspaceProblem: the name is empty or too long, or has characters that are not allowed there.
-    """
+    """Raise WorkspaceProblem if a run's name could not be that of a folder and a git reference."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise WorkspaceProblem(
             f"{name!r} cannot be the name of a run: use at most {LONGEST_NAME} letters, digits, -"

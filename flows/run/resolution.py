@@ -116,7 +116,8 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     if known and known.request == request:
         return known
     own = parse_yaml(text, PARAMS_FILE.name)
-    named = NamedChanges(overlays=changes.overlays(), overrides=changes.settings(own))
+    overrides = [*changes.numbers(own), *changes.overrides]
+    named = NamedChanges(overlays=changes.overlays(), overrides=overrides)
     changed = bool(named.overlays or named.overrides)
     policy = find_policy(project, own)
     merged = named.apply(text, policy) if changed else None

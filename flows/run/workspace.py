@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.run.changed_params import drop_pipelines
 from flows.run.dvc_calls import DVC, LOCK_FILE, OWN_SITE, SITE_VARIABLE, dvc_environment
-from flows.run.git_calls import find_committer, own_index, run_git, sign_as_nobody, without_hooks
+from flows.run.git_calls import NOBODY, find_committer, own_index, run_git, without_hooks
 from flows.run.locks import STATE_DIR, hold_briefly, lock_path
 from flows.run.parameters import check_name
 from flows.run.processes import run_supervised
@@ -85,7 +85,6 @@ def hold_folder(
 
 
 def _refuse_git_name(project: Path, name: str) -> None:
-    """Refuse the name of a branch, a tag or a commit, because `dvc exp apply` would apply that."""
     commit = ""
     with suppress(WorkspaceProblem):  # git knows no such name, or there is no repository
         commit = run_git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -106,10 +105,9 @@ def open_workspace(
 ) -> Iterator[Workspace]:
     """Yield the project itself if its parameters are unchanged, else a worktree called `name`.
 
-    A worktree has the uncommitted changes of tracked files, but no untracked files. An existing one
-    of that name is updated and reused; if another run uses it, this waits and calls `on_wait` with
-    that run's name. An `ephemeral` worktree is marked, so that it is swept if its run is killed,
-    unless a user has named it before.
+    It has the uncommitted changes of tracked files, but no untracked files. An existing one of that
+    name is updated and reused; if another run uses it, this waits and calls `on_wait` with that
+    run's name. An `ephemeral` worktree is swept if its run is killed, unless a user has named it.
 
     Raises:
       WorkspaceProblem: the project is not the top folder of a git repository with a commit, git
@@ -180,10 +178,8 @@ def _idle_s(root: Path) -> float:
 
 def remove_workspace(workspace: Workspace) -> Path | None:
     """Remove a worktree whose results are kept; return the new folder of its report, or None."""
-    report, kept = (
-        Layout(workspace.root).report,
-        workspace.project / STATE_DIR / "reports" / workspace.root.name,
-    )
+    report = Layout(workspace.root).report
+    kept = workspace.project / STATE_DIR / "reports" / workspace.root.name
     if report.exists():
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept)
@@ -198,9 +194,9 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 
 
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
-    """Return the experiment's params.yaml, or None if it is the run's.
+    """Return the experiment's params.yaml, with all configurations that have results in dvc.lock.
 
-    It adds configurations with results in dvc.lock; without results, DVC could not apply them.
+    DVC could not apply others. None if that is the run's params.yaml.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]
@@ -213,32 +209,25 @@ def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
 
 def _share_data(project: Path, root: Path, path: Path) -> None:
     """Link untracked data into the worktree, at the path that parameters and results name."""
-    _remove_data_link(root)  # it may be a parent of the present path
+    note = root / DATA_LINK
+    if note.exists():  # remove an earlier run's link, which may be a parent of the present path
+        earlier = root / note.read_text(encoding="utf-8")
+        if earlier.is_symlink():
+            earlier.unlink()
+            with suppress(OSError):  # a folder is not empty
+                for folder in earlier.relative_to(root).parents[:-1]:
+                    (root / folder).rmdir()
+        note.unlink()
     link, target = root / path, project / path
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
         return
     if link.is_symlink():
         link.unlink()  # an earlier version made it without a note
     if not link.exists():
-        note = root / DATA_LINK
         note.parent.mkdir(exist_ok=True)
         note.write_text(str(path), encoding="utf-8")
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
-
-
-def _remove_data_link(root: Path) -> None:
-    """Remove an earlier run's link to its data, and the folders that are then empty."""
-    note = root / DATA_LINK
-    if not note.exists():
-        return
-    link = root / note.read_text(encoding="utf-8")
-    if link.is_symlink():
-        link.unlink()
-        with suppress(OSError):  # a folder is not empty
-            for folder in link.relative_to(root).parents[:-1]:
-                (root / folder).rmdir()
-    note.unlink()
 
 
 def _share_cache(project: Path, root: Path) -> None:
@@ -246,24 +235,19 @@ def _share_cache(project: Path, root: Path) -> None:
     from dvc.config import Config  # here, because it takes half a second
     from dvc.exceptions import DvcException
 
+    folder, link = project / ".dvc", root / ".dvc" / "cache"
     try:
-        config = Config(str(project / ".dvc"))
+        config = Config(str(folder))
         cache: Any = config.get("cache", {})
         local: Any = config.load_one("local")
     except DvcException as error:
-        raise WorkspaceProblem(
-            f"DVC's configuration in {project / '.dvc'} cannot be read: {error}"
-        ) from None
-    target = Path(cache.get("dir") or project / ".dvc" / "cache")
+        raise WorkspaceProblem(f"DVC's configuration in {folder} cannot be read: {error}") from None
+    target = Path(cache.get("dir") or folder / "cache")
     target.mkdir(parents=True, exist_ok=True)
-    link = root / ".dvc" / "cache"
-    if not link.is_symlink() or link.readlink() != target:
-        (
-            shutil.rmtree(link)
-            if link.is_dir() and not link.is_symlink()
-            else link.unlink(missing_ok=True)
-        )
-        link.symlink_to(target, target_is_directory=True)
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target, target_is_directory=True)
     with atomic_file(root / ".dvc" / "config.local") as temporary:
         own = {**local["cache"], "dir": "cache"}
         texts = {key: ",".join(one) if isinstance(one, list) else one for key, one in own.items()}
@@ -302,8 +286,8 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 
     Runs take turns, because saving at once clashes in shared git references.
     """
-    # DVC commits the given stages, by default all. For each of them that ran, it would record the
-    # present files, including those added to `data.path` since ingest.
+    # For each stage that ran, by default all, DVC would record the present files, including those
+    # added to `data.path` since ingest.
     command = [*DVC, "exp", "save", "--force", "--name", name, LAST_STAGE]
     environment = (
         find_committer(workspace.project) | dvc_environment(workspace.environment) | without_hooks()
@@ -318,7 +302,7 @@ def save_experiment(workspace: Workspace, name: str) -> str | None:
 def _replace_params(root: Path, name: str, params: str) -> None:
     """Replace params.yaml in a worktree's experiment, so that it also has other configurations.
 
-    If the worktree's own params.yaml had them, DVC would save results that the run has not made.
+    With these in the worktree, DVC would save results that the run has not made.
     """
     experiment = _experiment(root, name)
     with own_index(root) as own:
@@ -331,4 +315,4 @@ def _replace_params(root: Path, name: str, params: str) -> None:
         tree = run_git(root, "write-tree", environment=own)
     message = run_git(root, "log", "-1", "--format=%B", experiment)
     commit = ("commit-tree", tree, "-p", f"{experiment}^", "-m", message)
-    run_git(root, "update-ref", experiment, run_git(root, *commit, environment=sign_as_nobody()))
+    run_git(root, "update-ref", experiment, run_git(root, *commit, environment=NOBODY))

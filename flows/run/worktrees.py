@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.run.dvc_calls import LOCK_FILE
-from flows.run.git_calls import find_repository_problem, own_index, run_git, sign_as_nobody
+from flows.run.git_calls import NOBODY, find_repository_problem, own_index, run_git
 from throughline.shared.errors import WorkspaceProblem
 from throughline.shared.files import atomic_file
 from throughline.shared.layout import WORKSPACES
@@ -21,8 +21,8 @@ NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
 def check_out(project: Path, root: Path) -> None:
     """Bring the worktree `root` to the project's present state, uncommitted changes included.
 
-    They stay uncommitted, so that the experiment belongs to the project's own commit. The worktree
-    keeps its own dvc.lock, which knows which of its results are up to date.
+    They stay uncommitted, so that the experiment belongs to the project's commit. The worktree
+    keeps its own dvc.lock, which knows what is up to date there.
     """
     if problem := find_repository_problem(project):
         raise WorkspaceProblem(f"a run with changes needs a git worktree, but {problem}")
@@ -74,15 +74,12 @@ def _is_worktree(project: Path, root: Path) -> bool:
 
 
 def _find_git(folder: Path) -> Path:
-    """Return the git folder that all worktrees of a repository share."""
     return Path(folder, run_git(folder, "rev-parse", "--git-common-dir"))
 
 
 def _relink(project: Path, root: Path) -> None:
-    """Repair the absolute links between a moved or copied worktree and git's entry for it.
-
-    In a copied project, `git worktree repair` would take the original's worktrees away.
-    """
+    """Repair the absolute links between a moved or copied worktree and git's entry for it."""
+    # In a copied project, `git worktree repair` would take the original's worktrees away.
     link = root / ".git"
     with suppress(WorkspaceProblem, OSError):
         entry = _find_git(project) / "worktrees" / _read_path(link).name
@@ -98,7 +95,7 @@ def _read_path(file: Path) -> Path:
 
 
 def _commit_changes(project: Path, head: str) -> str:
-    """Commit uncommitted changes to no branch; return the commit, or `head` without changes."""
+    """Commit uncommitted changes to no branch; return the commit, `head` if there are none."""
     if not run_git(project, "status", "--porcelain", "--untracked-files=no"):
         return head
     index = Path(project, run_git(project, "rev-parse", "--git-path", "index"))
@@ -106,13 +103,5 @@ def _commit_changes(project: Path, head: str) -> str:
         shutil.copy(index, own["GIT_INDEX_FILE"])
         run_git(project, "add", "--update", ":/", environment=own)
         tree = run_git(project, "write-tree", environment=own)
-    return run_git(
-        project,
-        "commit-tree",
-        tree,
-        "-p",
-        head,
-        "-m",
-        "uncommitted changes",
-        environment=sign_as_nobody(),
-    )
+    commit = ("commit-tree", tree, "-p", head, "-m", "uncommitted changes")
+    return run_git(project, *commit, environment=NOBODY)

@@ -162,7 +162,7 @@ def test_configurations_that_a_command_names_are_the_run_s_even_if_all_of_params
 
 
 def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
-    options = RunOptions(set_=["train.epochs=9"], overlay=None, name=None, show=True)
+    options = RunOptions(set=["train.epochs=9"], show=True)
     with pytest.raises(SystemExit) as ended, flow_command("training", ["naive"], options):
         pytest.fail("the block was entered")
     assert ended.value.code == 0

@@ -24,10 +24,20 @@ def find_named_files(document: Mapping[str, object]) -> list[tuple[str, str]]:
     """List the files of tokenizers, models and weights that a document, valid or not, names."""
     model = document.get("model")
     named = model if isinstance(model, Mapping) else {}
+    inner = [one for one in walk(document.get("preprocess")) if isinstance(one, Mapping)]
+    tokenizers = [op for one in inner if isinstance(op := one.get("tokenize"), Mapping)]
     return [
-        *((TOKENIZER, file) for file in _tokenizer_files(document.get("preprocess"))),
+        *((TOKENIZER, str(op["model"])) for op in tokenizers if op.get("model")),
         *((key, str(named[name])) for key, name in MODELS.items() if named.get(name)),
     ]
+
+
+def walk(value: object) -> Iterator[object]:
+    """Yield a value of a YAML document, and all keys and values in it."""
+    yield value
+    inner = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+    for one in inner if isinstance(inner, list | tuple) else ():
+        yield from walk(one)
 
 
 def read_model_objects(path: Path) -> list[str]:
@@ -44,15 +54,3 @@ def read_model_objects(path: Path) -> list[str]:
             return [str(one) for one in json.loads(file.read(MODEL_SPEC))["objects"].values()]
     except NOT_OURS:
         return []
-
-
-def _tokenizer_files(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        arguments = value.get("tokenize")
-        if isinstance(arguments, Mapping) and (file := arguments.get("model")):
-            yield str(file)
-        for inner in value.values():
-            yield from _tokenizer_files(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tokenizer_files(inner)
