@@ -25,13 +25,7 @@ from flows.orchestration.deployments import DEPLOYMENTS_FILE, deploy, read_pool
 from flows.orchestration.terminal import LOGS
 from flows.run.parameters import form_sources
 from flows.servers.credentials import USER, exclusive, load_credentials, published_environment
-from flows.servers.services import (
-    HOST,
-    ServerProcess,
-    check_free,
-    keep_running,
-    responds,
-)
+from flows.servers.services import HOST, ServerProcess, check_free, keep_running, responds
 from throughline.shared.errors import ServiceFailed
 from throughline.shared.failures import report_user_errors
 
@@ -42,13 +36,8 @@ LISTENING = ("--host", HOST, "--port")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and environment variables for processes.
-
-    Attributes:
-      server: Variables for the Prefect server only.
-      tracking: Variables for MLflow only.
-      client: Variables for every client, stages included.
-      worker: Variables for the worker and its runs only.
+    """Where the servers listen and keep their state, and environment variables for the Prefect
+    `server`, MLflow (`tracking`), every client, stages included, and the `worker` with its runs.
     """
 
     prefect_port: int
@@ -85,10 +74,8 @@ class Endpoints:
 
 @contextmanager
 def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[], None]]:
-    """Run both servers and a worker; yield a function to call regularly, which looks after them.
-
-    It restarts those that have died, and updates the forms when params.yaml or a preset changes.
-    Runs that died with a worker can be retried.
+    """Run both servers and a worker; yield a function to call regularly, which restarts those that
+    have died, and updates the forms when params.yaml or a preset changes.
 
     Raises:
       ServiceFailed: a port is taken, the deployments cannot be sent, or one of the three did not
@@ -138,9 +125,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def tracking_process(endpoints: Endpoints) -> ServerProcess:
-    """Return MLflow's server, which gets the address of its store as an environment variable.
-
-    The address may hold a password, and all users of the machine can see command lines.
+    """Return MLflow's server. All users can see command lines, so that the address of its store,
+    which may hold a password, is an environment variable.
     """
     artifacts = endpoints.artifacts
     if "://" not in artifacts:
@@ -159,52 +145,45 @@ def tracking_process(endpoints: Endpoints) -> ServerProcess:
 
 
 def _has_worker(endpoints: Endpoints, pool: str) -> bool:
-    """Return whether a work pool has a worker online, or is paused.
-
-    Reads the pool's state, because a request that lists workers would need a CSRF token.
-    """
+    """Return whether a work pool has a worker online, or is paused."""
+    # To list its workers, a request would need a CSRF token.
+    url = f"{endpoints.prefect}/api/work_pools/{quote(pool)}"
     user, _, password = endpoints.client.get("PREFECT_API_AUTH_STRING", "").partition(":")
     try:
-        found = requests.get(
-            f"{endpoints.prefect}/api/work_pools/{quote(pool)}",
-            auth=(user, password) if user else None,
-            timeout=2,
-        )
+        found = requests.get(url, auth=(user, password) if user else None, timeout=2)
     except requests.RequestException:
         return False
     return found.ok and found.json()["status"] in ("READY", "PAUSED")
 
 
-def run_until_interrupted(check_services: Callable[[], None]) -> None:
-    """Call `check_services` every second until Ctrl-C or SIGTERM; later signals are ignored."""
+def run_until_interrupted(*checks: Callable[[], object]) -> None:
+    """Call `checks` every second until Ctrl-C or SIGTERM; later signals are ignored."""
 
     def end(*_: object) -> None:
-        signal_all(lambda *_: None)
+        handle(lambda *_: None)
         raise KeyboardInterrupt
 
-    def signal_all(handler: Callable[..., None]) -> None:
+    def handle(handler: Callable[..., None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, handler)
 
     try:
-        signal_all(end)
+        handle(end)
         while True:
             time.sleep(1.0)
-            check_services()
+            for check in checks:
+                check()
     except KeyboardInterrupt:
         pass
     finally:
-        signal_all(lambda *_: None)
+        handle(lambda *_: None)
 
 
 PrefectPort = Annotated[int, typer.Option(help="port of the Prefect server and its UI")]
 MlflowPort = Annotated[int, typer.Option(help="port of MLflow's server and its UI")]
 RunsAtOnce = Annotated[
     int,
-    typer.Option(
-        min=1,
-        help="most flow runs at once; stages that measure take turns nevertheless",
-    ),
+    typer.Option(min=1, help="most flow runs at once; stages that measure take turns nevertheless"),
 ]
 
 
@@ -250,23 +229,20 @@ def command(
             published_environment(here, endpoints.environment) as file,
         ):
             print_urls(endpoints, runs_at_once)
+            password = credentials.keys.password
+            access = (
+                f"  password  Prefect asks for {USER}:{password}\n"
+                f"            MLflow asks for user {USER}, password {password}"
+            )
             if open_:
-                typer.echo(
+                access = (
                     "  OPEN      without a password: every user of this machine can start runs,"
                     " read all results and delete them"
                 )
-            else:
-                typer.echo(
-                    f"  password  Prefect asks for {credentials.clients['PREFECT_API_AUTH_STRING']}"
-                )
-                typer.echo(
-                    f"            MLflow asks for user {USER}, password {credentials.keys.password}"
-                )
             typer.echo(
-                "Flows from a terminal in this folder use these servers automatically; for other"
-                f" programs: source {file.relative_to(here)}"
+                f"{access}\nFlows from a terminal in this folder use these servers automatically;"
+                f" for other programs: source {file.relative_to(here)}\nCtrl-C stops all three."
             )
-            typer.echo("Ctrl-C stops all three.")
             run_until_interrupted(check_services)
         typer.echo("stopped")
 
@@ -283,9 +259,9 @@ def take_from_others(project: Path) -> None:
 def print_urls(endpoints: Endpoints, runs_at_once: int) -> None:
     typer.echo(
         f"  Prefect   {endpoints.prefect}/deployments   start a run here: training, comparison,"
-        " tuning, prepare-data"
+        " tuning, prepare-data\n"
+        f"  MLflow    {endpoints.mlflow}               compare runs here"
     )
-    typer.echo(f"  MLflow    {endpoints.mlflow}               compare runs here")
     if os.environ.get("MLFLOW_DISABLE_TELEMETRY", "").lower() in ("1", "true"):
         typer.echo(
             "            its page says that usage data is collected; here that is switched off"

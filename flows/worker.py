@@ -1,9 +1,8 @@
 """The worker, which executes the flow runs that wait on the Prefect server.
 
-The server decides only a run's deployment and parameters. Command, environment, working directory
-and entrypoint come from this project. The server's database could name others (job variables, pull
-steps, entrypoints), but the worker ignores them, so access to the server does not give a way to run
-commands. `flows/run/access_policy.py` limits the parameters.
+The server decides only a run's deployment, and parameters within `flows/run/access_policy.py`.
+Command, environment, working directory and entrypoint come from this project: job variables, pull
+steps and entrypoints of the server's database are ignored, so access to it runs no commands.
 """
 
 import asyncio
@@ -46,10 +45,8 @@ with warnings.catch_warnings():
         ) -> ProcessWorkerResult:
             """Run a flow of the project in a new process; the server's `configuration` is not used.
 
-            Raises:
-              ServiceFailed: the flow run belongs to no deployment of this project; Prefect then
-                marks it as crashed.
-              RuntimeError: its process did not start.
+            Raises ServiceFailed if the flow run belongs to no deployment of this project, so that
+            Prefect marks it as crashed, and RuntimeError if its process does not start.
             """
             entrypoint = await find_entrypoint(flow_run)
 
@@ -78,9 +75,8 @@ with warnings.catch_warnings():
                         task_status.started(handle.pid)
             if result is None or result.status_code is None:
                 raise RuntimeError(f"the process of flow run {flow_run.id} did not start")
-            return ProcessWorkerResult(
-                status_code=result.status_code, identifier=str(result.handle.pid)
-            )
+            pid = str(result.handle.pid)
+            return ProcessWorkerResult(status_code=result.status_code, identifier=pid)
 
 
 def run_environment(limits: Limits) -> Mapping[str, str]:
@@ -92,11 +88,7 @@ def run_environment(limits: Limits) -> Mapping[str, str]:
 
 
 async def find_entrypoint(flow_run: FlowRun) -> str:
-    """Return the entrypoint that prefect.yaml gives to the deployment of a flow run.
-
-    Raises:
-      ServiceFailed: the flow run has no deployment, or one that is not in prefect.yaml.
-    """
+    """Return the entrypoint of a flow run in prefect.yaml; ServiceFailed if it has none there."""
     if flow_run.deployment_id is None:
         raise ServiceFailed(
             f"flow run {flow_run.name} belongs to no deployment; this worker runs only those of"
@@ -129,11 +121,10 @@ def command(
         if with_deployments:
             deploy({})
         setup_signal_handlers_worker(os.getpid(), "the worker", typer.echo)
-        heartbeat = int(PREFECT_WORKER_HEARTBEAT_SECONDS.value())
         worker = ProjectWorker(
             read_pool(DEPLOYMENTS_FILE),
             limit=limit,
-            heartbeat_interval_seconds=heartbeat,
+            heartbeat_interval_seconds=int(PREFECT_WORKER_HEARTBEAT_SECONDS.value()),
             create_pool_if_not_found=False,
         )
         asyncio.run(worker.start(with_healthcheck=healthcheck, printer=typer.echo))

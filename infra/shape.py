@@ -43,14 +43,6 @@ def levels(arrows: dict[str, set[str]]) -> dict[str, int]:
     return {package: height(package) for package in list(arrows)}
 
 
-def shorten(package: str) -> str:
-    return package.removeprefix("throughline.")
-
-
-def count_lines(folder: Path) -> int:
-    return sum(path.read_text().count("\n") for path in folder.rglob("*.py"))
-
-
 def main() -> None:
     counts, lines, arrows = Counter(), Counter(), defaultdict(set)
     for name, text, tree in modules():
@@ -61,12 +53,15 @@ def main() -> None:
     table = Table("package", "level", "modules", "lines", "imports", box=None)
     height = levels(arrows)
     for package in sorted(counts, key=lambda package: (-height[package], package)):
-        others = ", ".join(sorted(map(shorten, arrows[package])))
+        others = ", ".join(sorted(one.removeprefix("throughline.") for one in arrows[package]))
         figures = (f"{number:,}" for number in (height[package], counts[package], lines[package]))
-        table.add_row(shorten(package), *figures, others)
+        table.add_row(package.removeprefix("throughline."), *figures, others)
     console = Console(width=98)
     console.print(table)
-    others = {folder: count_lines(ROOT / folder) for folder in FURTHER}
+    others = {
+        folder: sum(path.read_text().count("\n") for path in (ROOT / folder).rglob("*.py"))
+        for folder in FURTHER
+    }
     shown = ", ".join(f"{folder} {count:,}" for folder, count in others.items())
     total = sum(lines.values())
     console.print(f"\n{sum(counts.values())} modules, {total:,} lines")

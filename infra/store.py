@@ -37,22 +37,18 @@ def command(
     bind: Annotated[str, typer.Option(help="address on which S3 listens")] = LOOPBACK,
 ) -> None:
     """Become `weed server`; its S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
-    lacking = [name for name in KEY if not os.environ.get(name, "").strip()]
-    if lacking:
+    if lacking := [name for name in KEY if not os.environ.get(name, "").strip()]:
         raise typer.BadParameter(
-            f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} empty or not set, and"
-            " without a key SeaweedFS serves everybody; set both"
+            f"{' and '.join(lacking)}: empty or not set, and without a key SeaweedFS serves"
+            " everybody; set both"
         )
     os.umask(0o077)
     weed = Path(sys.executable).with_name("weed")
     folder = data.resolve()
     variables = draw_certificates(folder / CERTIFICATES)
     os.chdir(folder)
-    os.execve(
-        weed,
-        [str(weed), *arguments(folder, port=port, bind=bind)],
-        {**os.environ, **variables},
-    )
+    command = [str(weed), *arguments(folder, port=port, bind=bind)]
+    os.execve(weed, command, {**os.environ, **variables})
 
 
 def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
@@ -70,46 +66,29 @@ def arguments(folder: Path, *, port: int, bind: str) -> list[str]:
     # As many volumes as fit on the disk; one bucket would take all of the default eight.
     sizes = ["-master.volumeSizeLimitMB=1024", "-volume.max=0"]
     addresses = [f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", f"-s3.ip.bind={bind}"]
-    return [
-        "server",
-        f"-dir={folder}",
-        "-s3",
-        *addresses,
-        *ports,
-        *sockets,
-        *closed,
-        *sizes,
-        "-volume.preStopSeconds=1",
-    ]
+    server = ["server", f"-dir={folder}", "-s3", "-volume.preStopSeconds=1"]
+    return [*server, *addresses, *ports, *sockets, *closed, *sizes]
 
 
 def draw_certificates(folder: Path) -> dict[str, str]:
     """Create an authority and a certificate; return variables that make the servers demand it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    authority_key, key = (
-        ec.generate_private_key(ec.SECP256R1()),
-        ec.generate_private_key(ec.SECP256R1()),
-    )
+    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _sign("authority", authority_key.public_key(), authority_key, is_authority=True)
     certificate = _sign("store", key.public_key(), authority_key, is_authority=False)
     files = {"ca": folder / "ca.pem", "cert": folder / "cert.pem", "key": folder / "key.pem"}
     files["ca"].write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files["cert"].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     files["key"].touch(mode=0o600)
-    unencrypted = serialization.NoEncryption()
-    files["key"].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted
-        )
-    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    files["key"].write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
     settings = {"WEED_GRPC_CA": str(files["ca"]), "WEED_HTTPS_CLIENT_ENABLED": "true"}
-    for part in ("MASTER", "VOLUME", "FILER", "S3", "CLIENT"):
-        settings |= {
-            f"WEED_GRPC_{part}_{name.upper()}": str(files[name]) for name in ("cert", "key")
-        }
-    for part in ("MASTER", "VOLUME", "FILER", "CLIENT"):
-        settings |= {f"WEED_HTTPS_{part}_{name.upper()}": str(file) for name, file in files.items()}
+    for name, file in files.items():
+        https = [f"HTTPS_{part}" for part in ("MASTER", "VOLUME", "FILER", "CLIENT")]
+        grpc = [f"GRPC_{part}" for part in ("MASTER", "VOLUME", "FILER", "S3", "CLIENT")]
+        parts = https if name == "ca" else [*https, *grpc]
+        settings |= {f"WEED_{part}_{name.upper()}": str(file) for part in parts}
     return settings
 
 

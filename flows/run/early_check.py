@@ -13,10 +13,7 @@ from throughline.shared.store_address import check_store_address
 
 
 def check_started_command() -> None:
-    """Check this process's command line, and keep the parameters for the flow.
-
-    The command itself reports options that cannot be parsed here.
-    """
+    """Check this process's command line, as far as it parses here, and keep its parameters."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--pipeline", "--set", "--overlay"):
         parser.add_argument(name, action="append", default=[])

@@ -2,13 +2,12 @@
 
 Importing TensorFlow, Keras and MLflow takes 5 s on 2 cores, half of a short stage; a fork starts in
 10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
-(`throughline/shared/fork_client.py` is the other side). Each program still has its own process, and
-shares only imported modules. TensorFlow has no runtime yet at the fork, which therefore loses no
-threads or devices.
+(`throughline/shared/fork_client.py` is the other side). Programs have processes of their own, and
+share only imported modules; TensorFlow has no threads or devices yet that a fork could lose.
 
-The server refuses a program, which then imports by itself, if an imported file or the set of
-installed packages has changed, or if the program belongs to another Python environment. A program
-in another folder shares only libraries with the server, and imports its own modules itself.
+A program is refused, and imports by itself, if an imported file or the set of installed packages
+has changed, or if it belongs to another Python environment. One in another folder shares only
+libraries with the server.
 """
 
 import importlib
@@ -45,20 +44,16 @@ LONGEST_REQUEST = 1 << 22  # bytes; an environment has a few thousand
 
 @contextmanager
 def stage_server(root: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Run the server for the stages of a folder; it ends with the block or this process.
-
-    Yields the environment variable by which stages find it.
+    """Run the server for the stages of a folder, until the block or this process ends; yield the
+    environment variable by which stages find it.
     """
     scratch = Scratch(root)
     address = scratch.new_folder() / "server"
-    command = [
-        *(sys.executable, "-m", "flows.run.fork_server"),
-        *(str(address.relative_to(root.absolute())), *STAGE_MODULES),
-    ]
+    command = [sys.executable, "-m", "flows.run.fork_server"]
+    command += [str(address.relative_to(root.absolute())), *STAGE_MODULES]
+    variables = dvc_environment(environment)
     # If an import fails here, the stage tries it again and reports it.
-    with supervised(
-        command, folder=root, environment=dvc_environment(environment), output=subprocess.DEVNULL
-    ):
+    with supervised(command, folder=root, environment=variables, output=subprocess.DEVNULL):
         yield {STAGE_SERVER: str(address)}
 
 
@@ -77,23 +72,18 @@ def main() -> None:
     if max(imported.values()) > started_ns:
         return  # a file changed meanwhile, perhaps after its import
     Path(address + READY).touch()
-    fill_caches()
+    # Do once what costs each training a second: digest the program, list packages for MLflow.
+    digest_code("train")
+    if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
+        requirements.warn_dependency_requirement_mismatches(["mlflow"])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not wait for child processes
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            answer = serve(connection, imported)
-            connection.sendall(answer)
+            connection.sendall(serve(connection, imported))
             os._exit(0)
         connection.close()
-
-
-def fill_caches() -> None:
-    """Do once what costs each training a second: digest the program, list packages for MLflow."""
-    digest_code("train")
-    if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
-        requirements.warn_dependency_requirement_mismatches(["mlflow"])
 
 
 def list_imported_files() -> dict[str, int]:
@@ -112,8 +102,8 @@ def _changed_ns(path: str) -> int:
 def serve(connection: socket.socket, imported: Mapping[str, int]) -> bytes:
     """Run a requested program in a child process until it ends or the connection closes.
 
-    Returns the answer: the program's exit code, or a refusal. In the program's own process, this
-    raises SystemExit instead, so that Python ends normally.
+    Returns its exit code, or a refusal. In the child, raises SystemExit, so that Python ends
+    normally.
     """
     request, streams = _receive(connection)
     changed = any(_changed_ns(path) != at for path, at in imported.items())
@@ -159,21 +149,15 @@ def _run(request: Mapping[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    if sys.path[0] != request["folder"]:
-        _import_program_from(request["folder"])
+    if sys.path[0] != request["folder"]:  # import the program's own modules again, from there
+        for name in [one for one in sys.modules if one.partition(".")[0] in PROGRAM]:
+            del sys.modules[name]
+        sys.path[0] = request["folder"]
     module = request["module"]
     sys.argv[:] = [module, *request["arguments"]]
     if not hasattr(sys.modules.get(module), "__path__"):
         sys.modules.pop(module, None)  # it runs as the main module, as with -m
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _import_program_from(folder: str) -> None:
-    """Let the program's own modules be imported again, from another folder than the server's."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in PROGRAM:
-            del sys.modules[name]
-    sys.path[0] = folder
 
 
 if __name__ == "__main__":

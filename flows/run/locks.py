@@ -1,8 +1,6 @@
-"""Locks between runs: of a folder that they share, and of the machine
-(`throughline/shared/machine_lock.py`).
+"""Locks between runs: of a folder that they share, and of the machine.
 
-A stage's supervisors inherit the file descriptor, so a lock is held until no process of the run is
-left.
+A stage's supervisors inherit their descriptors, so they are held until no process of a run is left.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,8 +28,7 @@ def hold_machine_and_folder(
 ) -> Iterator[tuple[int, int]]:
     """Hold the machine's lock and a folder's; yield their file descriptors.
 
-    Whenever this process has to wait, calls `on_wait` with who does what. The machine stays free
-    while another run has the folder.
+    Calls `on_wait` with who is waited for. Leaves the machine free while another has the folder.
     """
     while True:
         # The machine first, so that the folder stays unlocked while this run waits for the machine.

@@ -29,9 +29,8 @@ from throughline.shared.errors import InvalidParams, WorkspaceProblem
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks for: changes to params.yaml, and the configurations `only`; empty for all.
-
-    `own` is the text of the project's params.yaml.
+    """What a run asks for: changes to params.yaml, whose text is `own`, and the configurations
+    `only`; empty for all.
     """
 
     project: Path
@@ -44,9 +43,8 @@ class Request:
 class ResolvedParams:
     """The parameters of a run, and whether they differ from the project's.
 
-    `text` is the run's params.yaml. If it is changed, it holds only the selected configurations,
-    so that the experiment lists none without results. `complete` holds all configurations, for
-    whoever applies the experiment.
+    `text` is the run's params.yaml; if changed, only with the selected configurations, so that the
+    experiment lists none without results. `complete` has all, for whoever applies the experiment.
     """
 
     request: Request
@@ -73,10 +71,9 @@ def resolve_command(
       UnknownPipeline: a configuration does not exist.
       WorkspaceProblem: the name is not valid, or is given although nothing changes.
     """
-    if wrong := [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]:
-        raise InvalidParams(
-            [f"--set: {text!r} is not KEY=VALUE, such as train.epochs=5" for text in wrong]
-        )
+    wrong = [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]
+    if problems := [f"--set: {one!r} is not KEY=VALUE, such as train.epochs=5" for one in wrong]:
+        raise InvalidParams(problems)
     if name is not None:
         check_name(name)
     files = [(str(path), read_yaml(path)) for path in overlays or []]
@@ -85,15 +82,12 @@ def resolve_command(
     try:
         resolved = resolve(Path.cwd(), changes, pipelines)
     except InvalidParams as error:
-        named = NamedChanges(overlays=dict(files), overrides=[])
-        raise InvalidParams(
-            [
-                named.name_origin(f"{PARAMS_FILE.name}{problem.removeprefix('overlay')}")
-                if problem.startswith("overlay:")
-                else problem
-                for problem in error.problems
-            ]
-        ) from error
+        named, problems = NamedChanges(overlays=dict(files), overrides=[]), [*error.problems]
+        for place, problem in enumerate(problems):
+            if problem.startswith("overlay:"):
+                of_file = f"{PARAMS_FILE.name}{problem.removeprefix('overlay')}"
+                problems[place] = named.name_origin(of_file)
+        raise InvalidParams(problems) from error
     if name is not None and not resolved.changed:
         raise WorkspaceProblem(
             f"--name {name} is for a run with changes, which has a worktree of that name: give its"
@@ -122,26 +116,20 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     policy = find_policy(project, own)
     merged = named.apply(text, policy) if changed else None
     document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
-    follow_links = True
     if policy:  # before `check`, which imports what the parameters name
         policy.check(document)
-        follow_links = policy.grants_links(document)
     try:
         params = check(document)
     except InvalidParams as error:
         raise InvalidParams([named.name_origin(problem) for problem in error.problems]) from error
     if merged is None and "fetch" not in document["data"]:
-        raise InvalidParams(
-            [
-                f"{PARAMS_FILE.name}: data.fetch is missing, and dvc.yaml names a folder by it:"
-                f" write `fetch: {params.data.fetch}` below `data:`"
-            ]
-        )
+        said = f"{PARAMS_FILE.name}: data.fetch is missing, and dvc.yaml names a folder by it"
+        raise InvalidParams([f"{said}: write `fetch: {params.data.fetch}` below `data:`"])
     check_pipelines_exist(params.pipelines, only)
     complete = text
     if merged is not None:
         params = _select(params, project, only)
-        if not follow_links:
+        if policy and not policy.grants_links(document):
             data = params.data.model_copy(update={"follow_links": False})
             params, merged["data"]["follow_links"] = replace(params, data=data), False
         merged["data"] |= {"path": params.data.path, "fetch": params.data.fetch}
@@ -160,33 +148,26 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
 
 
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
-    """Adapt parameters to a worktree, which may lack the data.
+    """Keep the configurations `only`, if any, and adapt the data to a worktree.
 
-    Keeps the configurations `only`, if any. Makes the data's path absolute if the worktree cannot
-    have the data at the same relative path. Fetches only if the data are the fetched ones.
+    Their path becomes absolute unless the worktree can have them at the same relative path; they
+    are fetched only if they are the fetched ones.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
-    path = Path(params.data.path)
-    own_data = not path.is_absolute() and not path.is_relative_to(RAW) and (project / path).exists()
-    same_path = own_data and (project / path).resolve() == project.resolve() / path
-    absolute = (
-        {"path": str((project / path).resolve())}
-        if own_data and not (same_path and not _is_partial(project, path))
-        else {}
-    )
-    fetched = (project / RAW / params.data.fetch).resolve()
-    needless = {} if (project / path).resolve().is_relative_to(fetched) else {"fetch": "none"}
-    return replace(
-        params,
-        pipelines=chosen or params.pipelines,
-        data=params.data.model_copy(update=absolute | needless),
-    )
+    path, changed = Path(params.data.path), {}
+    target = (project / path).resolve()
+    own_data = not path.is_absolute() and not path.is_relative_to(RAW) and target.exists()
+    if own_data and (target != project.resolve() / path or _is_partial(project, path)):
+        changed["path"] = str(target)
+    if not target.is_relative_to((project / RAW / params.data.fetch).resolve()):
+        changed["fetch"] = "none"
+    data = params.data.model_copy(update=changed)
+    return replace(params, pipelines=chosen or params.pipelines, data=data)
 
 
 def _is_partial(project: Path, path: Path) -> bool:
-    """Return whether git tracks only a part of the files at a path, or some are in a submodule.
-
-    A worktree lacks untracked files, and its submodules are empty.
+    """Return whether a worktree lacks files at a path: some, but not all, are untracked, or some
+    are in a submodule, which is empty there.
     """
     mixed = all(list_files(project, *which, "--", str(path)) for which in ((), ("--others",)))
     return mixed or any(

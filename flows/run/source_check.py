@@ -32,9 +32,7 @@ MANY_FILES, MANY_BYTES = 10_000, 1 << 30
 
 
 def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a source that is missing or that DVC cannot hash.
-
-    `fetched` is the known dataset that the first stage fetches.
+    """Refuse a source that is missing or that DVC cannot hash; `fetched` as in `check_exists`.
 
     Raises:
       DataNotFound, ObjectStoreFailed: as for `check_exists`.
@@ -43,32 +41,33 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
     check_exists(root, path, fetched=fetched)
     if is_address(path):
         return
-    odd: dict[str, str] = {}
-    for file in _list_files(root / path):
-        if reason := _why_unhashable(file):
-            odd[str(file)] = reason
-        if len(odd) == CHECKED:
-            break
+    reasons = ((str(file), _why_unhashable(file)) for file in _list_files(root / path))
+    odd = dict(islice(((name, reason) for name, reason in reasons if reason), CHECKED))
     ignored = _ignored(root, list(odd)) if odd else set()
-    kept = {name: reason for name, reason in odd.items() if name not in ignored}
+    kept = [
+        f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}"
+        for name, reason in odd.items()
+        if name not in ignored
+    ]
     if kept:
-        shown = "; ".join(
-            f"{os.fsencode(name).decode(errors='backslashreplace')} {reason}"
-            for name, reason in islice(kept.items(), SHOWN)
-        )
         least = "at least " if len(odd) == CHECKED else ""
         more = f" and {least}{len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
+        # .dvcignore works only within the project.
+        inside = (root / path).is_relative_to(root) and ".." not in Path(path).parts
+        remedy = f": `find {shlex.quote(path)} -xtype l -delete` removes dangling links"
+        if inside:
+            remedy = ", or name them in .dvcignore: ingest then rejects them with their reasons"
         raise UnreadableSource(
             "DVC, which compares all files of data.path with those of the last run, cannot read"
-            f" some: {shown}{more}. {_advise(root, path)}"
+            f" some: {'; '.join(kept[:SHOWN])}{more}. Remove them{remedy}"
         )
 
 
 def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a missing source, unless it is the known dataset that the first stage fetches.
+    """Refuse a missing source, unless it is `fetched`, the known dataset that will be fetched.
 
     Raises:
-      DataNotFound: the source does not exist and will not be fetched.
+      DataNotFound: the source does not exist.
       ObjectStoreFailed: its bucket cannot be reached, refuses or does not exist.
     """
     if is_address(path):
@@ -83,11 +82,7 @@ def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
 
 
 def check_code(project: Path, own: Sequence[str]) -> None:
-    """Refuse a run with changes whose worktree would lack files of own code.
-
-    Raises:
-      WorkspaceProblem: names them, and what to do.
-    """
+    """Raise WorkspaceProblem if the worktree of a run with changes would lack files of own code."""
     lacking = sorted({*own} - {*list_files(project, "--", "*.py")})
     if not lacking:
         return
@@ -107,21 +102,16 @@ def check_code(project: Path, own: Sequence[str]) -> None:
 def check_named_files(
     root: Path, document: Mapping[str, object], listed: Sequence[str] = ()
 ) -> None:
-    """Refuse files of params.yaml, or `listed` in dvc.yaml, that the run's folder lacks.
-
-    Raises:
-      InvalidParams: files are missing, in a worktree untracked ones; names each, and what to do.
-    """
+    """Raise InvalidParams for files of params.yaml, or `listed` in dvc.yaml, that a run lacks."""
     named = [*find_named_files(document), *(("dvc.yaml", name) for name in listed)]
-    lacking = [(key, name) for key, name in named if not (root / name).is_file()]
+    lacking = [
+        f"{key}: {name} is not in this run's worktree, which has only files that git tracks: `git"
+        f" add --force {name}`, or set its absolute path"
+        for key, name in named
+        if not (root / name).is_file()
+    ]
     if lacking:
-        raise InvalidParams(
-            [
-                f"{key}: {name} is not in this run's worktree, which has only files that git"
-                f" tracks: `git add --force {name}`, or set its absolute path"
-                for key, name in lacking
-            ]
-        )
+        raise InvalidParams(lacking)
 
 
 def is_large(source: Path) -> bool:
@@ -143,7 +133,6 @@ def _list_files(source: Path) -> Iterator[Path]:
 
 
 def _why_unhashable(path: Path) -> str | None:
-    """Return why DVC cannot hash a file, or None."""
     try:
         str(path).encode()
         return None if stat.S_ISREG(path.stat().st_mode) else "is not a regular file"
@@ -155,22 +144,8 @@ def _why_unhashable(path: Path) -> str | None:
         return f"cannot be opened ({error.strerror})"
 
 
-def _advise(root: Path, path: str) -> str:
-    """Say what to do about files that DVC cannot read; .dvcignore works only within the project."""
-    if (root / path).is_relative_to(root) and ".." not in Path(path).parts:
-        return (
-            "Remove them, or name them in .dvcignore: ingest then rejects them with their reasons"
-        )
-    return f"Remove them: `find {shlex.quote(path)} -xtype l -delete` removes dangling links"
-
-
 def _ignored(root: Path, paths: Sequence[str]) -> set[str]:
     """Return the paths that .dvcignore names, in one call, because DVC takes a second to start."""
-    done = subprocess.run(
-        [*DVC, "check-ignore", *paths],
-        cwd=root,
-        env=dvc_environment({}),
-        capture_output=True,
-        check=False,
-    )
+    command, variables = [*DVC, "check-ignore", *paths], dvc_environment({})
+    done = subprocess.run(command, cwd=root, env=variables, capture_output=True, check=False)
     return {os.fsdecode(line) for line in done.stdout.splitlines()}

@@ -139,18 +139,12 @@ def _terminate(process: int) -> None:
     """Send SIGTERM to a child's process group, or to the child alone if the group is our own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         group = os.getpgid(process)
-        if group == os.getpgrp():
-            os.kill(process, signal.SIGTERM)
-        else:
-            os.killpg(group, signal.SIGTERM)
+        os.kill(process if group == os.getpgrp() else -group, signal.SIGTERM)
 
 
 def _children() -> list[int]:
     try:
-        return [
-            int(word)
-            for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        ]
+        return [*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())]
     except FileNotFoundError:  # a kernel without this file
         import psutil  # here, because it takes longer than all the rest
 

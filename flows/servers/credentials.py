@@ -21,12 +21,8 @@ from throughline.shared.files import atomic_file
 
 USER = "throughline"
 ENVIRONMENT = "environment"
-_SECRETS, _MLFLOW_USERS, _MLFLOW_CONFIG, _LOCK = (
-    "secrets.json",
-    "mlflow-users.db",
-    "mlflow-auth.ini",
-    "in-use.lock",
-)
+_SECRETS, _LOCK = "secrets.json", "in-use.lock"
+_MLFLOW_USERS, _MLFLOW_CONFIG = "mlflow-users.db", "mlflow-auth.ini"
 
 
 def random_secret() -> str:
@@ -35,12 +31,8 @@ def random_secret() -> str:
 
 def write_private(file: Path, text: str) -> None:
     """Write a file atomically; from its first byte on, only its owner can read it."""
-    with (
-        atomic_file(file) as temporary,
-        os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w"
-        ) as out,
-    ):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with atomic_file(file) as temporary, os.fdopen(os.open(temporary, flags, 0o600), "w") as out:
         out.write(text)
 
 
@@ -74,21 +66,32 @@ class Credentials:
     @property
     def tracking(self) -> dict[str, str]:
         """Variables that make MLflow ask for the password."""
-        return {
-            "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / _MLFLOW_CONFIG),
-            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": self.keys.password,
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": self.keys.mlflow_secret,
-        }
+        own = self.keys
+        return ask_for_password(self.folder / _MLFLOW_CONFIG, own.password, own.mlflow_secret)
 
     @property
     def clients(self) -> dict[str, str]:
         """Variables with which clients log in to the Prefect server and MLflow."""
-        return {
-            "PREFECT_API_AUTH_STRING": f"{USER}:{self.keys.password}",
-            "MLFLOW_TRACKING_USERNAME": USER,
-            "MLFLOW_TRACKING_PASSWORD": self.keys.password,
-        }
+        return log_in(prefect=self.keys.password, mlflow=self.keys.password)
+
+
+def ask_for_password(config: Path, password: str, secret: str) -> dict[str, str]:
+    """Return variables that make MLflow ask for a password; `secret` signs its sessions."""
+    return {
+        "MLFLOW_AUTH_CONFIG_PATH": str(config),
+        "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
+    }
+
+
+def log_in(*, prefect: str, mlflow: str) -> dict[str, str]:
+    """Return variables with which clients log in with these passwords."""
+    return {
+        "PREFECT_API_AUTH_STRING": f"{USER}:{prefect}",
+        "MLFLOW_TRACKING_USERNAME": USER,
+        "MLFLOW_TRACKING_PASSWORD": mlflow,
+    }
 
 
 def load_credentials(project: Path) -> Credentials:
@@ -103,31 +106,29 @@ def load_credentials(project: Path) -> Credentials:
         (folder / _MLFLOW_USERS).unlink(missing_ok=True)
         write_private(file, json.dumps(asdict(keys)))
     users = f"sqlite:///{folder / _MLFLOW_USERS}".replace("%", "%%")
-    known = {"default_permission": "READ", "database_uri": users, "auth_cache_ttl_seconds": "60"}
-    write_private(
-        folder / _MLFLOW_CONFIG,
-        "[mlflow]\n" + "".join(f"{key} = {value}\n" for key, value in known.items()),
-    )
+    config = f"default_permission = READ\ndatabase_uri = {users}\nauth_cache_ttl_seconds = 60\n"
+    write_private(folder / _MLFLOW_CONFIG, f"[mlflow]\n{config}")
     return Credentials(folder=folder, keys=keys)
 
 
 @contextmanager
-def exclusive(project: Path) -> Iterator[None]:
-    """Prevent a second start of the project's servers during the block.
-
-    Raises:
-      ServiceFailed: its servers run already.
-    """
-    folder = private_folder(project / STATE_DIR / "ui")
+def hold_alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Lock a folder of servers during the block; ServiceFailed says `refusal` if it is in use."""
     try:
         with FileLock(folder / _LOCK, timeout=0):
-            (folder / ENVIRONMENT).unlink(missing_ok=True)  # left by a start that was killed
             yield
     except Timeout:
-        raise ServiceFailed(
-            "the servers of this project run already; to use them in a terminal: source"
-            f" {folder / ENVIRONMENT}"
-        ) from None
+        raise ServiceFailed(refusal) from None
+
+
+@contextmanager
+def exclusive(project: Path) -> Iterator[None]:
+    """Prevent a second start of the project's servers during the block; else ServiceFailed."""
+    folder = private_folder(project / STATE_DIR / "ui")
+    source = f"to use them in a terminal: source {folder / ENVIRONMENT}"
+    with hold_alone(folder, f"the servers of this project run already; {source}"):
+        (folder / ENVIRONMENT).unlink(missing_ok=True)  # left by a start that was killed
+        yield
 
 
 @contextmanager
@@ -143,11 +144,8 @@ def published_environment(project: Path, environment: Mapping[str, str]) -> Iter
 
 def exports(environment: Mapping[str, str]) -> str:
     """Return shell commands that export an environment, without PATH."""
-    return "".join(
-        f"export {key}={shlex.quote(value)}\n"
-        for key, value in environment.items()
-        if key != "PATH"
-    )
+    variables = {key: value for key, value in environment.items() if key != "PATH"}
+    return "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
 
 
 def find_running(project: Path) -> dict[str, str]:
@@ -187,7 +185,5 @@ def use_running_servers(project: Path) -> Iterator[Mapping[str, str]]:
         return
     os.environ.update(used)
     settings = (PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_UI_URL)
-    with temporary_settings(
-        {setting: used[setting.name] for setting in settings if setting.name in used}
-    ):
+    with temporary_settings({one: used[one.name] for one in settings if one.name in used}):
         yield running

@@ -46,23 +46,32 @@ class Running:
         """Say how the process ended, with the end of its log; empty while it runs."""
         if self.process.poll() is None:
             return ""
-        tail = ""
+        lines = []
         with suppress(OSError):  # the log was removed
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        said = f"{self.log} ends with:\n{tail}" if tail else f"{self.log} is empty or gone"
-        return f"{self.server.name} ended with exit code {self.process.returncode}; {said}"
+            lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        said = "\n".join(["ends with:", *lines]) if lines else "is empty or gone"
+        code = self.process.returncode
+        return f"{self.server.name} ended with exit code {code}; {self.log} {said}"
 
     def check(self) -> None:
         """Raise ServiceFailed, with the end of the log, if the process has ended."""
         if end := self.describe_end():
             raise ServiceFailed(end)
 
+    def wait_until_healthy(self) -> None:
+        deadline = monotonic() + STARTUP_TIMEOUT_S
+        while not self.server.healthy():
+            self.check()
+            if monotonic() > deadline:
+                late = f"was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log is {self.log}"
+                raise ServiceFailed(f"{self.server.name} {late}")
+            sleep(POLL_S)
+
 
 @contextmanager
 def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
-    """Start servers as `run_servers` does; yield a function that restarts those that have ended.
-
-    The function has to be called regularly. It also says why they ended.
+    """Start servers as `run_servers` does; yield a function that restarts those that have ended,
+    and says why. It has to be called regularly.
 
     Raises:
       ServiceFailed: a server ended at its start, was not healthy in time, or ends again and again.
@@ -116,24 +125,12 @@ def run_servers(
             running.append(Running(server=server, process=process, log=log))
         try:
             for one in running:
-                _wait_until_healthy(one)
+                one.wait_until_healthy()
             yield running
         finally:
             for one in running:  # end all at once
                 if one.process.stdin:
                     one.process.stdin.close()
-
-
-def _wait_until_healthy(running: Running) -> None:
-    deadline = monotonic() + STARTUP_TIMEOUT_S
-    while not running.server.healthy():
-        running.check()
-        if monotonic() > deadline:
-            raise ServiceFailed(
-                f"{running.server.name} was not healthy within {STARTUP_TIMEOUT_S:.0f} s; its log"
-                f" is {running.log}"
-            )
-        sleep(POLL_S)
 
 
 def responds(url: str) -> bool:
@@ -152,10 +149,7 @@ def is_of_connection(error: Exception) -> bool:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a loopback port that the kernel gives to nobody else during the block.
-
-    Nothing listens on it until a server that sets SO_REUSEADDR, as all of ours do, binds it, too.
-    """
+    """Yield a loopback port that only a server that sets SO_REUSEADDR, as all of ours do, gets."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((HOST, 0))
@@ -169,9 +163,8 @@ def is_listening(port: int) -> bool:
 
 def check_free(option: str, *ports: int) -> None:
     """Raise ServiceFailed if a port is taken; the message names the option that sets it."""
-    for port in ports:
-        if is_listening(port):
-            raise ServiceFailed(
-                f"port {port} is taken, perhaps by servers of another project; choose another with"
-                f" --{option}"
-            )
+    for port in filter(is_listening, ports):
+        raise ServiceFailed(
+            f"port {port} is taken, perhaps by servers of another project; choose another with"
+            f" --{option}"
+        )

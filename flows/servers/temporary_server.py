@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -55,12 +55,11 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
       ServiceFailed: the server did not start, does not answer, refuses the password, or has gone.
     """
     try:
-        if configured := PREFECT_API_URL.value():
+        configured = PREFECT_API_URL.value()
+        if configured:
             check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
+        with nullcontext() if configured else _temporary_server():
             yield
-        else:
-            with _temporary_server():
-                yield
     except Exception as error:
         if not is_of_connection(error):
             raise
@@ -86,20 +85,15 @@ def _temporary_server() -> Iterator[None]:
                     " PREFECT_HOME=$PWD/.throughline/prefect` gives this project one of its"
                     f" own. {failure}"
                 ) from failure
+        own = {PREFECT_API_URL: f"http://{HOST}:{port}/api", PREFECT_API_AUTH_STRING: password}
         # The server has no UI, so the log links to no page.
-        with temporary_settings(
-            updates={
-                PREFECT_API_URL: f"http://{HOST}:{port}/api",
-                PREFECT_API_AUTH_STRING: password,
-                PREFECT_UI_URL: "",
-            }
-        ):
-            try:
-                yield
-            finally:
-                # Let Prefect's threads send their last logs and events while the server runs.
-                for worker in (APILogWorker, EventsWorker):
-                    worker.drain_all(timeout=DRAIN_TIMEOUT_S)
+        server.enter_context(temporary_settings({**own, PREFECT_UI_URL: ""}))
+        try:
+            yield
+        finally:
+            # Let Prefect's threads send their last logs and events while the server runs.
+            for worker in (APILogWorker, EventsWorker):
+                worker.drain_all(timeout=DRAIN_TIMEOUT_S)
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
@@ -108,33 +102,29 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
     Raises:
       ServiceFailed: nothing answers, the answer is not Prefect's, or the password is wrong.
     """
-    by_environment = "PREFECT_API_URL" in os.environ
-    source = "`make ui`" if of_ui else "the environment" if by_environment else "Prefect's settings"
+    unset, source = "prefect config unset", "Prefect's settings"
+    if "PREFECT_API_URL" in os.environ:
+        unset, source = "unset", "the environment"
+    advice = f"start it, or let the run start its own: `{unset} PREFECT_API_URL`"
+    if of_ui:
+        source, log = "`make ui`", f"{STATE_DIR}/logs/prefect-server.log"
+        advice = f"it may be restarting; see {log}. If `make ui` ends, a run starts its own server"
+    where = f"{api}, the PREFECT_API_URL of {source}"
     try:
         requests.get(f"{api}/health", timeout=REACH_TIMEOUT_S)
     except requests.exceptions.SSLError:
         pass  # the server is there; Prefect may know its certificate
     except requests.RequestException as error:
-        unset = "unset" if by_environment else "prefect config unset"
-        advice = (
-            f"it may be restarting; see {STATE_DIR}/logs/prefect-server.log. Once `make ui` has"
-            " ended, a run starts its own server"
-            if of_ui
-            else f"start it, or let the run start its own: `{unset} PREFECT_API_URL`"
-        )
-        raise ServiceFailed(
-            f"no Prefect server answers at {api}, the PREFECT_API_URL of {source}"
-            f" ({type(error).__name__}): {advice}"
-        ) from None
+        kind = type(error).__name__
+        raise ServiceFailed(f"no Prefect server answers at {where} ({kind}): {advice}") from None
     try:
         with get_client(sync_client=True) as client:
             client.raise_for_api_version_mismatch_once()  # with the password, as every flow
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ServiceFailed(
-            f"{api}, the PREFECT_API_URL of {source}, does not answer as a Prefect server does"
-            f" ({reason}): the address must end in /api, and if the server has a password, set"
-            " PREFECT_API_AUTH_STRING to USER:PASSWORD"
+            f"{where}, does not answer as a Prefect server does ({reason}): the address must end in"
+            " /api, and if the server has a password, set PREFECT_API_AUTH_STRING to USER:PASSWORD"
         ) from error
 
 
@@ -142,7 +132,7 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
 def start_server(port: int, password: str) -> Iterator[None]:
     """Run a Prefect server without UI on a local port, with its database in PREFECT_HOME.
 
-    It ends with the block; if it ends before, it is started again, and clients wait for it.
+    If it ends before the block, it is started again, and clients wait for it.
 
     Raises:
       ServiceFailed: it ended at once, or did not answer in time.

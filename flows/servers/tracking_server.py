@@ -10,12 +10,14 @@ import importlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from inspect import signature
 from typing import Any
 from urllib.parse import urlsplit
 
 APP = (  # MODULE:NAME that `mlflow server` would serve; a factory if it ends in ()
     "THROUGHLINE_MLFLOW_APP"
 )
+OURS = "flows.servers.tracking_server:create_app"
 REFUSAL = b"This server answers its own pages and programs, not pages of other addresses."
 
 Scope = MutableMapping[str, Any]
@@ -44,13 +46,8 @@ def own_pages_only(app: Application) -> Application:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 403,
-                    "headers": [(b"content-type", b"text/plain")],
-                }
-            )
+            headers = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": REFUSAL})
 
     return answer
@@ -75,19 +72,12 @@ def main() -> None:
 
     build = mlflow.server._build_uvicorn_command
 
-    def with_own_pages_only(  # noqa: PLR0913 - MLflow's signature
-        options: str,
-        host: str,
-        port: int,
-        workers: int,
-        app: str,
-        env_file: str | None = None,
-        is_factory: bool = False,
-    ) -> Any:
+    def with_own_pages_only(*given: Any, **options: Any) -> Any:
+        call = signature(build).bind(*given, **options)
+        app, is_factory = call.arguments["app_name"], call.arguments.get("is_factory")
         os.environ[APP] = f"{app}()" if is_factory else app
-        return build(
-            options, host, port, workers, "flows.servers.tracking_server:create_app", env_file, True
-        )
+        call.arguments |= {"app_name": OURS, "is_factory": True}
+        return build(*call.args, **call.kwargs)
 
     mlflow.server._build_uvicorn_command = with_own_pages_only
     cli.main(args=["server", *sys.argv[1:]], prog_name="mlflow")

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,13 @@ from flows.orchestration.cli import configure_logging
 from flows.run.access_policy import OWN_SERVICE
 from flows.run.locks import STATE_DIR
 from flows.run.processes import supervised
-from flows.servers.credentials import USER, exclusive, exports, published_environment, write_private
+from flows.servers.credentials import (
+    ask_for_password,
+    exclusive,
+    exports,
+    published_environment,
+    write_private,
+)
 from flows.servers.services import check_free
 from flows.ui import (
     Endpoints,
@@ -109,9 +115,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
                 input_port=input_port,
                 dask_port=dask_port,
             )
-            endpoints = _endpoints(
-                opened, prefect_port, mlflow_port, with_service=bool(input_workers)
-            )
+            endpoints = _endpoints(opened, prefect_port, mlflow_port, workers=input_workers)
             typer.echo("starting Postgres, the S3 store, the Prefect server, MLflow and a worker …")
             check_stores = running.enter_context(stores(opened))
             check_services = running.enter_context(servers(endpoints, runs_at_once=runs_at_once))
@@ -124,33 +128,22 @@ def up(  # noqa: PLR0913 - each is an option of the command
             print_urls(endpoints, runs_at_once)
             _print_more_urls(opened, input_workers, dask_workers)
             checks = [check_stores, check_services, *(one.check for one in others)]
-            run_until_interrupted(lambda: _call_all(checks))
+            run_until_interrupted(*checks)
         typer.echo("stopped")
 
 
-def _call_all(checks: Sequence[Callable[[], object]]) -> None:
-    for check in checks:
-        check()
-
-
 def _print_more_urls(home: StackConfig, input_workers: int, dask_workers: int) -> None:
-    typer.echo(
-        f"  S3        {home.objects['AWS_ENDPOINT_URL']}               buckets"
-        f" {', '.join(s3.BUCKETS)}; DVC's remote `{REMOTE}`"
-    )
+    address, workers = home.objects["AWS_ENDPOINT_URL"], "workers; for"
+    buckets = ", ".join(s3.BUCKETS)
+    typer.echo(f"  S3        {address:<36} buckets {buckets}; DVC's remote `{REMOTE}`")
     if input_workers:
-        typer.echo(
-            f"  tf.data   grpc://{clusters.input_address(home)}               "
-            f" {input_workers} workers; for `service: {{address: …}}`"
-        )
+        address = f"grpc://{clusters.input_address(home)}"
+        typer.echo(f"  tf.data   {address:<36} {input_workers} {workers} `service: {{address: …}}`")
     if dask_workers:
-        typer.echo(
-            f"  Dask      {clusters.dask_address(home)}                {dask_workers}"
-            " workers; for `engine: {address: …}`"
-        )
-    typer.echo(
-        f"Users and passwords, and all a terminal needs: source {home.folder / ENVIRONMENT_FILE}"
-    )
+        address = clusters.dask_address(home)
+        typer.echo(f"  Dask      {address:<36} {dask_workers} {workers} `engine: {{address: …}}`")
+    file = home.folder / ENVIRONMENT_FILE
+    typer.echo(f"Users and passwords, and all a terminal needs: source {file}")
     typer.echo("Ctrl-C stops all of it.")
 
 
@@ -189,10 +182,10 @@ def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 
 def _endpoints(
-    home: StackConfig, prefect_port: int, mlflow_port: int, *, with_service: bool
+    home: StackConfig, prefect_port: int, mlflow_port: int, *, workers: int
 ) -> Endpoints:
     own = home.settings
-    service = {OWN_SERVICE: f"grpc://{clusters.input_address(home)}"} if with_service else {}
+    service = {OWN_SERVICE: f"grpc://{clusters.input_address(home)}"} if workers else {}
     return Endpoints(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
@@ -207,10 +200,7 @@ def _endpoints(
         tracking={
             **home.databases,
             **home.objects,
-            "MLFLOW_AUTH_CONFIG_PATH": str(AUTH),
-            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": own.mlflow_password,
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": own.mlflow_secret,
+            **ask_for_password(AUTH, own.mlflow_password, own.mlflow_secret),
         },
         client=home.clients,
         worker=service,
@@ -220,15 +210,13 @@ def _endpoints(
 def _write_client_environment(home: StackConfig, endpoints: Endpoints) -> None:
     """Write the file that terminals source, and add the store to DVC's remotes of this machine."""
     write_private(home.folder / ENVIRONMENT_FILE, exports(endpoints.environment))
-    dvc = [sys.executable, "-m", "dvc", "remote"]
-    settings = (
-        ["add", "--local", "--force", REMOTE, "s3://dvc"],
-        ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]],
-    )
-    for command in settings:
-        done = subprocess.run([*dvc, *command], capture_output=True, text=True, check=False)
+    add = ["add", "--local", "--force", REMOTE, "s3://dvc"]
+    modify = ["modify", "--local", REMOTE, "endpointurl", home.objects["AWS_ENDPOINT_URL"]]
+    for arguments in (add, modify):
+        command = [sys.executable, "-m", "dvc", "remote", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise ServiceFailed(f"`dvc remote {' '.join(command)}` failed: {done.stderr.strip()}")
+            raise ServiceFailed(f"`dvc remote {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
 if __name__ == "__main__":

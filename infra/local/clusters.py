@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 
 from flows.servers.services import (
@@ -31,20 +32,13 @@ def dask_address(home: StackConfig) -> str:
 @contextmanager
 def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     """Run a tf.data service during the block, unless `workers` is 0; yield its processes."""
-    if not workers:
-        yield []
-        return
     first = home.settings.input_port
-    ports = range(first + 1, first + 1 + workers)
-    check_free("input-port", first, *ports)
     service = [sys.executable, "-m", "throughline.pipelines.service"]
-    known = [option for port in ports for option in ("--worker", f"{HOST}:{port}")]
+    known = [f"--worker={HOST}:{first + number}" for number in range(1, workers + 1)]
     dispatcher = [*service, "dispatcher", *known, "--port"]
     worker = [*service, "worker", "--dispatcher", input_address(home), "--host", HOST, "--port"]
-    servers = [_server("dispatcher", dispatcher, first, home)]
-    for place, port in enumerate(ports, start=1):
-        servers.append(_server(f"input-worker-{place}", worker, port, home))
-    with run_servers(*servers, logs=home.logs) as running:
+    servers = [("dispatcher", dispatcher), *_number("input-worker", worker, workers)]
+    with _cluster(home, servers, "input-port", first) as running:
         yield running
 
 
@@ -57,34 +51,44 @@ def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     Raises:
       ServiceFailed: Dask is not installed, a port is taken, or a process did not start.
     """
-    if not workers:
-        yield []
-        return
-    if find_spec("distributed") is None:
+    if workers and find_spec("distributed") is None:
         raise ServiceFailed(
             "--dask-workers: Dask is not installed; `pip install 'distributed>=2026.8'`"
         )
-    first = home.settings.dask_port
-    ports = range(first + 1, first + 1 + workers)
-    check_free("dask-port", first, *ports)
     python = [sys.executable, "-m"]
     here = ["--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0"]  # any free port
     scheduler = [*python, "distributed.cli.dask_scheduler", *here, "--port"]
     worker = [*python, "distributed.cli.dask_worker", dask_address(home), "--nthreads", "1"]
     worker += ["--memory-limit", "0", *here, "--local-directory", str(home.folder / "dask")]
     worker += ["--worker-port"]
-    servers = [_server("dask-scheduler", scheduler, first, home)]
-    for place, port in enumerate(ports, start=1):
-        servers.append(_server(f"dask-worker-{place}", worker, port, home))
-    with run_servers(*servers, logs=home.logs) as running:
+    servers = [("dask-scheduler", scheduler), *_number("dask-worker", worker, workers)]
+    with _cluster(home, servers, "dask-port", home.settings.dask_port) as running:
         yield running
 
 
-def _server(name: str, command: Sequence[str], port: int, home: StackConfig) -> ServerProcess:
-    """Return a server with the name of its log; its command ends in the option for its port."""
-    return ServerProcess(
-        name=name,
-        command=[*command, str(port)],
-        healthy=lambda: is_listening(port),
-        environment={**home.objects, **ALLOWED_FAILURES},
-    )
+def _number(name: str, command: list[str], workers: int) -> list[tuple[str, list[str]]]:
+    return [(f"{name}-{number}", command) for number in range(1, workers + 1)]
+
+
+@contextmanager
+def _cluster(
+    home: StackConfig, servers: Sequence[tuple[str, list[str]]], option: str, first: int
+) -> Iterator[list[Running]]:
+    """Run servers, unless there is only the first one; `option` sets the port of that one.
+
+    Each has the name of its log, and a command that ends in the option for its port.
+    """
+    processes = [
+        ServerProcess(
+            name=name,
+            command=[*command, str(port)],
+            healthy=partial(is_listening, port),
+            environment={**home.objects, **ALLOWED_FAILURES},
+        )
+        for port, (name, command) in enumerate(servers, start=first)
+    ]
+    if len(servers) == 1:
+        processes = []
+    check_free(option, *range(first, first + len(processes)))
+    with run_servers(*processes, logs=home.logs) as running:
+        yield running

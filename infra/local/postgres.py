@@ -13,9 +13,7 @@ from infra.local.stack_config import USER, StackConfig
 from throughline.shared.errors import ServiceFailed
 
 DATABASES = ("prefect", "mlflow", "mlflow_auth")
-_UNPRIVILEGED = (  # Postgres refuses to run as root; Debian's package has this user
-    "postgres"
-)
+_UNPRIVILEGED = "postgres"  # a user of Debian's package; Postgres refuses to run as root
 
 
 @contextmanager
@@ -57,26 +55,16 @@ def _initdb(home: StackConfig, folder: Path) -> None:
         if user:
             shutil.chown(partial, user, user)
             shutil.chown(password.name, user, user)
-        options = [
-            f"--username={USER}",
-            "--auth=scram-sha-256",
-            f"--pwfile={password.name}",
-            "--encoding=UTF8",
-            "--no-locale",
-        ]
+        options = [f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password.name}"]
+        options += ["--encoding=UTF8", "--no-locale"]
         command = [*_as_unprivileged(), initdb, "-D", str(partial), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
         shutil.rmtree(partial)
-        reached = (
-            f" (started by root, Postgres runs as user {user}, which needs +x on every folder of"
-            " that path)"
-            if user
-            else ""
-        )
+        by_root = f"Postgres, run by root as {user}, which needs +x on every folder of the path,"
         raise ServiceFailed(
-            f"Postgres cannot keep its data in {folder}{reached}; choose another folder with"
-            f" --home:\n{done.stderr.strip()}"
+            f"{by_root if user else 'Postgres'} cannot keep its data in {folder}; choose another"
+            f" folder with --home:\n{done.stderr.strip()}"
         )
     partial.rename(folder)
 
@@ -99,19 +87,16 @@ def _found(name: str) -> str | None:
 
 
 def _tool(name: str) -> str:
-    found = _found(name)
-    if found is None:
-        raise ServiceFailed(
-            f"Postgres is not installed ({name} is missing): apt-get install postgresql"
-        )
-    return found
+    if found := _found(name):
+        return found
+    raise ServiceFailed(
+        f"Postgres is not installed ({name} is missing): apt-get install postgresql"
+    )
 
 
 def _run(home: StackConfig, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **home.databases}
-    return subprocess.run(
-        [_tool(tool), *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    command, variables = [_tool(tool), *arguments], {**os.environ, **home.databases}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
 def _run_checked(home: StackConfig, tool: str, *arguments: str) -> str:

@@ -37,9 +37,8 @@ def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
         with keep_running(server, logs=home.logs) as look_after:
             yield look_after
     finally:
-        own = {str(port) for port in list_ports(first)}
-        for left in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
-            if left.stem.rpartition("-")[2] in own:
+        for port in list_ports(first):
+            for left in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
                 with suppress(FileNotFoundError, PermissionError):  # another user's
                     left.unlink()
 
@@ -67,10 +66,7 @@ def list_ports(first: int) -> list[int]:
 
 @contextmanager
 def reserved_ports() -> Iterator[int]:
-    """Reserve free ports for a store during the block, and yield the first one.
-
-    The store can still bind them, because it sets SO_REUSEADDR.
-    """
+    """Yield the first of free ports that only a store, which sets SO_REUSEADDR, can bind now."""
     with ExitStack() as holders:
         while True:
             # `random` would give processes with the same seed the same numbers; connections use
@@ -100,10 +96,8 @@ def open_client(home: StackConfig) -> S3FileSystem:
 
 
 def _is_ready(home: StackConfig) -> bool:
-    """Make missing buckets, and return whether an object can be written and read.
-
-    S3 answers up to five seconds before volumes have registered; until then reads fail.
-    """
+    """Make missing buckets, and return whether an object can be written and read."""
+    # S3 answers up to five seconds before volumes have registered; until then reads fail.
     client, name = open_client(home), f"{BUCKETS[0]}/.ready"
     try:
         for bucket in set(BUCKETS) - set(client.ls("")):

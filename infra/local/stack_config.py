@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from flows.servers.credentials import USER, random_secret, write_private
+from flows.servers.credentials import USER, hold_alone, log_in, random_secret, write_private
 from flows.servers.services import HOST
 from throughline.shared.errors import ServiceFailed
 
@@ -69,30 +67,17 @@ class StackConfig:
     def clients(self) -> dict[str, str]:
         """Variables for clients of Prefect, MLflow and the store."""
         own = self.settings
-        return {
-            "PREFECT_API_AUTH_STRING": f"{USER}:{own.prefect_password}",
-            "MLFLOW_TRACKING_USERNAME": USER,
-            "MLFLOW_TRACKING_PASSWORD": own.mlflow_password,
-            **self.objects,
-        }
+        return log_in(prefect=own.prefect_password, mlflow=own.mlflow_password) | self.objects
 
 
 @contextmanager
 def hold_stack(folder: Path) -> Iterator[None]:
-    """Lock the stack of a folder during the block: nobody else can run it or change its settings.
-
-    Raises:
-      ServiceFailed: it is in use.
-    """
+    """Run or change the stack of a folder alone during the block; ServiceFailed if it is in use."""
     folder = folder.resolve()
     _make_folder(folder)
-    try:
-        with FileLock(folder / "in-use.lock", timeout=0):
-            yield
-    except Timeout:
-        raise ServiceFailed(
-            f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
-        ) from None
+    running = f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
+    with hold_alone(folder, running):
+        yield
 
 
 def load_stack(folder: Path, **ports: int | None) -> StackConfig:
@@ -106,9 +91,8 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
     file = folder / SETTINGS_FILE
     try:
         known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        settings = StackSettings(
-            **{**known, **{name: port for name, port in ports.items() if port is not None}}
-        )
+        given = {name: port for name, port in ports.items() if port is not None}
+        settings = StackSettings(**{**known, **given})
     except (ValueError, TypeError) as error:
         raise ServiceFailed(
             f"{file} cannot be read ({error}); put it back from a backup of the stack's folder"
@@ -122,9 +106,8 @@ def load_stack(folder: Path, **ports: int | None) -> StackConfig:
 def _make_folder(folder: Path) -> None:
     """Make a private folder; if root makes it, Postgres' user may enter it, but not list it."""
     mode = 0o711 if os.geteuid() == 0 else 0o700
-    for missing in reversed(
-        [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    ):
+    absent = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for missing in reversed(absent):
         missing.mkdir(exist_ok=True)
         missing.chmod(mode)
     folder.chmod(mode)
