@@ -39,8 +39,8 @@ def command(
     """Become `weed server`; its S3 user comes from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
     if lacking := [name for name in KEY if not os.environ.get(name, "").strip()]:
         raise typer.BadParameter(
-            f"{' and '.join(lacking)}: empty or not set, and without a key SeaweedFS serves"
-            " everybody; set both"
+            f"{lacking[0]} is empty or not set, and without a key SeaweedFS serves everybody; set"
+            f" {' and '.join(KEY)}"
         )
     os.umask(0o077)
     weed = Path(sys.executable).with_name("weed")

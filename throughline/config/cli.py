@@ -24,6 +24,7 @@ from throughline.shared.libraries import check_versions, stage_libraries
 from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 from throughline.shared.store_address import check_store_address
 
+Declare = Callable[[argparse.ArgumentParser], object]  # adds options
 UTF8_MODE = ("utf-8", "surrogateescape")  # what PYTHONUTF8 gives for output
 
 
@@ -31,7 +32,6 @@ UTF8_MODE = ("utf-8", "surrogateescape")  # what PYTHONUTF8 gives for output
 class StageContext:
     params: Params
     name: str
-    options: argparse.Namespace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class TrainedModelContext:
 def check_started_stage() -> None:
     """Check params.yaml and --pipeline of the started stage before its slow imports.
 
-    The stage itself reports everything else, and checks the parameters of a run given with --name.
+    The stage itself checks the rest, and the parameters of a run given with --name.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--pipeline", "--name"):
@@ -61,27 +61,39 @@ def check_started_stage() -> None:
 
 
 @contextmanager
+def _parsed(
+    command: Callable[[], None], add: Declare, *, explain: bool = True
+) -> Iterator[argparse.Namespace]:
+    """Start the process, parse its command line, and report user errors of the block.
+
+    `explain`: for --help, the module's docstring alone explains the command.
+    """
+    _start_process()
+    with report_user_errors():
+        parser = _parser(command)
+        if explain:
+            parser.epilog = inspect.getdoc(inspect.getmodule(command))
+        add(parser)
+        yield parser.parse_args()
+
+
+@contextmanager
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors.
 
     Removes what killed stages left. Imports no TensorFlow. With `of_runs`, --name is accepted.
     """
-    opened = options_stage_cli(command, add_run_option if of_runs else None)
+    opened = options_stage_cli(command, add_run_option if of_runs else lambda _: None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
         yield params
 
 
 @contextmanager
 def options_stage_cli(
-    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None
+    command: Callable[[], None], add: Declare
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
     """Like `stage_cli`, for a stage with options that `add` declares."""
-    _start_process()
-    with report_user_errors():
-        parser = _parser(command)
-        if add:
-            add(parser)
-        options = parser.parse_args()
+    with _parsed(command, add, explain=False) as options:
         enter_run(options)
         params = load_params()
         check_store_address()
@@ -95,11 +107,7 @@ def options_stage_cli(
 
 @contextmanager
 def refuse_early_exit() -> Iterator[None]:
-    """Turn an exit without an error into an error: the stage has not written its outputs.
-
-    Raises:
-      InvalidCode: User code ended the process; the message names the line.
-    """
+    """Raise InvalidCode, which names the line, if user code exits before outputs are written."""
     try:
         yield
     except SystemExit as error:
@@ -114,42 +122,31 @@ def refuse_early_exit() -> Iterator[None]:
 
 @contextmanager
 def command_cli(
-    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
+    command: Callable[[], None], add: Declare
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
     """Parse the options that `add` declares, and check all parameters, for other commands."""
-    _start_process()
-    with report_user_errors():
-        parser = _parser(command)
-        parser.epilog = inspect.getdoc(inspect.getmodule(command))
-        add(parser)
-        options = parser.parse_args()
+    with _parsed(command, add) as options:
         enter_run(options)
         yield load_params(), options
 
 
 @contextmanager
-def pipeline_stage_cli(
-    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object] | None = None
-) -> Iterator[StageContext]:
+def pipeline_stage_cli(command: Callable[[], None]) -> Iterator[StageContext]:
     """Like `stage_cli`, for a stage that runs once per configuration."""
 
     def declare(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--pipeline", required=True, metavar="NAME", help="a key of `pipelines:` in params.yaml"
         )
-        if add:
-            add(parser)
 
     with options_stage_cli(command, declare) as (params, options):
         check_pipelines_exist(params.pipelines, [options.pipeline])
         raise_malloc_thresholds()
-        yield StageContext(params=params, name=options.pipeline, options=options)
+        yield StageContext(params=params, name=options.pipeline)
 
 
 @contextmanager
-def trained_model_cli(
-    command: Callable[[], None], add: Callable[[argparse.ArgumentParser], object]
-) -> Iterator[TrainedModelContext]:
+def trained_model_cli(command: Callable[[], None], add: Declare) -> Iterator[TrainedModelContext]:
     """Parse the command line of a command that uses a trained model.
 
     Reads the model's file instead of params.yaml. Imports no TensorFlow; the block may.
@@ -157,21 +154,19 @@ def trained_model_cli(
     Raises:
       MissingInput: There is no such run or model; or none is named, and not exactly one exists.
     """
-    _start_process()
-    with report_user_errors():
-        parser = _parser(command)
-        parser.epilog = inspect.getdoc(inspect.getmodule(command))
+
+    def declare(parser: argparse.ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group()
         which.add_argument(
             "--pipeline",
             metavar="NAME",
-            help="a key of `pipelines:` whose trained model to use; not needed if only one is"
-            " trained",
+            help="a key of `pipelines:`, whose trained model to use; default: the only one",
         )
         which.add_argument("--model", type=Path, metavar="FILE", help="a model.keras of any run")
         add_run_option(parser)
         add(parser)
-        options = parser.parse_args()
+
+    with _parsed(command, declare) as options:
         layout = find_run(options.name) if options.name else Layout()
         sys.path.insert(0, str(layout.root.absolute()))  # for the user's own ops and layers
         if not options.model:
@@ -201,32 +196,25 @@ def _explain_run(name: str | None) -> Iterator[None]:
 
 
 def _choose_trained(layout: Layout, options: argparse.Namespace) -> str:
-    """Return the configuration of --pipeline, or the only trained one.
-
-    Raises:
-      MissingInput: It is not trained; or it is not named, and none or several are trained.
-    """
+    """Return the configuration of --pipeline, or the only trained one; else MissingInput."""
     trained = sorted(path.parent.name for path in layout.root.glob(f"runs/*/{MODEL_FILE}"))
     chosen, run = options.pipeline, options.name
     if not chosen and len(trained) == 1:
         return trained[0]
     if chosen in trained:
         return chosen
-    where = f"in run {run}" if run else "in this project"
+    where, name = "in this project", chosen or "NAME"
+    train = f"run `dvc repro train@{name}`, or give --name of a run with changes"
+    if run:
+        where, command = f"in run {run}", f"python -m flows.training --pipeline {name} --name {run}"
+        train = f"run `{command}` with the --overlay and --set of that run"
     known = f"trained {where}: {', '.join(trained)}" if trained else f"none is trained {where}"
-    if trained and not chosen:
+    if chosen:
+        file = layout.results(chosen) / MODEL_FILE
+        raise MissingInput(f"{file} does not exist; {train}; {known}")
+    if trained:
         raise MissingInput(f"choose a model with --pipeline NAME; {known}")
-    train = (
-        f"run `python -m flows.training --pipeline {chosen or 'NAME'} --name {run}` with the"
-        " --overlay and --set of that run"
-        if run
-        else f"run `dvc repro train@{chosen or 'NAME'}`, or give --name of a run with changes"
-    )
-    raise MissingInput(
-        f"{layout.results(chosen) / MODEL_FILE} does not exist; {train}; {known}"
-        if chosen
-        else f"no model to use: {known}; {train}"
-    )
+    raise MissingInput(f"no model to use: {known}; {train}")
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:
@@ -238,26 +226,16 @@ def add_run_option(parser: argparse.ArgumentParser) -> None:
 
 
 def find_run(name: str) -> Layout:
-    """Return the layout of the run with changes `name`.
-
-    Raises:
-      MissingInput: There is no such run; the message names the existing ones.
-    """
+    """Return the layout of the run with changes `name`; MissingInput names the existing ones."""
     known = Layout().run_names
     if name not in known:
-        raise MissingInput(
-            f"--name {name}: there is no such run of this project;"
-            f" {did_you_mean(name, known) if known else 'no run with changes exists'}"
-        )
+        others = did_you_mean(name, known) if known else "no run with changes exists"
+        raise MissingInput(f"--name {name}: there is no such run of this project; {others}")
     return Layout().run(name)
 
 
 def enter_run(options: argparse.Namespace) -> None:
-    """Change to the worktree of the run that `--name` names, if any, and import own code from it.
-
-    Raises:
-      MissingInput: There is no such run.
-    """
+    """Change to the worktree of the run of `--name`, if any, to import own code there, too."""
     if getattr(options, "name", None) is None:
         return
     root = find_run(options.name).root
@@ -298,15 +276,13 @@ def clear_after_kills(layout: Layout) -> None:
 
 
 def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
-    module = inspect.getmodule(command)
-    stage = _stage_of(command)
-    explanation = (module.__doc__ or "") if module else ""
+    explanation = getattr(inspect.getmodule(command), "__doc__", None) or ""
     return argparse.ArgumentParser(
         prog=f"python -m tasks.{Path(inspect.getfile(command)).stem}",
         description=inspect.getdoc(command),
         epilog=(
-            f"{explanation}\nReads params.yaml of the current folder. `dvc repro {stage}` runs it"
-            " only if something changed."
+            f"{explanation}\nReads params.yaml of the current folder. `dvc repro"
+            f" {_stage_of(command)}` runs it only if something changed."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -47,7 +47,7 @@ def find_model_problems(params: Params, encoding: Encoding) -> list[str]:
     """List problems of model, optimizer, loss, metrics and early stopping for this encoding."""
     return [
         *_find_file_problems(params.model),
-        *(_find_name_problems(params, encoding) or find_option_problems(params.model)),
+        *([*_find_name_problems(params, encoding)] or find_option_problems(params.model)),
         *_find_scaling_problems(params),
         *_find_compile_problems(params.train),
         *_find_monitor_problems(params, encoding),
@@ -87,37 +87,33 @@ def _find_scaling_problems(params: Params) -> Iterator[str]:
         )
 
 
-def _find_name_problems(params: Params, encoding: Encoding) -> list[str]:
+def _find_name_problems(params: Params, encoding: Encoding) -> Iterator[str]:
     name = params.model.name
+    tokens, own = params.window.tokens, "package.module:function"
     if params.model.from_file:
-        return []
+        return
+    if ":" in name:
+        yield from _find_module_problems("model.name", name)
+        return
+    known = model_names()
+    takes = BUILT_IN_MODELS.get(name, ("images",))  # others are of keras.applications
+    predicts = NEXT_TOKENS in takes
     if name == "auto":
-        return [
-            f"model.name: no built-in model takes {encoding.noun}; name a function of your own as"
-            " package.module:function"
-        ]
-    if ":" not in name:
-        known = model_names()
-        if name not in known:
-            return [
-                f"model.name: {name} is not a model; {did_you_mean(name, known)} (name your own as"
-                " package.module:function)"
-            ]
-        takes = BUILT_IN_MODELS.get(name, ("images",))  # others are of keras.applications
-        if (NEXT_TOKENS in takes) != (params.window.tokens is not None):
-            predicts = "predicts" if NEXT_TOKENS in takes else "does not predict"
-            return [
-                f"model.name: {name} {predicts} next tokens, but window.tokens is"
-                f" {params.window.tokens or 'absent'}; use auto, or a model of your own"
-            ]
-        if not takes or NEXT_TOKENS in takes or encoding.modality in takes:
-            return []
-        fitting = list_fitting_models(encoding, params.window)
-        return [
+        yield f"model.name: no built-in model takes {encoding.noun}; name your own as {own}"
+    elif name not in known:
+        hint = did_you_mean(name, known)
+        yield f"model.name: {name} is not a model; {hint} (name your own as {own})"
+    elif predicts != (tokens is not None):
+        yield (
+            f"model.name: {name} {'predicts' if predicts else 'does not predict'} next tokens, but"
+            f" window.tokens is {tokens or 'absent'}; use auto, or a model of your own"
+        )
+    elif takes and not predicts and encoding.modality not in takes:
+        fitting = ", ".join(list_fitting_models(encoding, params.window))
+        yield (
             f"model.name: {name} takes {' and '.join(takes)}, but the source has {encoding.noun};"
-            f" use auto, {', '.join(fitting)}, or a model of your own"
-        ]
-    return [*_find_module_problems("model.name", name)]
+            f" use auto, {fitting}, or a model of your own"
+        )
 
 
 def _find_module_problems(key: str, named: str) -> Iterator[str]:
@@ -153,7 +149,6 @@ def _find_compile_problems(train: TrainSettings) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name in the spelling in which AdamW and adam_w are equal."""
     return name.replace("_", "").lower()
 
 

@@ -8,9 +8,10 @@ combinations.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from throughline.config.model_checks import list_fitting_models
 from throughline.config.params_checks import find_problems, find_source_encoding
@@ -137,31 +138,20 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     """
     problems: list[str] = []
     document = _drop_automatic_ops(document)
-    ops = {
-        section: _parse_ops(document[section], section, problems)
-        for section in OP_SECTIONS
-        if section in document
-    }
+    given = document.keys() & {*OP_SECTIONS}
+    ops = {one: _parse_ops(document[one], one, problems) for one in OP_SECTIONS if one in given}
     try:
         parsed = parse_document(document)
     except ValidationError as error:
-        problems = [
-            _format_error(item)
-            for item in error.errors()
-            if item["loc"][:1] not in [(section,) for section in ops]  # already reported
-        ] + problems
-        raise InvalidParams(
-            [f"{name}: {problem}" for problem in dict.fromkeys(problems)]
-        ) from error
-    for section in OP_SECTIONS:
-        if section not in ops:
-            ops[section] = _parse_ops(getattr(parsed, section), section, problems)
-    preprocess = ops["preprocess"]
-    if preprocess is not None and not any(op.name == "decode" for op in preprocess):
-        # `decode` is implied: a stored example can begin with nothing else.
-        preprocess = [*(_parse_ops(["decode"], "preprocess", problems) or ()), *preprocess]
-    ops["preprocess"] = preprocess
-    parsed_ops = {section: tuple(ops[section] or ()) for section in OP_SECTIONS}
+        others = [item for item in error.errors() if item["loc"][0] not in given]
+        found = dict.fromkeys([*map(_format_error, others), *problems])
+        raise InvalidParams([f"{name}: {problem}" for problem in found]) from error
+    for section in {*OP_SECTIONS} - given:
+        ops[section] = _parse_ops(getattr(parsed, section), section, problems)
+    if not any(op.name == "decode" for op in ops["preprocess"]):
+        # It is implied: a stored example can begin with nothing else.
+        ops["preprocess"] = [*_parse_ops(["decode"], "preprocess", problems), *ops["preprocess"]]
+    parsed_ops = {section: tuple(parsed) for section, parsed in ops.items()}
     params = Params(**{**dict(parsed), **parsed_ops})
     problems += find_problems(params)
     if problems:
@@ -172,11 +162,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
 def check_pipelines_exist(
     known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
 ) -> None:
-    """Check that the names given with `option` are configurations.
-
-    Raises:
-      UnknownPipeline: Names the first unknown one, and those that exist.
-    """
+    """Raise UnknownPipeline if a name given with `option` is no configuration; says which exist."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -198,11 +184,8 @@ def parse_document(document: Mapping[str, Any]) -> ParamsDocument:
 
 def _drop_automatic_ops(document: Mapping[str, Any]) -> dict[str, Any]:
     """Remove sections of ops that are `auto`, so that the data decide them."""
-    return {
-        key: value
-        for key, value in document.items()
-        if not (key in OP_SECTIONS and value == "auto")
-    }
+    automatic = {key for key in OP_SECTIONS if document.get(key) == "auto"}
+    return {key: value for key, value in document.items() if key not in automatic}
 
 
 def _resolve_defaults(document: ParamsDocument) -> ParamsDocument:
@@ -231,42 +214,33 @@ def find_read_fraction(configs: Iterable[PipelineConfig]) -> float:
     return max(read, default=1.0)
 
 
-def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op] | None:
-    """Parse a list of ops, and add to `problems`; None if `specs` is not a list."""
+def _parse_ops(specs: Any, section: str, problems: list[str]) -> list[Op]:
+    """Parse a list of ops, and add to `problems`."""
     if not isinstance(specs, list):
         problems.append(f"{section}: expected a list of ops, such as [decode]; found {specs!r}")
-        return None
-    ops, found = [], []
+        return []
+    ops = []
     for index, spec in enumerate(specs):
         op, wrong = parse_op(spec, where=f"{section}[{index}]")
         ops += [op] if op else []
-        found += wrong
-    problems += found
+        problems += wrong
     return ops
 
 
 def _format_error(item: Any) -> str:
     """Format a pydantic error as one line with its path; unknown keys get the nearest valid one."""
-    loc = [
-        part
-        for part in item["loc"]
-        if not (isinstance(part, str) and part.startswith(("function-", "literal", "constrained")))
-    ]
-    where = ""
-    for part in loc:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    within = ("function-", "literal", "constrained")  # parts that name a type
+    loc = [part for part in item["loc"] if not str(part).startswith(within)]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)[1:]
     if item["type"] == "extra_forbidden":
-        general = ".".join(
-            "*" if number == 1 and loc[0] == "pipelines" else str(part)
-            for number, part in enumerate(loc)
-        )
-        if general in RENAMED:
-            return f"{where} is now called {RENAMED[general]}"
-        fields = _fields_at(loc[:-1])
-        hint = did_you_mean(str(loc[-1]), fields)
+        *section, key = map(str, loc)
+        general = [section[0], "*", *section[2:]] if section[:1] == ["pipelines"] else section
+        if now := RENAMED.get(".".join([*general, key])):
+            return f"{where} is now called {now}"
+        fields = _fields_at(section)
+        hint = did_you_mean(key, fields)
         if "options" in fields:
-            section = ".".join(map(str, loc[:-1]))
-            hint += f" An argument of the builder goes to {section}.options.{loc[-1]}"
+            hint += f" An argument of the builder goes to {'.'.join(section)}.options.{key}"
         return f"{where} is not a field; {hint}"
     if item["type"] == "missing":
         return f"{where} is missing"
@@ -275,20 +249,12 @@ def _format_error(item: Any) -> str:
     return f"{where}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _fields_at(loc: Sequence[str | int]) -> list[str]:
+def _fields_at(section: Sequence[str]) -> list[str]:
     kind: Any = ParamsDocument
-    for part in loc:
-        kind = (
-            kind.model_fields[str(part)].annotation
-            if isinstance(kind, type) and issubclass(kind, BaseModel)
-            else get_args(kind)[-1]
-        )
-        options = [
-            option
-            for option in get_args(kind)
-            if isinstance(option, type) and issubclass(option, BaseModel)
-        ]
-        kind = options[0] if options and not str(kind).startswith("dict") else kind
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return []
+    for part in section:
+        if get_origin(kind) is dict:  # configurations by name
+            kind = get_args(kind)[1]
+        else:
+            kind = kind.model_fields[part].annotation
+            kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
     return [field.alias or name for name, field in kind.model_fields.items()]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from throughline.config.params import Params
 
 RAW = "data/raw"  # for datasets of `fetch` only
+UNCOMPRESSED = "set shard.compression to none"
 PREPARED = ("data/identities", "data/manifest", "data/shards", "data/snapshot")
 WRITTEN = (*PREPARED, "runs", "race", "report")  # by the other stages
 
@@ -49,63 +50,63 @@ def _sees_columns(data: DataSettings) -> bool:
 
 def find_problems(params: Params) -> list[str]:
     """List problems that concern more than one key."""
-    names = [op.name for op in params.preprocess]
-    found = [
-        f"preprocess: {op.name} is random, but its results are stored; move it to augment"
-        for op in params.preprocess
-        if op.random
-    ]
-    found += [
-        f"augment: {op.name} is deterministic; move it to"
-        f" {'postprocess' if op.device or op.on_labels else 'preprocess'}"
-        for op in params.augment
-        if not op.random
-    ]
-    found += [
-        f"postprocess: {op.name} is random; move it to augment"
-        for op in params.postprocess
-        if op.random
-    ]
-    if names[:1] != ["decode"] or names.count("decode") != 1:
-        found.append("preprocess: `decode` must come first and only once, or be left out")
-    if params.data.split.validation + params.data.split.test >= 1:
-        found.append("data.split: validation and test together leave nothing to train on")
-    if params.data.split.validation == 0:
-        found.append(
-            "data.split.validation: must be above 0; every epoch is judged on held-out examples"
-        )
-    epochs, warm_up = params.train.epochs, params.train.warm_up_epochs
-    if warm_up >= epochs:
-        found.append(
-            f"train.warm_up_epochs: {warm_up:g} of {epochs} epochs would leave none at"
-            " train.learning_rate; use fewer"
-        )
-    if params.train.jit_compile and params.train.deterministic:
-        found.append(
-            "train.jit_compile: Keras turns XLA off with train.deterministic; set one of them to"
-            " false"
-        )
-    found += _find_path_problems(params) + _find_source_problems(params)
-    found += _find_bucket_problems(params)
-    found += _find_storing_problems(params)
-    mixing = [op.name for op in params.augment if op.mixes_labels]
-    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
-        found.append(
-            f"postprocess: {mixing[0]} mixes labels, so that all must be vectors; add `one_hot`"
-        )
-    for name, config in params.pipelines.items():
-        if not name.isidentifier():
-            found.append(
-                f"pipelines.{name}: names are Python identifiers (letters, digits, underscores)"
-            )
-        reasons = (*_find_config_problems(config, params), *_find_reading_problems(config, params))
-        found += [f"pipelines.{name}.{reason}" for reason in reasons]
     return [
-        *found,
+        *_find_op_problems(params),
+        *_find_split_and_train_problems(params),
+        *_find_path_problems(params),
+        *_find_source_problems(params),
+        *_find_storing_problems(params),
+        *_find_pipeline_problems(params),
         *_find_task_problems(params),
         *_find_column_problems(params),
         *find_model_problems(params, find_source_encoding(params.data)),
     ]
+
+
+def _find_op_problems(params: Params) -> Iterator[str]:
+    for op in params.preprocess:
+        if op.random:
+            yield f"preprocess: {op.name} is random, but its results are stored; move it to augment"
+    for op in params.augment:
+        if not op.random:
+            section = "postprocess" if op.device or op.on_labels else "preprocess"
+            yield f"augment: {op.name} is deterministic; move it to {section}"
+    for op in params.postprocess:
+        if op.random:
+            yield f"postprocess: {op.name} is random; move it to augment"
+    names = [op.name for op in params.preprocess]
+    if names[:1] != ["decode"] or names.count("decode") != 1:
+        yield "preprocess: `decode` must come first and only once, or be left out"
+    mixing = [op.name for op in params.augment if op.mixes_labels]
+    if mixing and "one_hot" not in [op.name for op in params.postprocess]:
+        yield f"postprocess: {mixing[0]} mixes labels, so that all must be vectors; add `one_hot`"
+
+
+def _find_split_and_train_problems(params: Params) -> Iterator[str]:
+    split, train = params.data.split, params.train
+    if split.validation + split.test >= 1:
+        yield "data.split: validation and test together leave nothing to train on"
+    if split.validation == 0:
+        yield "data.split.validation: must be above 0; every epoch is judged on held-out examples"
+    if train.warm_up_epochs >= train.epochs:
+        yield (
+            f"train.warm_up_epochs: {train.warm_up_epochs:g} of {train.epochs} epochs would leave"
+            " none at train.learning_rate; use fewer"
+        )
+    if train.jit_compile and train.deterministic:
+        yield (
+            "train.jit_compile: Keras turns XLA off with train.deterministic; set one of them to"
+            " false"
+        )
+
+
+def _find_pipeline_problems(params: Params) -> Iterator[str]:
+    for name, config in params.pipelines.items():
+        key = f"pipelines.{name}"
+        if not name.isidentifier():
+            yield f"{key}: names are Python identifiers (letters, digits, underscores)"
+        reasons = (*_find_config_problems(config, params), *_find_reading_problems(config, params))
+        yield from (f"{key}.{reason}" for reason in reasons)
 
 
 def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
@@ -125,7 +126,6 @@ def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
 
 
 def _find_task_problems(params: Params) -> Iterator[str]:
-    """Check the settings of windows and labels against the kind of data."""
     encoding = find_source_encoding(params.data)
     text = encoding.modality == "text"
     if params.window.tokens is not None and not text:
@@ -159,7 +159,6 @@ def _find_task_problems(params: Params) -> Iterator[str]:
 
 
 def _find_column_problems(params: Params) -> Iterator[str]:
-    """Check settings of columns that the data do not have, or that no model would see."""
     data, encoding = params.data, find_source_encoding(params.data)
     in_table, series = SOURCES[data.source].in_table, encoding.storage == "blocks"
     key = "numeric" if data.numeric else "categorical" if data.categorical else ""
@@ -181,29 +180,24 @@ def _find_column_problems(params: Params) -> Iterator[str]:
 
 
 def _find_reading_problems(config: PipelineConfig, params: Params) -> Iterator[str]:
-    """Check that data and training have what a configuration needs."""
-    if config.read == "files" and is_address(params.data.path):
+    read, gzip = config.read, params.shard.compression == "gzip"
+    if read == "files" and is_address(params.data.path):
         yield "read: files are read from a local folder only, and data.path is a bucket; use shards"
-    if config.read == "files" and find_source_encoding(params.data).storage != "files":
-        yield (
-            f"read: the source {params.data.source} has no image files; use arrays, shards or"
-            " snapshot"
-        )
-    if config.read == "indexed_shards" and params.shard.compression == "gzip":
-        yield (
-            "read: records of compressed shards cannot be read one by one; set shard.compression"
-            " to none"
-        )
-    stored, gzip = params.snapshot.stored_fraction, params.shard.compression == "gzip"
-    if config.read == "snapshot" and config.snapshot.fraction < 1 and stored == 1 and gzip:
+    if read == "files" and find_source_encoding(params.data).storage != "files":
+        source = params.data.source
+        yield f"read: the source {source} has no image files; use arrays, shards or snapshot"
+    if read == "indexed_shards" and gzip:
+        yield f"read: records of compressed shards cannot be read one by one; {UNCOMPRESSED}"
+    part, stored = config.snapshot.fraction, params.snapshot.stored_fraction
+    if read == "snapshot" and part < 1 and stored == 1 and gzip:
         yield (
             "snapshot.fraction: rows that are not read from the snapshot are decoded from"
-            " uncompressed shards; set shard.compression to none"
+            f" uncompressed shards; {UNCOMPRESSED}"
         )
-    if config.read == "snapshot" and config.snapshot.fraction > stored:
+    if read == "snapshot" and part > stored:
         yield (
-            f"snapshot.fraction: reads {config.snapshot.fraction:g} of the rows, but the snapshot"
-            f" stores {stored:g}; raise the top-level snapshot.fraction, or set it to auto"
+            f"snapshot.fraction: reads {part:g} of the rows, but the snapshot stores {stored:g};"
+            " raise the top-level snapshot.fraction, or set it to auto"
         )
     if config.service and params.train.deterministic:
         yield (
@@ -218,56 +212,56 @@ def _find_storing_problems(params: Params) -> list[str]:
     """List problems of the top-level `snapshot.fraction` that no configuration reports."""
     stored = params.snapshot.stored_fraction
     if stored < 1 and params.shard.compression == "gzip":
-        return [
-            "snapshot.fraction: rows that are not stored are decoded from uncompressed shards; set"
-            " shard.compression to none"
-        ]
+        decoded = "rows that are not stored are decoded from uncompressed shards"
+        return [f"snapshot.fraction: {decoded}; {UNCOMPRESSED}"]
     if stored in [config.snapshot.fraction for config in params.pipelines.values()]:
         return []
     return list(find_fraction_problems(stored, find_source_encoding(params.data)))
 
 
-def _find_path_problems(params: Params) -> list[str]:
+def _find_path_problems(params: Params) -> Iterator[str]:
     """Check that user data is outside the folders of stages, or in a readable bucket."""
-    if is_address(params.data.path):
-        return _find_address_problems(params)
-    raw, path = Path(RAW).resolve(), Path(params.data.path).resolve()
+    data = params.data
+    if is_address(data.path):
+        yield from _find_address_problems(params)
+        return
+    raw, path = Path(RAW).resolve(), Path(data.path).resolve()
     for name in WRITTEN:
         written = Path(name).resolve()
         if path.is_relative_to(written) or written.is_relative_to(path):
-            return [
-                f"data.path: {params.data.path} is where stages write ({name}); put the data into a"
-                " folder of its own, such as my/data, and set data.path to it"
-            ]
-    if not path.is_relative_to(raw) or (
-        params.data.fetch != "none" and path.is_relative_to(raw / params.data.fetch)
-    ):
-        return []
-    fetched = (
-        ""
-        if params.data.fetch == "none"
-        else f" `fetch: {params.data.fetch}` writes {RAW}/{params.data.fetch}."
-    )
-    return [
-        f"data.path: {params.data.path} is in {RAW}, which is for data.fetch only.{fetched}"
-        " Move data of your own elsewhere, such as my/data, and set data.path to it"
-    ]
+            yield (
+                f"data.path: {data.path} is where stages write ({name}); put the data into a folder"
+                " of its own, such as my/data, and set data.path to it"
+            )
+            return
+    fetched = f" `fetch: {data.fetch}` writes {RAW}/{data.fetch}."
+    if data.fetch == "none":
+        fetched = ""
+    elif path.is_relative_to(raw / data.fetch):
+        return
+    if path.is_relative_to(raw):
+        yield (
+            f"data.path: {data.path} is in {RAW}, which is for data.fetch only.{fetched} Move data"
+            " of your own elsewhere, such as my/data, and set data.path to it"
+        )
 
 
-def _find_address_problems(params: Params) -> list[str]:
-    path, source, found = params.data.path, params.data.source, list[str]()
+def _find_address_problems(params: Params) -> Iterator[str]:
+    path, source, url = params.data.path, params.data.source, params.storage.url
     scheme = path.partition("://")[0]
     if importlib.util.find_spec(f"dvc_{scheme}") is None:
-        found.append(
+        yield (
             f"data.path: DVC, which watches the bucket for changes, needs dvc-{scheme} for"
             f" {scheme}://; `pip install dvc-{scheme}`"
         )
     if not SOURCES[source].in_bucket:
-        found.append(
+        yield (
             f"data.source: {source} is read from a local folder only; copy {path} to this machine,"
             " and set data.path to the copy"
         )
-    return found
+    columns, data = f"{url}/", f"{to_store_url(path)}/"
+    if url and (columns.startswith(data) or data.startswith(columns)):
+        yield "storage.url: it overlaps with data.path; name a separate prefix"
 
 
 def _find_source_problems(params: Params) -> list[str]:
@@ -278,13 +272,3 @@ def _find_source_problems(params: Params) -> list[str]:
     if encoding.modality == "text":
         found += find_text_problems(params.preprocess)
     return found
-
-
-def _find_bucket_problems(params: Params) -> list[str]:
-    """Check that neither of `storage.url` and `data.path` is below the other."""
-    url, path = params.storage.url, params.data.path
-    if not url or not is_address(path):
-        return []
-    columns, data = f"{url}/", f"{to_store_url(path)}/"
-    apart = not columns.startswith(data) and not data.startswith(columns)
-    return [] if apart else ["storage.url: it overlaps with data.path; name a separate prefix"]

@@ -12,6 +12,7 @@ from ruamel.yaml.events import AliasEvent
 from throughline.shared.errors import InvalidParams
 
 PARAMS_FILE = Path("params.yaml")
+UNREADABLE = (YAMLError, ValueError, RecursionError)  # a wrong date or number; endless nesting
 COLON = "found unexpected ':'"
 LONGEST_OVERRIDE, MOST_BRACKETS = 20_000, 200  # for one value; larger ones belong in a file
 
@@ -22,11 +23,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Read the text of params.yaml.
-
-    Raises:
-      InvalidParams: The file does not exist, is a folder or is not UTF-8.
-    """
+    """Read params.yaml; InvalidParams if it does not exist, is a folder or is not UTF-8."""
     if not path.exists():
         raise InvalidParams([f"{path} does not exist; run from the folder that holds it"])
     if path.is_dir():
@@ -41,21 +38,15 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     """Parse the text of params.yaml like `read_yaml`; errors contain the file's `name`."""
     try:
         document = YAML(typ="safe").load(text)
-    except (
-        YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # invalid YAML, date or number; endless nesting
+    except UNREADABLE as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        hint = ". Quote module:name within brackets, or DVC cannot read it"
-        raise InvalidParams(
-            [f"{name} is not valid YAML: {reason}{hint if COLON in reason else ''}"]
-        ) from error
-    if not isinstance(document, dict):
-        raise InvalidParams(
-            [f"{name}: expected a mapping at the top, found {type(document).__name__}"]
-        )
-    return document
+        if COLON in reason:
+            reason += ". Quote module:name within brackets, or DVC cannot read it"
+        raise InvalidParams([f"{name} is not valid YAML: {reason}"]) from error
+    if isinstance(document, dict):
+        return document
+    found = type(document).__name__
+    raise InvalidParams([f"{name}: expected a mapping at the top, found {found}"])
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -68,8 +59,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
             continue
         try:
             value = _read_value(text)
-        except (YAMLError, ValueError, RecursionError):
-            # Invalid YAML, date or number; endless nesting.
+        except UNREADABLE:
             problems.append(f"--set {override[:200]}: expected a short YAML value without aliases")
             continue
         target: Any = document
@@ -89,9 +79,8 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 def _read_value(text: str) -> Any:
     """Parse a YAML value; "" gives None, and unquoted text keeps all after a #.
 
-    Raises ValueError for aliases, which could expand a few lines to gigabytes, and for text that is
-    too long or too deeply nested to parse fast. Uses Ruamel's own parser: it accepts module:name in
-    brackets, as YAML 1.2 does, and libyaml does not.
+    Raises ValueError for aliases, which could expand to gigabytes, and for text too long or too deep
+    to parse fast. Ruamel's own parser accepts module:name in brackets, as YAML 1.2; libyaml does not.
     """
     if not text.strip():
         return None

@@ -35,8 +35,8 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     """Add a configuration to a params.yaml atomically; return False if it is there already.
 
     Raises:
-      Untunable: Another configuration has that name, or the file's style allows no added lines. The
-        message gives the lines to add by hand.
+      Untunable: Another one has that name, or the file's style allows no added lines. The message
+        gives the lines to add by hand.
     """
     with path.open(newline="") as file:
         text = file.read()
@@ -50,9 +50,10 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
             f"{path.name}: {SECTION}.{name} exists with other settings; rename or remove it."
             f" {by_hand}"
         )
-    changed = _insert(text, name, config)
-    expected = {**before, SECTION: {**before[SECTION], name: dict(config)}}
-    if changed is None or _parse_or_none(changed, path.name) != expected:
+    changed, after = _insert(text, name, config), None
+    with suppress(InvalidParams):
+        after = parse_yaml(changed, path.name)
+    if after != {**before, SECTION: {**before[SECTION], name: dict(config)}}:
         raise Untunable(f"{path.name}: no lines can be added to `{SECTION}:` as written. {by_hand}")
     with atomic_file(path.resolve()) as temporary, temporary.open("w", newline="") as file:
         shutil.copymode(path, temporary)
@@ -60,17 +61,12 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _parse_or_none(text: str, name: str) -> dict[str, Any] | None:
-    with suppress(InvalidParams):
-        return parse_yaml(text, name)
-    return None
-
-
-def _insert(text: str, name: str, config: Mapping[str, Any]) -> str | None:
-    root = YAML(pure=True).compose(text)
-    section = _find_value(root, SECTION)
+def _insert(text: str, name: str, config: Mapping[str, Any]) -> str:
+    """Return the text with added lines; empty if its style allows none."""
+    root: Any = YAML(pure=True).compose(text)  # a mapping: it has been parsed
+    section = next(value for name, value in root.value if name.value == SECTION)
     if not isinstance(section, MappingNode) or section.flow_style or not section.value:
-        return None
+        return ""
     lines = text.splitlines(keepends=True)
     ending = "\r\n" if lines[0].endswith("\r\n") else "\n"
     added = write_yaml(name, config, indent=section.value[0][0].start_mark.column)
@@ -79,12 +75,6 @@ def _insert(text: str, name: str, config: Mapping[str, Any]) -> str | None:
         lines[last] += ending
     lines.insert(last + 1, added.replace("\n", ending))
     return "".join(lines)
-
-
-def _find_value(root: Node | None, key: str) -> Node | None:
-    if not isinstance(root, MappingNode):
-        return None
-    return next((value for name, value in root.value if name.value == key), None)
 
 
 def _last_line(node: Node) -> int:

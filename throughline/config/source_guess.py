@@ -33,11 +33,7 @@ _REMEDY = "set data.source; docs/data.md lists the kinds"
 
 
 def name_source(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with `data.source` resolved if it was `auto`.
-
-    Raises:
-      InvalidParams: The path does not determine the kind.
-    """
+    """Resolve `data.source: auto`; InvalidParams if the path does not determine the kind."""
     data = document.get("data")
     if not isinstance(data, Mapping) or data.get("source") != "auto" or "path" not in data:
         return dict(document)
@@ -47,8 +43,7 @@ def name_source(document: Mapping[str, Any]) -> dict[str, Any]:
 def guess_source(name: str, data: Mapping[str, Any]) -> str:
     """Return the kind of input at a path, considering the other keys of section `data`.
 
-    Raises:
-      InvalidParams: It is unknown or ambiguous, or the path is in a bucket or compressed.
+    Raises InvalidParams if it is unknown or ambiguous, or the path is in a bucket or compressed.
     """
     path = Path(name)
     if is_address(name):
