@@ -5,6 +5,7 @@ Pure declarations: `throughline.config.params` loads and cross-checks them, stag
 sections they need, and the Prefect form and docs/configurations.md are generated from them.
 """
 
+# ruff: noqa: F401 - these are the sections, for others to import
 from throughline.settings.base import Settings
 from throughline.settings.data import DataSettings, RecordSettings, SplitSettings
 from throughline.settings.pipeline import (
@@ -34,31 +35,3 @@ from throughline.settings.training import (
     NamedObject,
     TrainSettings,
 )
-
-__all__ = [
-    "EMULATED_MODEL",
-    "BatchSettings",
-    "CacheSettings",
-    "DataSettings",
-    "EarlyStoppingSettings",
-    "EngineSettings",
-    "InterleaveSettings",
-    "JpegDecoding",
-    "MapSettings",
-    "MeasureSettings",
-    "ModelSettings",
-    "NamedObject",
-    "PipelineConfig",
-    "RecordSettings",
-    "Sampling",
-    "ServiceSettings",
-    "Settings",
-    "ShardSettings",
-    "ShuffleSettings",
-    "SnapshotPart",
-    "SnapshotSettings",
-    "SplitSettings",
-    "StorageSettings",
-    "TrainSettings",
-    "WindowSettings",
-]

@@ -3,7 +3,7 @@
 import ast
 import inspect
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,11 +17,13 @@ from pydantic import (
 )
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-# A tagged union of a word and a mapping reports a problem only once.
-WORD, MAPPING = Tag("literal"), Tag("constrained")
-WORD_OR_MAPPING = Discriminator(
-    lambda value: "constrained" if isinstance(value, dict) else "literal"
-)
+W = TypeVar("W")
+M = TypeVar("M")
+# With tags, a problem is reported only for the one of both types that is meant.
+OrMapping = Annotated[
+    Annotated[W, Tag("literal")] | Annotated[M, Tag("constrained")],
+    Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),
+]
 
 
 def _name_keys(value: Any) -> Any:

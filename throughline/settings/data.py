@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from throughline.settings.base import (
-    BY_NAME,
-    MAPPING,
-    WORD,
-    WORD_OR_MAPPING,
-    Fraction,
-    Settings,
-)
+from throughline.settings.base import BY_NAME, Fraction, OrMapping, Settings
 from throughline.settings.source_kinds import SOURCES
 from throughline.shared.data_url import is_address, to_store_url
 from throughline.shared.errors import did_you_mean
@@ -34,16 +20,11 @@ def _known_source(name: Any) -> str:
 
 
 def _known_layout(layout: Any) -> str:
-    *parts, last = str(layout).split("/")
-    parts.append("class" if "class" in last else last)
-    known = {"split", "class", "*", "**"}
-    wrong = (
-        not {"split", "class"}.intersection(parts)
-        or set(parts) - known
-        or any(parts.count(each) > 1 for each in ("split", "class"))
-        or "**" in parts[:-1]
-    )
-    if layout != "auto" and wrong:
+    *folders, last = str(layout).split("/")
+    parts = (*folders, "class" if "class" in last else last)
+    named = sorted(part for part in parts if part not in ("*", "**"))
+    known = named in (["class"], ["split"], ["class", "split"]) and "**" not in folders
+    if layout != "auto" and not known:
         raise ValueError(
             f"found {layout}; expected auto, or the parts of a path: split, class or both, once, *"
             " for any folder, and ** at the end, as in split/class, class/split or class/**; or, at"
@@ -55,9 +36,7 @@ def _known_layout(layout: Any) -> str:
 SourceName = Annotated[str, BeforeValidator(_known_source)]
 Layout = Annotated[str, BeforeValidator(_known_layout)]
 Filling = Literal["reject", "median", "category", "interpolate", "previous", "cut"]
-Missing = Annotated[
-    Annotated[Filling, WORD] | Annotated[dict[str, Filling], BY_NAME, MAPPING], WORD_OR_MAPPING
-]
+Missing = OrMapping[Filling, Annotated[dict[str, Filling], BY_NAME]]
 
 
 def _as_mark(value: Any) -> Any:
@@ -69,9 +48,7 @@ def _as_mark(value: Any) -> Any:
 
 
 Marks = list[Annotated[str, BeforeValidator(_as_mark)]]
-MissingValues = Annotated[
-    Annotated[Marks, WORD] | Annotated[dict[str, Marks], BY_NAME, MAPPING], WORD_OR_MAPPING
-]
+MissingValues = OrMapping[Marks, Annotated[dict[str, Marks], BY_NAME]]
 Columns = Annotated[
     Annotated[str, Tag("literal")] | Annotated[list[str], Field(min_length=1), Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, list) else "literal"),
@@ -238,9 +215,8 @@ class DataSettings(Settings):
         return self
 
     def missing_in(self, column: str) -> Filling:
-        if isinstance(self.missing, dict):
-            return self.missing.get(column, "reject")
-        return self.missing
+        ways = self.missing
+        return ways.get(column, "reject") if isinstance(ways, dict) else ways
 
     max_bytes: int = Field(default=50_000_000, ge=1)
     """texts with more bytes are rejected; files without being read"""

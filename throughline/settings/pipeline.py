@@ -5,10 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 
 from throughline.settings.base import (
-    MAPPING,
-    WORD,
-    WORD_OR_MAPPING,
     Fraction,
+    OrMapping,
     Settings,
     WeightByClass,
     word_or_count,
@@ -17,10 +15,7 @@ from throughline.settings.base import (
 Parallel = Annotated[str | int, *word_or_count("none", "auto", "cores")]
 PrefetchSize = Annotated[str | int, *word_or_count("none", "auto")]
 ThreadPool = Annotated[str | int, *word_or_count("shared")]
-Sampling = Annotated[
-    Annotated[Literal["uniform", "balanced"], WORD] | Annotated[WeightByClass, MAPPING],
-    WORD_OR_MAPPING,
-]
+Sampling = OrMapping[Literal["uniform", "balanced"], WeightByClass]
 ShuffleSize = Annotated[str | int, *word_or_count("auto")]
 
 
@@ -105,10 +100,6 @@ class ShuffleSettings(Settings):
     """
 
 
-# The defaults of TensorFlow.
-EXACT_DECODING = {"dct": "fast", "ratio": 1, "crop": "after"}
-
-
 class JpegDecoding(Settings):
     """How JPEG is decoded. Other values than the defaults change the pixels; the difference is
     measured and shown.
@@ -126,7 +117,7 @@ class JpegDecoding(Settings):
     @property
     def approximate(self) -> bool:
         """Whether pixels may differ from TensorFlow's defaults; by a fused crop, only at edges."""
-        return self.model_dump() != EXACT_DECODING
+        return self != JpegDecoding()
 
 
 class SnapshotPart(Settings):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from throughline.settings.base import MAPPING, WORD, WORD_OR_MAPPING, Settings, WeightByClass
+from throughline.settings.base import OrMapping, Settings, WeightByClass
 
 _PERIOD = r"[1-9][0-9]* (epochs?|steps?)"
 _OWN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
@@ -19,14 +19,8 @@ def _check_single(named: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 # A name or an import path, perhaps with arguments: {focal: {gamma: 2}}.
-NamedObject = Annotated[
-    Annotated[str, WORD]
-    | Annotated[dict[str, dict[str, Any]], AfterValidator(_check_single), MAPPING],
-    WORD_OR_MAPPING,
-]
-ClassWeights = Annotated[
-    Annotated[Literal["none", "auto"], WORD] | Annotated[WeightByClass, MAPPING], WORD_OR_MAPPING
-]
+NamedObject = OrMapping[str, Annotated[dict[str, dict[str, Any]], AfterValidator(_check_single)]]
+ClassWeights = OrMapping[Literal["none", "auto"], WeightByClass]
 
 
 class ModelSettings(Settings):
