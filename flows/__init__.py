@@ -1,7 +1,6 @@
 """Prefect flows: they order the stages and show the progress of runs, but compute nothing.
 
-When one of its commands is started, importing this package checks the command line first, because
-importing Prefect takes seconds.
+This package checks the command line of its commands first, because Prefect's import takes seconds.
 """
 
 from throughline.shared.fork_client import find_started_module

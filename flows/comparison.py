@@ -75,7 +75,9 @@ def comparison(
         again = list_again(measure_again, chosen)
         run = run.with_forced(again)
         prepared = run.chain(PREPARATION)
-        run_key, layout = make_key(run), Layout(run.workspace.root)
+        layout, data, window = Layout(run.workspace.root), run.params.data.path, run.params.window
+        with run.hold_results():
+            run_key = make_run_key(layout.manifest, data, pipeline="comparison", window=window)
         certain = prepared.changed or bool(again) or promote
         with open_parent(run, stages if complete else [], run_key, certain=certain) as parent:
             run = run.with_parent_run(parent)
@@ -84,9 +86,8 @@ def comparison(
                 finished = run.chain(["report"], after=[finished])
             run.check_up_to_date(stages, changed=finished.changed)
             with run.hold_results():
-                compared = (
-                    Comparison.read(layout.report) if complete else compare_some(chosen, layout)
-                )
+                read = Comparison.read(layout.report) if complete else None
+                compared = read or compare_some(chosen, layout)
                 if parent:
                     unasked = "none" if run.workspace.isolated else "earned"
                     comparison_run.close_comparison(
@@ -110,19 +111,13 @@ def comparison(
         return ComparisonResult(compared=compared, report=report)
 
 
-def make_key(run: Run) -> RunKey:
-    manifest, params = Layout(run.workspace.root).manifest, run.params
-    with run.hold_results():
-        return make_run_key(manifest, params.data.path, pipeline="comparison", window=params.window)
-
-
 def open_parent(
     run: Run, stages: list[str], run_key: RunKey, *, certain: bool
 ) -> AbstractContextManager[str | None]:
     """Open the comparison's MLflow run, the parent of the configurations' runs.
 
-    Opens none if `stages` is empty. Opens none either if all are up to date and MLflow has the
-    comparison, unless `certain` says that DVC will be asked again or a champion is wanted.
+    None if `stages` is empty, or if all are up to date, MLflow has the comparison, and it is not
+    `certain` that DVC will be asked again or a champion is wanted.
     """
     stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
     if not stages:

@@ -34,9 +34,8 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """A training's figures by name, its verdict if it was measured, and the folder of its files.
-
-    `report` is the folder of the report; only a measured run with changes has one.
+    """A training's figures by name, its verdict if it was measured, the folder of its files, and
+    that of its report, which only a measured run with changes has.
     """
 
     figures: Mapping[str, Any]

@@ -1,9 +1,8 @@
 """`make ui`: a Prefect server, a worker with the deployments, and MLflow's UI, on this machine
 only. Ctrl-C stops all three.
 
-All servers listen on loopback, ask for a password unless started with --open, and refuse pages of
-other origins. They keep their state in SQLite files unless configured otherwise, and write logs to
-.throughline/logs/.
+All listen on loopback, ask for a password except with --open, refuse pages of other origins, keep
+their state in SQLite files unless configured otherwise, and write logs to .throughline/logs/.
 """
 
 import os
@@ -77,9 +76,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
     """Run both servers and a worker; yield a function to call regularly, which restarts those that
     have died, and updates the forms when params.yaml or a preset changes.
 
-    Raises:
-      ServiceFailed: a port is taken, the deployments cannot be sent, or one of the three did not
-        start or dies again and again.
+    Raises ServiceFailed if a port is taken, the deployments cannot be sent, or one of the three
+    does not start or dies again and again.
     """
     check_free("prefect-port", endpoints.prefect_port)
     check_free("mlflow-port", endpoints.mlflow_port)

@@ -57,10 +57,7 @@ def read_pool(file: Path) -> str:
 def deploy(environment: Mapping[str, str], *, forms: bool = False) -> None:
     """Send deployments, or only their forms, in a new process, which reads the current params.yaml.
 
-    Schedules stay as they were set in the UI.
-
-    Raises:
-      ServiceFailed: the process failed; the message ends with its output.
+    Schedules stay as set in the UI. If it fails, ServiceFailed ends with the process's output.
     """
     options = ["--forms"] if forms else []
     _run_module(["flows.orchestration.deployments", *options], environment)
@@ -75,11 +72,9 @@ def _run_module(module: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def send_all() -> None:
-    """Send all deployments of the current folder's prefect.yaml.
+    """Send all deployments of the current folder's prefect.yaml; MissingInput if it is missing.
 
-    Raises:
-      ServiceFailed: `prefect deploy` failed, or another project has deployments of these names.
-      MissingInput: there is no prefect.yaml, or it does not name exactly one pool.
+    Raises ServiceFailed if `prefect deploy` fails, or another project has deployments of that name.
     """
     names = DeploymentFilterName(any_=[*read_entrypoints(DEPLOYMENTS_FILE)])
     # If several workers start together, they deploy one at a time.

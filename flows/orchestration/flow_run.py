@@ -52,8 +52,7 @@ IDENTITIES = "identities"  # the stage that all others depend on
 class FinishedStage:
     """A stage that has finished; the run's graph has edges from it to the stages after it.
 
-    `changed` says whether it or an earlier stage ran, came from DVC's cache, or was run by another
-    run meanwhile.
+    `changed`: it or an earlier one ran, here or by another run, or came from DVC's cache.
     """
 
     state: State

@@ -47,12 +47,9 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True)
 class StageEnvironment:
-    """Where stages run, and how.
+    """Where stages run, which were `stale` at the start, and which are `forced` to run anyway.
 
-    Attributes:
-      stale: Stages that were out of date at the start.
-      forced: Stages that run even if they are up to date.
-      measures: Whether the run measures; otherwise its training does not wait for runs that do.
+    Unless the run `measures`, its training does not wait for runs that do.
     """
 
     workspace: Workspace
@@ -76,13 +73,10 @@ def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.data),
 )
 def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool) -> State:
-    """Bring one DVC stage up to date.
+    """Bring one DVC stage up to date; StageFailed in its own words if it, or DVC, fails or is late.
 
     The returned state is named Cached if the command did not run; its data is False if DVC was not
     asked because the stage was up to date.
-
-    Raises:
-      StageFailed: DVC or the stage failed (in the stage's own words, if any), or took too long.
     """
     if not upstream_changed and stage not in stage_env.stale | stage_env.forced:
         said = _log_event(stage, "is up to date", "up to date")
@@ -124,11 +118,7 @@ def _measures(stage: str, stage_env: StageEnvironment) -> bool:
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
-    """Run `python -m tasks.NAME` like a stage: supervised, logged, and alone in the folder.
-
-    Raises:
-      StageFailed: the command ended with an error, or took longer than is allowed.
-    """
+    """Run `python -m tasks.NAME` like a stage, supervised and alone; StageFailed as for a stage."""
     _log_event(name, "starts", STARTED)
     _run(name, [sys.executable, "-m", f"tasks.{name}", *arguments], stage_env)
     _log_event(name, "ran", RAN)

@@ -1,6 +1,5 @@
 """Limits what runs from the Prefect UI may access: data and code of the project, and what its own
-params.yaml names. Not everybody who may start runs may read every file of the worker's machine or
-run any code there.
+params.yaml names. Who may start runs need not read every file of the worker, or run any code there.
 
 The limits apply to the parameters as written, before anything they name is imported or opened.
 """

@@ -36,10 +36,8 @@ class NamedChanges:
         """Apply the changes to the text of params.yaml, and return the parsed document.
 
         If they change the kind of data, sections of ops that they do not name are dropped.
-
-        Raises:
-          InvalidParams: an override cannot be applied, `policy` forbids a look at the data, or
-            `data.source: auto` does not know their kind.
+        InvalidParams if an override cannot be applied, `policy` forbids a look at the data, or
+        `data.source: auto` does not know their kind.
         """
         document = YAML().load(text)
         source = _find_source(document)

@@ -55,9 +55,8 @@ def stale_stages(
 ) -> frozenset[str]:
     """Ask DVC which stages are out of date.
 
-    Raises:
-      StageFailed: DVC cannot read the project, or a process does not release DVC's lock file.
-      WorkspaceProblem: the project is not a git repository, or DVC may not write its databases.
+    Raises StageFailed if DVC cannot read the project or a process does not release its lock file,
+    WorkspaceProblem without a git repository, or if DVC may not write its databases.
     """
     command, variables = [*DVC, "status", "--json"], dvc_environment(environment)
     for _ in attempts(root, on_wait):

@@ -21,11 +21,7 @@ NOBODY = {f"GIT_{role}_NAME": "throughline" for role in ("AUTHOR", "COMMITTER")}
 
 
 def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run git in the top folder of a repository, and return what it prints.
-
-    Raises:
-      WorkspaceProblem: git failed; says why.
-    """
+    """Run git in a repository's top folder; return what it prints. WorkspaceProblem if it fails."""
     variables = {
         **_environment(),
         # Within a damaged worktree, git would find the project's repository further up.

@@ -1,7 +1,6 @@
 """Resolves and checks a run's parameters once: params.yaml with the changes that the run may make.
 
-A command does so before it starts a flow, so that mistakes show at once, and hands them on; a flow
-that is started from the UI does so itself.
+A command does so before its flow starts, so that mistakes show at once; one from the UI itself.
 """
 
 from collections.abc import Sequence
@@ -66,10 +65,8 @@ def resolve_command(
 ) -> tuple[Changes, ResolvedParams]:
     """Resolve what a command asks for; the flow that it starts uses the result again.
 
-    Raises:
-      InvalidParams: an override is not KEY=VALUE, a file cannot be read, or a parameter is wrong.
-      UnknownPipeline: a configuration does not exist.
-      WorkspaceProblem: the name is not valid, or is given although nothing changes.
+    Raises InvalidParams and UnknownPipeline as `resolve` does, and WorkspaceProblem if the name is
+    not valid, or is given although nothing changes.
     """
     wrong = [text for text in overrides or [] if not OVERRIDE.fullmatch(text)]
     if problems := [f"--set: {one!r} is not KEY=VALUE, such as train.epochs=5" for one in wrong]:
@@ -100,9 +97,8 @@ def resolve_command(
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:
     """Merge changes into params.yaml, overlays first, and check it, or reuse the command's result.
 
-    Raises:
-      InvalidParams: lists all problems, or what a run from the UI may not access.
-      UnknownPipeline: a configuration of `only` does not exist.
+    InvalidParams lists all problems, or what a run from the UI may not access; UnknownPipeline
+    names a configuration of `only` that does not exist.
     """
     text = read_yaml_text(project / PARAMS_FILE)
     request = Request(project=project, changes=changes, only=tuple(only), own=text)

@@ -32,12 +32,7 @@ MANY_FILES, MANY_BYTES = 10_000, 1 << 30
 
 
 def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
-    """Refuse a source that is missing or that DVC cannot hash; `fetched` as in `check_exists`.
-
-    Raises:
-      DataNotFound, ObjectStoreFailed: as for `check_exists`.
-      UnreadableSource: names the first files that DVC cannot hash, and what to do.
-    """
+    """Refuse a source as `check_exists` does, or with UnreadableSource if DVC cannot hash it."""
     check_exists(root, path, fetched=fetched)
     if is_address(path):
         return
@@ -66,9 +61,7 @@ def check_source(root: Path, path: str, *, fetched: str = "none") -> None:
 def check_exists(root: Path, path: str, *, fetched: str = "none") -> None:
     """Refuse a missing source, unless it is `fetched`, the known dataset that will be fetched.
 
-    Raises:
-      DataNotFound: the source does not exist.
-      ObjectStoreFailed: its bucket cannot be reached, refuses or does not exist.
+    Raises DataNotFound, and ObjectStoreFailed if its bucket is missing, refuses or is not reached.
     """
     if is_address(path):
         check_object_exists(path)

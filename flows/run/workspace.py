@@ -37,21 +37,14 @@ SWEPT_AFTER_S = 86_400.0  # until then, a retry of the run reuses its worktree
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """A folder in which stages run: the project itself, or a worktree of it.
-
-    Attributes:
-      params: The experiment's params.yaml, if it differs from the run's.
-      ephemeral: Whether the run has no name, so that its worktree is removed at the end.
-      lock_fds: File descriptors of the locks that are held for the whole run.
-      owner: The run's name, shown to runs that wait for it.
-    """
+    """A folder in which stages run: the project itself, or a worktree of it."""
 
     root: Path
     project: Path
-    params: str | None = None
-    ephemeral: bool = False
-    lock_fds: tuple[int, ...] = ()
-    owner: str = "a run"
+    params: str | None = None  # the experiment's params.yaml, if it differs from the run's
+    ephemeral: bool = False  # the run has no name, so that its worktree is removed at the end
+    lock_fds: tuple[int, ...] = ()  # of the locks that are held for the whole run
+    owner: str = "a run"  # shown to runs that wait for it
 
     @property
     def isolated(self) -> bool:
@@ -109,9 +102,8 @@ def open_workspace(
     name is updated and reused; if another run uses it, this waits and calls `on_wait` with that
     run's name. An `ephemeral` worktree is swept if its run is killed, unless a user has named it.
 
-    Raises:
-      WorkspaceProblem: the project is not the top folder of a git repository with a commit, git
-        fails, DVC's configuration cannot be read, or the name is not valid or is known to git.
+    Raises WorkspaceProblem if the project is not the top folder of a git repository with a commit,
+    git or DVC's configuration fails, or the name is not valid or is known to git.
     """
     project, owner = resolved.request.project, f"run {name}"
     if not resolved.changed:
@@ -150,10 +142,7 @@ def keep_worktree(workspace: Workspace) -> None:
 
 
 def sweep_workspaces(project: Path) -> list[str]:
-    """Remove worktrees of killed runs without a name, a day after their last change.
-
-    Returns their names; those in use stay.
-    """
+    """Remove worktrees of killed runs without a name, unused for a day; return their names."""
     swept, scratch = [], Scratch(project)
     for mark in sorted((project / UNNAMED).glob("*")):
         root = project / WORKSPACES / mark.name

@@ -1,8 +1,8 @@
 """Prefect's server, which answers only requests to the host names 127.0.0.1 and localhost.
 
 `python -m flows.servers.prefect_server --host …` takes the options of `prefect server start`. In a
-DNS rebinding attack the host name of a foreign page resolves to 127.0.0.1, so that the page and the
-server have the same origin, but the page's requests still carry its host name.
+DNS rebinding attack a foreign page's name resolves to 127.0.0.1, so that it has the same origin as
+the server, but its requests still carry its name.
 """
 
 import sys

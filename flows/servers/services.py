@@ -70,11 +70,8 @@ class Running:
 
 @contextmanager
 def keep_running(*servers: ServerProcess, logs: Path) -> Iterator[Callable[[], None]]:
-    """Start servers as `run_servers` does; yield a function that restarts those that have ended,
-    and says why. It has to be called regularly.
-
-    Raises:
-      ServiceFailed: a server ended at its start, was not healthy in time, or ends again and again.
+    """Start servers like `run_servers`; yield a function to call regularly, which restarts those
+    that have ended, and says why. ServiceFailed if one ends again and again.
     """
     with ExitStack() as starts:
         running = starts.enter_context(run_servers(*servers, logs=logs))
@@ -106,10 +103,8 @@ def run_servers(
 ) -> Iterator[list[Running]]:
     """Start servers, wait until all are healthy, and end them with the block or this process.
 
-    Each writes its output to NAME.log in `logs`; `append` keeps what the file holds.
-
-    Raises:
-      ServiceFailed: a server ended, or was not healthy in time.
+    Each writes its output to NAME.log in `logs`; `append` keeps what the file holds. ServiceFailed
+    if one ends, or is not healthy in time.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as processes:

@@ -49,10 +49,8 @@ REACH_TIMEOUT_S = 10.0
 def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
     """Provide a server for flows in the block: the configured one, or a temporary one.
 
-    `running` are clients' variables for the project's `make ui`; empty if it does not run.
-
-    Raises:
-      ServiceFailed: the server did not start, does not answer, refuses the password, or has gone.
+    `running` are clients' variables for the project's `make ui`, if it runs. ServiceFailed if the
+    server does not start or answer, refuses the password, or goes away.
     """
     try:
         configured = PREFECT_API_URL.value()
@@ -97,11 +95,7 @@ def _temporary_server() -> Iterator[None]:
 
 
 def check_reachable(api: str, *, of_ui: bool = False) -> None:
-    """Check that the configured Prefect server, or that of the running `make ui`, answers.
-
-    Raises:
-      ServiceFailed: nothing answers, the answer is not Prefect's, or the password is wrong.
-    """
+    """Raise ServiceFailed if Prefect does not answer at an address, or refuses the password."""
     unset, source = "prefect config unset", "Prefect's settings"
     if "PREFECT_API_URL" in os.environ:
         unset, source = "unset", "the environment"
@@ -132,10 +126,7 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
 def start_server(port: int, password: str) -> Iterator[None]:
     """Run a Prefect server without UI on a local port, with its database in PREFECT_HOME.
 
-    If it ends before the block, it is started again, and clients wait for it.
-
-    Raises:
-      ServiceFailed: it ended at once, or did not answer in time.
+    If it ends before the block, it is started again, and clients wait; ServiceFailed as at first.
     """
     ended = threading.Event()
     folder = str(Path(prefect.__file__).parents[1])

@@ -2,8 +2,7 @@
 the options of `mlflow server`.
 
 MLflow lets pages of any port of localhost use the password that the browser remembers, and other
-users of the machine can serve such pages. Here a browser's request must come from a page of the
-same host and port that it goes to.
+users can serve such pages. Here a request must come from a page of the host and port it goes to.
 """
 
 import importlib
@@ -61,11 +60,8 @@ def create_app() -> Application:
 
 
 def main() -> None:
-    """Run `mlflow server` with the application of `create_app`, in uvicorn's own processes.
-
-    MLflow's jobs, which evaluate language models, are off: they need eight processes of 240 MB, and
-    run code on request.
-    """
+    """Run `mlflow server` with the application of `create_app`, in uvicorn's own processes."""
+    # Its jobs, which evaluate language models, need eight processes of 240 MB, and run any code.
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     import mlflow.server
     from mlflow.cli import cli

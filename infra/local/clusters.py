@@ -46,10 +46,8 @@ def input_service(home: StackConfig, workers: int) -> Iterator[list[Running]]:
 def dask_cluster(home: StackConfig, workers: int) -> Iterator[list[Running]]:
     """Run a Dask cluster during the block, unless `workers` is 0; yield its processes.
 
-    Each worker has one thread, and is started again if it ends.
-
-    Raises:
-      ServiceFailed: Dask is not installed, a port is taken, or a process did not start.
+    Each worker has one thread, and is started again if it ends. ServiceFailed if Dask is not
+    installed, a port is taken, or a process does not start.
     """
     if workers and find_spec("distributed") is None:
         raise ServiceFailed(

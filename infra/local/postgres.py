@@ -20,8 +20,7 @@ _UNPRIVILEGED = "postgres"  # a user of Debian's package; Postgres refuses to ru
 def postgres(home: StackConfig) -> Iterator[Callable[[], None]]:
     """Run Postgres with its databases; yield a function that restarts it if it has ended.
 
-    Raises:
-      ServiceFailed: it is not installed, cannot be set up, or does not start.
+    Raises ServiceFailed if it is not installed, cannot be set up, or does not start.
     """
     folder = home.folder / "postgres"
     if not folder.exists():

@@ -22,8 +22,7 @@ BUCKETS = ("dvc", "mlflow")
 def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
     """Run the S3 store with its buckets; yield a function that restarts it if it has ended.
 
-    Raises:
-      ServiceFailed: it did not start.
+    Raises ServiceFailed if it does not start.
     """
     folder, first = home.folder / "objects", home.settings.s3_port
     private_folder(folder)
@@ -45,11 +44,7 @@ def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """Run a store with this bucket on free ports; yield the variables that its users need.
-
-    Raises:
-      ServiceFailed: it did not start.
-    """
+    """Run a store with this bucket on free ports, as above; yield its users' variables."""
     with reserved_ports() as first:
         home = load_stack(folder, s3_port=first)
         with object_store(home):

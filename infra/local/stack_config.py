@@ -83,8 +83,7 @@ def hold_stack(folder: Path) -> Iterator[None]:
 def load_stack(folder: Path, **ports: int | None) -> StackConfig:
     """Open a stack's folder, or make it with new secrets; given ports replace the earlier ones.
 
-    Raises:
-      ServiceFailed: the settings in the folder cannot be read.
+    Raises ServiceFailed if the settings in the folder cannot be read.
     """
     folder = folder.resolve()
     _make_folder(folder)
