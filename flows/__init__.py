@@ -11,6 +11,6 @@ say_little_of_interrupts()
 COMMANDS = ("comparison", "prepare_data", "training", "tuning")
 if find_started_module("flows", COMMANDS):
     pause_garbage_collection()
-    from flows.run.early_check import check_started_command
+    from flows.run.resolution import check_started_command
 
     check_started_command()

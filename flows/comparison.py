@@ -157,7 +157,7 @@ def command(
         if compared.measure_again:
             undecided = compared.measure_again[0]
             where = [cli.compose_measure_again("comparison", sys.argv[1:], undecided), *where]
-        cli.print_comparison(compared, "\n".join(where))
+        cli.print_comparison(compared, where)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def command(
                 if result.report
                 else f"Its files: {from_here(result.folder)}"
             ]
-            cli.print_comparison(result.compared, "\n".join(where))
+            cli.print_comparison(result.compared, where)
 
 
 if __name__ == "__main__":

@@ -111,16 +111,14 @@ def find_lonely_override(arguments: Sequence[str]) -> str | None:
     return next(lonely, None)
 
 
-def print_comparison(compared: Comparison, where: str) -> None:
+def print_comparison(compared: Comparison, where: Sequence[str]) -> None:
     """Print the table, the conclusion, and where to find more."""
     lines = ["", to_text(comparison_table(compared)), ""]
-    lines += [TIED_NOTE] if len(compared.tied) > 1 else []
-    lines += [""] if lines[-1] else []
-    lines += [compared.headline]
-    lines += [compared.warning] if compared.warning else []
+    lines += [TIED_NOTE, ""] if len(compared.tied) > 1 else []
+    lines += [compared.headline, *filter(None, [compared.warning])]
     lines += [f"During the race {compared.disturbed_by}"] if compared.disturbed_by else []
     lines += [f"{name} is left out: {why}" for name, why in compared.missing.items()]
-    typer.echo("\n".join([*lines, "", where]))
+    typer.echo("\n".join([*lines, "", *where]))
 
 
 def compose_measure_again(flow: str, arguments: Sequence[str], name: str) -> str:

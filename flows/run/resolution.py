@@ -3,7 +3,10 @@
 A command does so before its flow starts, so that mistakes show at once; one from the UI itself.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -13,6 +16,7 @@ from flows.run.access_policy import find_policy
 from flows.run.changed_params import NamedChanges, drop_pipelines, dump_params, join_overlays
 from flows.run.git_calls import list_files, list_submodules
 from flows.run.parameters import OVERRIDE, Changes, check_name
+from flows.run.source_check import check_exists
 from throughline.config.params import (
     OP_SECTIONS,
     Params,
@@ -23,7 +27,10 @@ from throughline.config.params import (
 )
 from throughline.config.params_checks import RAW
 from throughline.config.params_file import PARAMS_FILE, parse_yaml, read_yaml, read_yaml_text
+from throughline.config.table_check import check_table
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
+from throughline.shared.failures import report_user_errors
+from throughline.shared.store_address import check_store_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,26 @@ def resolve_command(
         )
     _OF_COMMAND.set(resolved)
     return changes, resolved
+
+
+def check_started_command() -> None:
+    """Check this process's command line, as far as it parses here, before Prefect is imported."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--pipeline", "--set", "--overlay"):
+        parser.add_argument(name, action="append", default=[])
+    parser.add_argument("--name")
+    with suppress(argparse.ArgumentError):
+        options, others = parser.parse_known_args(sys.argv[1:])
+        if "--help" in others:
+            return
+        with report_user_errors():
+            overlays = [Path(file) for file in options.overlay]
+            _, resolved = resolve_command(options.set, overlays, options.name, options.pipeline)
+            if "--show" not in others:
+                params = resolved.params
+                check_store_address()
+                check_exists(Path.cwd(), params.data.path, fetched=params.data.fetch)
+                check_table(Path.cwd(), params.data, changed=resolved.changed, window=params.window)
 
 
 def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> ResolvedParams:

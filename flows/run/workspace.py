@@ -174,8 +174,8 @@ def remove_workspace(workspace: Workspace) -> Path | None:
         shutil.copytree(report, kept)
         kept.touch()
     with hold_briefly(workspace.project, "git", workspace.owner):
-        reports = [*kept.parent.iterdir()] if kept.exists() else []
-        for old in sorted(reports, key=lambda folder: folder.stat().st_mtime)[:-KEPT_REPORTS]:
+        reports = sorted(kept.parent.glob("*"), key=lambda folder: folder.stat().st_mtime)
+        for old in reports[:-KEPT_REPORTS]:
             shutil.rmtree(old, ignore_errors=True)
         run_git(workspace.project, "worktree", "remove", "--force", str(workspace.root))
     keep_worktree(workspace)  # removes the mark

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
 
 import prefect
 import requests
@@ -39,14 +38,13 @@ from throughline.shared.errors import ServiceFailed
 from throughline.shared.file_lock import hold
 from throughline.shared.progress import note
 
-NONE_RUNNING: Mapping[str, str] = MappingProxyType({})
 LOOK_AFTER_S = 0.5
 DRAIN_TIMEOUT_S = 5.0
 REACH_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
+def prefect_server(running: Mapping[str, str] | None = None) -> Iterator[None]:
     """Provide a server for flows in the block: the configured one, or a temporary one.
 
     `running` are clients' variables for the project's `make ui`, if it runs. ServiceFailed if the
@@ -55,7 +53,8 @@ def prefect_server(running: Mapping[str, str] = NONE_RUNNING) -> Iterator[None]:
     try:
         configured = PREFECT_API_URL.value()
         if configured:
-            check_reachable(configured, of_ui=running.get(PREFECT_API_URL.name) == configured)
+            of_ui = (running or {}).get(PREFECT_API_URL.name) == configured
+            check_reachable(configured, of_ui=of_ui)
         with nullcontext() if configured else _temporary_server():
             yield
     except Exception as error:

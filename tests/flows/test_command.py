@@ -23,9 +23,8 @@ from flows.orchestration.cli import (
 from flows.orchestration.stages import list_again
 from flows.run.access_policy import CONFINED
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
-from flows.run.early_check import check_started_command
 from flows.run.parameters import OWN_PIPELINES, Changes, find_numbers, select_pipelines
-from flows.run.resolution import resolve, resolve_command
+from flows.run.resolution import check_started_command, resolve, resolve_command
 from tasks.identities import main as write_identities
 from tasks.ingest import main as ingest
 from tests.support.lanes import slow_but_first
