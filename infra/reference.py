@@ -30,16 +30,8 @@ MARKER = "<!-- generated: everything below comes from the code -->"
 
 def configurations(kept: str) -> str:
     """Return the page with the kept text and the tables of all sections and ops."""
-    lines = [
-        kept.split(MARKER)[0].rstrip(),
-        "",
-        MARKER,
-        "",
-        "## Every key",
-        "",
-        "| key | default | meaning |",
-        "|---|---|---|",
-    ]
+    lines = [kept.split(MARKER)[0].rstrip(), "", MARKER, "", "## Every key", ""]
+    lines += ["| key | default | meaning |", "|---|---|---|"]
     for name, field in ParamsDocument.model_fields.items():
         section = _model(field.annotation)
         if section is None:
@@ -47,13 +39,8 @@ def configurations(kept: str) -> str:
             continue
         lines.append(f"| **`{name}`** | | {' '.join((section.__doc__ or '').split())} |")
         lines += _rows(section, "pipelines.NAME." if name == "pipelines" else f"{name}.")
-    lines += [
-        "",
-        "## Ops",
-        "",
-        "| op | takes | random | on the device | what it does | arguments |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = "| op | takes | random | on the device | what it does | arguments |"
+    lines += ["", "## Ops", "", columns, "|---|---|---|---|---|---|"]
     for name, op in REGISTRY.items():
         takes = {"both": "example or batch"}.get(op.takes, op.takes)
         what = " ".join((op.__doc__ or "").split())

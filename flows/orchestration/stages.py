@@ -132,16 +132,14 @@ def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> boo
     tail: deque[str] = deque(maxlen=LAST_LINES)
     root, code, scratch = stage_env.workspace.root, 0, Scratch(stage_env.workspace.root)
     failure_file = scratch.folder / "failure.json"  # the stage writes there why it failed
-    variables = {**stage_env.environment, FAILURE_FILE: str(failure_file)}
-    if _measures(stage, stage_env):
-        variables[MACHINE_HELD] = "1"
+    held = {MACHINE_HELD: "1"} if _measures(stage, stage_env) else {}
+    own = {**stage_env.environment, FAILURE_FILE: str(failure_file), **held}
+    environment = dvc_environment(own)
     with measurement_lock(stage, stage_env) as lock_fds:
         for _ in attempts(root, get_run_logger().info):
             tail.clear()
-            process = supervised(
-                command, folder=root, environment=dvc_environment(variables), lock_fds=lock_fds
-            )
-            code, ran = _run_once(stage, process, tail)
+            started = supervised(command, folder=root, environment=environment, lock_fds=lock_fds)
+            code, ran = _run_once(stage, started, tail)
             if code == 0:
                 return ran
             if ran or not BUSY.search("\n".join(tail)):
@@ -156,11 +154,10 @@ def _describe_failure(
         failure = Failure(**json.loads(failure_file.read_text()))
     except (OSError, ValueError, TypeError):  # no file, or cut short by a full disk or a kill
         last_lines = "\n".join(tail)
+        said = f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}"
         if problem := find_site_problem(Path.cwd(), last_lines):
-            return StageFailed(f"DVC cannot run {stage}: {problem}", stage=stage)
-        return StageFailed(
-            f"{stage} ended with exit code {code}. Its last lines:\n{last_lines}", stage=stage
-        )
+            said = f"DVC cannot run {stage}: {problem}"
+        return StageFailed(said, stage=stage)
     if failure.traceback:
         get_run_logger().error(failure.traceback, extra={LOG_ONLY: True})
     return StageFailed(f"{stage}: {failure.first_line}", stage=stage, failure=failure)
@@ -196,9 +193,9 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
         timed_out.set()
         process.terminate()
 
-    # Without a limit, the timer is never started.
-    timer = threading.Timer(float(os.environ.get(TIMEOUT_S) or "inf"), end)
-    if os.environ.get(TIMEOUT_S):
+    allowed = os.environ.get(TIMEOUT_S)
+    timer = threading.Timer(float(allowed or 0), end)
+    if allowed:
         timer.start()
     try:
         yield timed_out
@@ -207,5 +204,6 @@ def with_timeout(process: subprocess.Popen) -> Iterator[threading.Event]:
 
 
 def _should_retry(stage: str, error: object) -> bool:
+    # After a failure that is no bug, the user must act first.
     known = isinstance(error, StageFailed) and error.failure
-    return stage in PREPARATION and not (known and not known.traceback)  # the user must act first
+    return stage in PREPARATION and not (known and not known.traceback)

@@ -15,8 +15,10 @@ CHANGE_WORKTREES = ("checkout", "worktree")  # commands of git
 DUBIOUS = "dubious ownership"  # git's words for a repository of another user
 SUBMODULE = "160000 "  # git's mode of a submodule
 # Variables with the author of commits that are on no branch.
-NOBODY = {f"GIT_{role}_NAME": "throughline" for role in ("AUTHOR", "COMMITTER")} | {
-    f"GIT_{role}_EMAIL": "throughline@localhost" for role in ("AUTHOR", "COMMITTER")
+NOBODY = {
+    f"GIT_{role}_{key}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for key, value in (("NAME", "throughline"), ("EMAIL", "throughline@localhost"))
 }
 
 

@@ -62,17 +62,12 @@ def check_started_stage() -> None:
 
 @contextmanager
 def _parsed(
-    command: Callable[[], None], add: Declare, *, explain: bool = True
+    command: Callable[[], None], add: Declare, *, is_stage: bool = False
 ) -> Iterator[argparse.Namespace]:
-    """Start the process, parse its command line, and report user errors of the block.
-
-    `explain`: for --help, the module's docstring alone explains the command.
-    """
+    """Start the process, parse its command line, and report user errors of the block."""
     _start_process()
     with report_user_errors():
-        parser = _parser(command)
-        if explain:
-            parser.epilog = inspect.getdoc(inspect.getmodule(command))
+        parser = _parser(command, is_stage=is_stage)
         add(parser)
         yield parser.parse_args()
 
@@ -93,7 +88,7 @@ def options_stage_cli(
     command: Callable[[], None], add: Declare
 ) -> Iterator[tuple[Params, argparse.Namespace]]:
     """Like `stage_cli`, for a stage with options that `add` declares."""
-    with _parsed(command, add, explain=False) as options:
+    with _parsed(command, add, is_stage=True) as options:
         enter_run(options)
         params = load_params()
         check_store_address()
@@ -246,7 +241,7 @@ def enter_run(options: argparse.Namespace) -> None:
 
 def parse_command(command: Callable[[], None]) -> None:
     _start_process()
-    _parser(command).parse_args()
+    _parser(command, is_stage=True).parse_args()
 
 
 def _start_process() -> None:
@@ -275,14 +270,14 @@ def clear_after_kills(layout: Layout) -> None:
         clear_leftovers(folder)
 
 
-def _parser(command: Callable[[], None]) -> argparse.ArgumentParser:
+def _parser(command: Callable[[], None], *, is_stage: bool) -> argparse.ArgumentParser:
     explanation = getattr(inspect.getmodule(command), "__doc__", None) or ""
+    if is_stage:
+        again = f"`dvc repro {_stage_of(command)}` runs it only if something changed."
+        explanation += f"\nReads params.yaml of the current folder. {again}"
     return argparse.ArgumentParser(
         prog=f"python -m tasks.{Path(inspect.getfile(command)).stem}",
         description=inspect.getdoc(command),
-        epilog=(
-            f"{explanation}\nReads params.yaml of the current folder. `dvc repro"
-            f" {_stage_of(command)}` runs it only if something changed."
-        ),
+        epilog=explanation,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

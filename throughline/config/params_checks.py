@@ -105,24 +105,21 @@ def _find_pipeline_problems(params: Params) -> Iterator[str]:
         key = f"pipelines.{name}"
         if not name.isidentifier():
             yield f"{key}: names are Python identifiers (letters, digits, underscores)"
-        reasons = (*_find_config_problems(config, params), *_find_reading_problems(config, params))
+        encoding, batch_size = find_source_encoding(params.data), params.batch_size
+        next_tokens = encoding.modality == "text" and params.window.tokens is not None
+        reasons = [
+            *find_config_problems(config, params.ops, batch_size=batch_size),
+            *find_data_problems(
+                config,
+                encoding,
+                params.ops,
+                windows=encoding.storage == "blocks" or next_tokens,
+                predicts_number=_predicts_number(params.data),
+                columns=_sees_columns(params.data),
+            ),
+            *_find_reading_problems(config, params),
+        ]
         yield from (f"{key}.{reason}" for reason in reasons)
-
-
-def _find_config_problems(config: PipelineConfig, params: Params) -> list[str]:
-    encoding = find_source_encoding(params.data)
-    next_tokens = encoding.modality == "text" and params.window.tokens is not None
-    return [
-        *find_config_problems(config, params.ops, batch_size=params.batch_size),
-        *find_data_problems(
-            config,
-            encoding,
-            params.ops,
-            windows=encoding.storage == "blocks" or next_tokens,
-            predicts_number=_predicts_number(params.data),
-            columns=_sees_columns(params.data),
-        ),
-    ]
 
 
 def _find_task_problems(params: Params) -> Iterator[str]:
@@ -133,14 +130,13 @@ def _find_task_problems(params: Params) -> Iterator[str]:
             f"window.tokens: the source {params.data.source} is not text; remove this key, or set"
             " data.source to text_folder, text_table or text_lines"
         )
-    if encoding.storage != "blocks":
-        set_here = params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}
-        yield from (
-            f"window.{key}: only time series have it, and the source {params.data.source} is not"
-            " one; remove this key, or set data.source to time_series"
-            for key in sorted(set_here)
-        )
     kind, source = params.data.label_kind, params.data.source
+    if encoding.storage != "blocks":
+        for key in sorted(params.window.model_dump(exclude_defaults=True).keys() - {"tokens"}):
+            yield (
+                f"window.{key}: only time series have it, and the source {source} is not one;"
+                " remove this key, or set data.source to time_series"
+            )
     if kind in ("class", "number") and not SOURCES[source].label_kind:
         yield (
             f"data.label_kind: {kind} is for tables, JSON lines, records and arrays; the source"
@@ -266,9 +262,6 @@ def _find_address_problems(params: Params) -> Iterator[str]:
 
 def _find_source_problems(params: Params) -> list[str]:
     encoding = find_source_encoding(params.data)
-    predicts_number, columns = _predicts_number(params.data), _sees_columns(params.data)
-    about = {"predicts_number": predicts_number, "columns": columns}
-    found = list(find_ops_problems(encoding, params.ops, **about))
-    if encoding.modality == "text":
-        found += find_text_problems(params.preprocess)
-    return found
+    number, columns = _predicts_number(params.data), _sees_columns(params.data)
+    found = [*find_ops_problems(encoding, params.ops, predicts_number=number, columns=columns)]
+    return found + (find_text_problems(params.preprocess) if encoding.modality == "text" else [])
