@@ -66,9 +66,8 @@ def comparison(
         chosen = selected or list(run.params.pipelines)
         complete = set(chosen) == set(run.params.pipelines)
         if promote and not complete:
-            raise InvalidParams(
-                ["promote: a champion is the best of all configurations; leave out the selection"]
-            )
+            best = "a champion is the best of all configurations"
+            raise InvalidParams([f"promote: {best}; leave out the selection"])
         each = [[f"{stage}@{pipeline}" for stage in OF_EACH] for pipeline in chosen]
         stages = [*PREPARATION, *itertools.chain(*each), "race", *(["report"] if complete else [])]
         run = run.with_progress_bar(len(stages))
@@ -86,8 +85,10 @@ def comparison(
                 finished = run.chain(["report"], after=[finished])
             run.check_up_to_date(stages, changed=finished.changed)
             with run.hold_results():
-                read = Comparison.read(layout.report) if complete else None
-                compared = read or compare_some(chosen, layout)
+                if complete:
+                    compared = Comparison.read(layout.report)
+                else:
+                    compared = compare_some(chosen, layout)
                 if parent:
                     unasked = "none" if run.workspace.isolated else "earned"
                     comparison_run.close_comparison(
@@ -99,10 +100,8 @@ def comparison(
                         promotion="asked for" if promote else unasked,
                     )
         if not complete:
-            get_run_logger().info(
-                "skipping report: it compares all configurations of params.yaml, but only some were"
-                " selected"
-            )
+            why = "it compares all configurations of params.yaml, but only some were selected"
+            get_run_logger().info(f"skipping report: {why}")
             return ComparisonResult(compared=compared, report=None)
         with run.hold_results():  # the parent run has ended, whatever fails here
             show_comparison(compared, layout.report, parent)

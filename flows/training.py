@@ -83,14 +83,14 @@ def training(
         folder = layout.results(pipeline)
         with run.hold_results():
             compared = compare_some([pipeline], layout) if measure else None
-            trained = TrainResult.read(folder)
+            trained, raced = TrainResult.read(folder), {}
+            if measure:
+                raced = RaceResult.read(layout.race).configurations[pipeline].figures
             figures = {
                 **(asdict(trained.throughput) if trained.throughput else {}),
                 **trained.last_epoch,
                 **{f"test_{name}": value for name, value in trained.test.items()},
-                **(
-                    RaceResult.read(layout.race).configurations[pipeline].figures if measure else {}
-                ),
+                **raced,
             }
             show_training(pipeline, figures, folder, compared)
         report = None

@@ -35,9 +35,7 @@ STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
 STARTED, RAN = "started", "ran"  # events; other values are reasons for not running
 DVC_WARNING = "WARNING: "
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
-# If the output is not a terminal, a running stage shows a line after this long, then after twice as
-# long, and so on.
-FIRST_SIGN_S = 60.0
+FIRST_SIGN_S = 60.0  # without a terminal, a running stage shows a line then, at twice that, …
 FACT_LINES = 3  # longest fact on the terminal; the log has all of it
 _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 
@@ -98,10 +96,9 @@ class StageView(logging.Handler):
             if stage in self._results:
                 self._facts.append(fact)
             else:
-                self._print(f"{FACT_MARK}{_title(stage):<22}{'':>8}  {fact}")
+                self._print(f"{FACT_MARK}{_title(stage):<30}  {fact}")
         elif text.startswith((PROBLEM_MARK, DVC_WARNING)):
-            problem = text.removeprefix(PROBLEM_MARK)
-            self._print(f"{PROBLEM_MARK}{_title(stage):<22}{'':>8}  {problem}")
+            self._print(f"{PROBLEM_MARK}{_title(stage):<30}  {text.removeprefix(PROBLEM_MARK)}")
         elif self._verbose:
             self._print(f"  {text}")
         elif self._console.is_terminal:
