@@ -263,5 +263,7 @@ def _find_address_problems(params: Params) -> Iterator[str]:
 def _find_source_problems(params: Params) -> list[str]:
     encoding = find_source_encoding(params.data)
     number, columns = _predicts_number(params.data), _sees_columns(params.data)
-    found = [*find_ops_problems(encoding, params.ops, predicts_number=number, columns=columns)]
-    return found + (find_text_problems(params.preprocess) if encoding.modality == "text" else [])
+    found = list(find_ops_problems(encoding, params.ops, predicts_number=number, columns=columns))
+    if encoding.modality == "text":
+        found += find_text_problems(params.preprocess)
+    return found

@@ -79,8 +79,8 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:
 def _read_value(text: str) -> Any:
     """Parse a YAML value; "" gives None, and unquoted text keeps all after a #.
 
-    Raises ValueError for aliases, which could expand to gigabytes, and for text too long or too deep
-    to parse fast. Ruamel's own parser accepts module:name in brackets, as YAML 1.2; libyaml does not.
+    Raises ValueError for aliases, which could expand to gigabytes, and for text too long or deep to
+    parse fast. Ruamel's own parser accepts module:name in brackets, as YAML 1.2; libyaml does not.
     """
     if not text.strip():
         return None
