@@ -7,10 +7,8 @@ nothing: the race does that.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tasks.earlier import check_identity
 from throughline.assembly.inputs import (
@@ -45,15 +43,11 @@ def build(
 ) -> BuildResult:
     """Check and digest a configuration's input pipelines, and write the result into `out`.
 
-    Args:
-      training: The pipeline with batches not cut among processes; an epoch's draws are checked.
-      in_order: Per split, the pipeline without shuffle, augmentation and postprocessing; digested.
-      exact: Per split, exactly decoded examples, with which approximate ones are compared.
-      out: The configuration's results folder.
+    `training` has whole batches, not cut among processes; an epoch's draws are checked. By split,
+    `in_order` are without shuffle, augmentation and postprocessing, `exact` are decoded exactly.
 
     Raises:
-      UnequalConfigurations: an epoch of `training` does not draw the examples that it should, or a
-        split delivers other examples or labels than those of the manifest.
+      UnequalConfigurations: other examples or labels are delivered than those of the manifest.
       EmptyDataset: `training` delivers no batch.
     """
     digests = {split: digest_examples(pipeline) for split, pipeline in in_order.items()}
@@ -63,6 +57,9 @@ def build(
             f"the {training.split} split of this configuration delivers no batch; add examples,"
             f" or lower batch_size; its plan is {training.plan}"
         )
+    frequencies = None
+    if rows is not None and training.plan.sampling != "uniform":
+        frequencies = class_frequencies(training, rows)
     result = BuildResult(
         plan=str(training.plan),
         examples_digests=digests,
@@ -72,11 +69,7 @@ def build(
         else None,
         epoch_draws=draws,
         sequence_batches=measure_sequences(training),
-        class_frequencies=(
-            class_frequencies(training, rows)
-            if rows is not None and training.plan.sampling != "uniform"
-            else None
-        ),
+        class_frequencies=frequencies,
     )
     result.write(out)
     return result
@@ -97,16 +90,13 @@ def _measure_difference(
 def class_frequencies(pipeline: InputPipeline, rows: np.ndarray) -> dict[str, float]:
     classes = pipeline.data.shards.classes
     labels = np.asarray(pipeline.data.memmap(pipeline.split, "label"))[rows]
-    return dict(
-        zip(
-            classes, (np.bincount(labels, minlength=len(classes)) / len(rows)).tolist(), strict=True
-        )
-    )
+    shares = np.bincount(labels, minlength=len(classes)) / len(rows)
+    return dict(zip(classes, shares.tolist(), strict=True))
 
 
 def summarize_plan(params: Params, name: str, pipeline: InputPipeline) -> PlanSummary:
-    spec = pipeline.element_spec
-    inputs, label = spec[:2]
+    inputs, label = pipeline.element_spec[:2]
+    named = inputs if isinstance(inputs, dict) else {"input": inputs}
     return PlanSummary(
         pipeline=name,
         config=params.pipelines[name].model_dump(),
@@ -116,22 +106,15 @@ def summarize_plan(params: Params, name: str, pipeline: InputPipeline) -> PlanSu
         autotunes=pipeline.plan.autotunes,
         device_ops=[op.identity for op in pipeline.plan.device_ops],
         element={
-            **(
-                {name: _describe(value) for name, value in inputs.items()}
-                if isinstance(inputs, dict)
-                else {"input": _describe(inputs)}
-            ),
-            "label": {"dtype": label.dtype.name},
-        },
+            name: {"shape": value.shape.as_list(), "dtype": value.dtype.name}
+            for name, value in named.items()
+        }
+        | {"label": {"dtype": label.dtype.name}},
         examples=pipeline.examples,
         steps_per_epoch=pipeline.steps_per_epoch,
         batch_size=pipeline.batch_size,
         batch_mib=pipeline.batch_bytes / 2**20,
     )
-
-
-def _describe(value: tf.TensorSpec) -> dict[str, Any]:
-    return {"shape": value.shape.as_list(), "dtype": value.dtype.name}
 
 
 def main() -> None:

@@ -8,10 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
@@ -26,8 +25,6 @@ WANTED = ("data/shards", "data/snapshot", "data/snapshot.json")
 
 def check_identity(root: Path = Path()) -> None:
     """Check that this stage's identity file, which DVC will record, is up to date.
-
-    A stage calls it when it has read its parameters.
 
     Raises:
       WorkspaceProblem: parameters, code, files or libraries have changed since it was written.
@@ -44,9 +41,9 @@ def check_identity(root: Path = Path()) -> None:
 def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
     """Link the shards and the snapshot that the last run of a stage read and wrote.
 
-    Returns a layout of links to DVC's cache, which last as long as `scratch`; None if settings,
-    program, own code, files or libraries differ from that run's, so that the same input could give
-    another output; if dvc.lock or the cache lacks that run; or if THROUGHLINE_FRESH is set.
+    Returns a layout of links to DVC's cache, which last as long as `scratch`; None if anything that
+    decides the output differs from that run's, dvc.lock or the cache lacks it, or THROUGHLINE_FRESH
+    is set.
     """
     lock = root / "dvc.lock"
     if os.environ.get("THROUGHLINE_FRESH") or not lock.exists():
@@ -58,8 +55,11 @@ def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
         if files[f"data/identities/{stage}.json"] != identity:
             return None
         cache, layout = find_cache(root), Layout(scratch.new_folder())
-        for name in files.keys() & WANTED:
-            _link(cache, files[name], layout.root / name)
+        for output in files.keys() & WANTED:
+            for name, cached in list_cached(cache, files[output]):
+                link = layout.root / output / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(cached)
         return layout
     return None
 
@@ -70,37 +70,25 @@ def _find_identity(name: str, root: Path) -> bytes:
     return f"{dump_json(identities.get(name))}\n".encode()
 
 
-def _link(cache: Path, digest: str, path: Path) -> None:
-    """Link a cached file at `path`, or each file of a cached folder below `path`."""
-    for name, cached in list_cached(cache, digest):
-        link = path / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(cached)
-
-
 def list_cached(cache: Path, digest: str) -> Iterator[tuple[str, Path]]:
     """Yield name and path of each file of an output in DVC's cache; a single file's name is empty.
 
     Raises:
       OSError, ValueError, KeyError: the list of a folder's files is missing or malformed.
     """
+
+    def find(digest: str) -> Path:
+        return cache / "files" / "md5" / digest[:2] / digest[2:]
+
     if not digest.endswith(".dir"):
-        yield "", path_in_cache(cache, digest)
+        yield "", find(digest)
         return
-    listed: list[Mapping[str, Any]] = json.loads(path_in_cache(cache, digest).read_bytes())
-    yield from ((file["relpath"], path_in_cache(cache, file["md5"])) for file in listed)
-
-
-def path_in_cache(cache: Path, digest: str) -> Path:
-    return cache / "files" / "md5" / digest[:2] / digest[2:]
+    for file in json.loads(find(digest).read_bytes()):
+        yield file["relpath"], find(file["md5"])
 
 
 def find_cache(root: Path) -> Path:
-    """Return the absolute path of DVC's cache.
-
-    Raises:
-      WorkspaceProblem: DVC does not say where it is.
-    """
+    """Return the absolute path of DVC's cache; a WorkspaceProblem if DVC does not say it."""
     done = subprocess.run(
         [sys.executable, "-m", "dvc", "cache", "dir"],
         cwd=root,

@@ -56,10 +56,7 @@ def _check_replaceable(target: Path, new: Path) -> None:
     if (target / ORIGIN).is_file():
         with expect_current_schema(target / ORIGIN):
             known |= set(read_json(target / ORIGIN)["files"].items())
-    foreign = sorted(
-        name for name, digest in _digests(target).items() if (name, digest) not in known
-    )
-    if foreign:
+    if foreign := sorted(name for name, _ in _digests(target).items() - known):
         raise UnexpectedFiles(
             f"{target} holds files that fetch did not write, and would remove:"
             f" {name_some(foreign, most=FILES_SHOWN)}. Move them out of data/raw, which belongs to"
@@ -69,12 +66,11 @@ def _check_replaceable(target: Path, new: Path) -> None:
 
 def _digests(folder: Path) -> dict[str, str]:
     """Digest every file below a folder except fetch's own notes; links have an empty digest."""
-    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
-    names = ((path.relative_to(folder).as_posix(), path) for path in files)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     return {
         name: digest_file(path) if path.is_file() and not path.is_symlink() else ""
-        for name, path in names
-        if name not in (ORIGIN, ".key")
+        for name, path in files.items()
+        if name not in (ORIGIN, ".key") and (path.is_symlink() or not path.is_dir())
     }
 
 

@@ -8,6 +8,8 @@ changes, DVC reruns the stages concerned and no others.
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,7 @@ from throughline.shared.wording import name_some
 
 
 def write_identities(root: Path, out: Path) -> None:
-    """Write the identities of all stages of the project in `root` into the folder `out`.
-
-    Raises:
-      InvalidParams: params.yaml is not valid.
-      WrongVersion: an installed library is not the one that uv.lock names.
-    """
+    """Write the identities of all stages of the project in `root` into the folder `out`."""
     for name, identity in find_identities(root):
         write_json(out / f"{name}.json", identity)
 
@@ -73,7 +70,11 @@ def find_identities(
     defined = read_yaml(root / PIPELINE_FILE)["stages"]
     values = resolve_settings(document)
     rules = computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
-    of_ops = list(_find_libraries(values["preprocess"]))
+    of_ops: list[str] = []  # of built-in ops; those of own ops are found in their code's imports
+    for number, spec in enumerate(values["preprocess"]):
+        if not [*named_modules([spec])]:
+            op, _ = parse_op(spec, where=f"preprocess[{number}]")
+            of_ops += op.libraries if op else ()
     for stage in stages:
         libraries = stage_libraries(stage, of_ops)
         check_versions(libraries, root=root)
@@ -87,38 +88,20 @@ def find_identities(
             "rules": rules,
         }
         keys = defined[stage].get("meta", {}).get("settings", [])
-        pipelines = document["pipelines"] if "matrix" in defined[stage] else [None]
-        for pipeline in pipelines:
+        each = "matrix" in defined[stage]
+        for pipeline in document["pipelines"] if each else [""]:
             named = [key.replace("${key}", str(pipeline)) for key in keys]
-            name = stage if pipeline is None else f"{stage}/{pipeline}"
-            yield name, {"settings": {key: _value(values, key) for key in named}, **identity}
+            chosen = {key: reduce(getitem, key.split("."), values) for key in named}
+            yield f"{stage}/{pipeline}" if each else stage, {"settings": chosen, **identity}
 
 
 def resolve_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in defaults and derived values, such as the model for `auto`, without running user code.
-
-    Raises:
-      InvalidParams: lists all problems of the parameters.
-    """
+    """Fill in defaults and derived values, without running user code."""
     try:
         return parse_document(document).model_dump()
     except ValidationError as error:
         check(document)  # says what is wrong, ops included
         raise InvalidParams([str(error)]) from error
-
-
-def _find_libraries(preprocess: list[Any]) -> Iterator[str]:
-    """Yield the libraries of built-in ops; those of own ops are found in their code's imports."""
-    for number, spec in enumerate(preprocess):
-        op = None if [*named_modules([spec])] else parse_op(spec, where=f"preprocess[{number}]")[0]
-        yield from op.libraries if op else ()
-
-
-def _value(values: Mapping[str, Any], key: str) -> Any:
-    value: Any = values
-    for part in key.split("."):
-        value = value[part]
-    return value
 
 
 def read_edited(root: Path) -> dict[str, bytes]:
@@ -132,8 +115,7 @@ def find_left_results(layout: Layout) -> list[str]:
     if layout.project.resolve() != layout.root.resolve():  # a run of some configurations
         return []
     named = read_yaml(layout.root / PARAMS_FILE)["pipelines"]
-    folders = sorted(layout.results("").glob("*/"))
-    return [str(folder) for folder in folders if folder.name not in named]
+    return [str(one) for one in sorted(layout.results("").glob("*/")) if one.name not in named]
 
 
 def main() -> None:

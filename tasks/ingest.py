@@ -45,20 +45,17 @@ def check_windows(manifest: Manifest, settings: WindowSettings) -> None:
 def report(manifest: Manifest) -> None:
     """Print what is usable, what was rejected and why, and how the source was read."""
     stats = manifest.stats
-    kind = (
-        f"{len(manifest.classes):,} classes: {name_some(manifest.classes)}"
-        if manifest.classes
-        else f"columns {name_some(manifest.schema.columns.names)}"
-        if manifest.schema.columns.names
-        else "numbers to predict"
-    )
+    kind, names = "numbers to predict", manifest.schema.columns.names
+    if manifest.classes:
+        kind = f"{len(manifest.classes):,} classes: {name_some(manifest.classes)}"
+    elif names:
+        kind = f"columns {name_some(names)}"
     echo_result(f"{count_splits(manifest)}; {kind}, {stats['bytes'] / 2**20:,.1f} MiB")
     if stats["rejected"]:
         listed = from_here(Layout().manifest / "rejected.csv")
         echo_problem(f"{stats['rejected']:,} rejected, listed in {listed}")
-    columns = tabulate_columns(manifest)
-    for table in (tabulate(manifest), *([] if columns is None else [columns])):
-        for line in to_text(table):
+    for table in (tabulate(manifest), tabulate_columns(manifest)):
+        for line in [] if table is None else to_text(table):
             echo(f"  {line}")
     for problem in stats["problems"]:
         echo_problem(problem)

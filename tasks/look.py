@@ -13,7 +13,7 @@ import argparse
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,6 @@ from throughline.shared.layout import MODEL_FILE, Layout, from_here
 from throughline.shared.progress import echo, echo_problem
 
 if TYPE_CHECKING:
-    from throughline.assembly.evaluation import DescribedBatch
     from throughline.assembly.step_batch import StepBatch
 
 LISTED, PICTURED = 20, 36  # examples, those with the highest losses
@@ -73,11 +72,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 def choose_steps(
     options: argparse.Namespace, losses: np.ndarray, *, steps: int, per_epoch: int
 ) -> list[int]:
-    """Return the steps to show, counted from 0 over all epochs, of a training of so many steps.
-
-    Raises:
-      MissingInput: There is no such step.
-    """
+    """Return the steps to show, counted from 0 over all epochs, of a training of so many steps."""
     if options.worst:
         spikes = find_spikes(losses, most=options.worst)
         if not spikes:
@@ -100,37 +95,15 @@ def choose_steps(
     return [step]
 
 
-def to_rows(described: DescribedBatch) -> list[tuple[str, ...]]:
-    """Return a heading and the cells of each example."""
-    numbers = described.examples[0].predicted and described.examples[0].probability is None
-    names = ("id", "label", "predicted", "probability", "error" if numbers else "loss")
-    cells = [
-        (
-            one.id,
-            one.truth,
-            one.predicted,
-            "" if one.probability is None else f"{one.probability:.3f}",
-            "" if math.isnan(one.loss) else f"{one.loss:.4g}",
-            " ".join(ops),
-            one.value,
-        )
-        for one, ops in zip(described.examples, described.changed_by, strict=True)
-    ]
-    return [(*names, "changed by", "value"), *cells]
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the heading and first rows in aligned columns, without columns that are empty."""
-    shown = rows[: LISTED + 1]
-    columns = [column for column in zip(*shown, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in zip(*columns, strict=True)
-    ]
-    rest = len(rows) - len(shown)
-    more = [f"and {rest:,} more; --out writes all"] if rest else []
-    return "\n".join(f"  {line}" for line in [*lines, *more])
+def format_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the first rows below their headings, without empty columns."""
+    cells = [[*rows[0]], *([*row.values()] for row in rows[:LISTED])]
+    columns = [column for column in zip(*cells, strict=True) if any(column[1:])]
+    aligned = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    lines = ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
+    if len(rows) > LISTED:
+        lines.append(f"and {len(rows) - LISTED:,} more; --out writes all")
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def describe_step(
@@ -144,26 +117,25 @@ def describe_step(
     rows = ", rows equal to the records of the shards" if compared else ""
     return (
         f"look {name}: step {step + 1:,}, {name_step(step, batch.pipeline.steps_per_epoch)},"
-        f" {examples:,} examples{loss}"
-        "\n"
+        f" {examples:,} examples{loss}\n"
         f"  {inputs.dtype} {'×'.join(map(str, inputs.shape[1:]))} from {inputs.min():.4g} to"
         f" {inputs.max():.4g}{rows}; digest {batch.digest[:12]}"
     )
 
 
-def write_batch(described: DescribedBatch, stem: Path) -> list[Path]:
+def write_batch(rows: Sequence[Mapping[str, str]], inputs: np.ndarray, stem: Path) -> list[Path]:
     """Write a table of all examples, and a picture of the first ones if they are images."""
     from throughline.reporting.evaluation_plots import plot_images
 
     stem.parent.mkdir(parents=True, exist_ok=True)
-    table = stem.with_suffix(".csv")
+    table, images = stem.with_suffix(".csv"), inputs[:PICTURED]
     with atomic_file(table) as temporary, temporary.open("w", newline="") as file:
-        csv.writer(file).writerows(to_rows(described))
-    inputs = described.inputs[:PICTURED]
-    if inputs.dtype != np.uint8 or inputs.ndim != IMAGES:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    if images.dtype != np.uint8 or images.ndim != IMAGES:
         return [table]
-    images = inputs[..., 0] if inputs.shape[-1] == 1 else inputs
-    plot_images(described.examples[:PICTURED], [*(images / 255)], stem)
+    plot_images(rows[:PICTURED], images, stem)
     return [table, stem.with_suffix(".png"), stem.with_suffix(".svg")]
 
 
@@ -178,22 +150,21 @@ def main() -> None:
         from throughline.assembly.step_batch import (
             check_rows,
             open_training_batches,
-            rebuild_batch,
+            rebuild_batches,
         )
         from throughline.models.inference import open_trained_model
 
         name, layout = options.pipeline, Layout()
         check_pipelines_exist(params.pipelines, [name])
         data, folder = open_inputs(params, layout), layout.results(name)
-        parts = training_fingerprint(params, name, data, needs=find_needs(layout.root, "train"))
-        path = options.receipt or Receipt.path(folder)
-        noted = (
-            read_value(Receipt, path, f"train@{name}") if options.receipt or path.exists() else None
-        )
+        noted, path = None, options.receipt or Receipt.path(folder)
+        if options.receipt or path.exists():
+            noted = read_value(Receipt, path, f"train@{name}")
         multiple = noted.batch_multiple if noted else 1
         pipeline = open_training_batches(params, name, data, multiple=multiple)
         per_epoch = pipeline.steps_per_epoch
         steps = noted.steps if noted else params.train.epochs * per_epoch
+        parts = training_fingerprint(params, name, data, needs=find_needs(layout.root, "train"))
         if noted is None:
             echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
         elif differing := compare_with_receipt(noted, pipeline, parts):
@@ -203,24 +174,21 @@ def main() -> None:
             check_files(noted, folder)
             model = opened.enter_context(open_trained_model(folder / MODEL_FILE)).model
             losses = read_losses(folder)
-        for step in choose_steps(options, losses, steps=steps, per_epoch=per_epoch):
-            batch = rebuild_batch(pipeline, params, name, step)
+        chosen = choose_steps(options, losses, steps=steps, per_epoch=per_epoch)
+        for batch in rebuild_batches(pipeline, params, name, chosen):
             compared = check_rows(batch)
-            described = describe_batch(batch, model, params, layout)
-            examples = len(described.examples)
-            echo(describe_step(batch, name, losses, examples=examples, compared=compared))
-            echo(format_table(to_rows(described)))
+            rows, inputs = describe_batch(batch, model, params, layout)
+            echo(describe_step(batch, name, losses, examples=len(rows), compared=compared))
+            echo(format_table(rows))
             if options.out:
-                files = write_batch(described, options.out / f"{name}-{step + 1}")
+                files = write_batch(rows, inputs, options.out / f"{name}-{batch.step + 1}")
                 echo(f"  written: {', '.join(map(str, map(from_here, files)))}")
                 written += files
         if written and model is not None:
-            from throughline.assembly.logged_training import add_to_training
+            from throughline.assembly.logged_training import find_recorder  # imports MLflow
 
-            digest = data.shards.data_digest
-            logged = add_to_training(params, layout, name, data_digest=digest, what="the batch")
-            with logged as recorder:
-                if recorder:
+            if recorder := find_recorder(params, layout, name, what="the batch"):
+                with recorder:
                     for file in written:
                         recorder.log_artifact(file, folder=LOGGED)
 

@@ -39,7 +39,10 @@ def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
     document = read_yaml(root / PARAMS_FILE)
     own = find_own_modules(document, stage, root)
     packages = imported_packages(*own, roots=[root])
-    watched = list_watched_files(root) if own or reads_files(stage, document) else []
+    sections, keys = CODE.get(stage, ()), {key for key, _ in find_named_files(document)}
+    reads_files = "preprocess" in sections and TOKENIZER in keys
+    reads_files |= "model" in sections and bool(keys & {*MODELS})
+    watched = list_watched_files(root) if own or reads_files else []
     return {
         "files": {name: digest_file(root / name) for name in watched},
         "libraries": installed_versions(find_distributions(packages) if packages else ()),
@@ -47,12 +50,9 @@ def find_needs(root: Path, stage: str) -> dict[str, dict[str, str]]:
 
 
 def find_own_modules(document: Mapping[str, Any], stage: str, root: Path) -> list[str]:
-    named = (
-        module
-        for section in CODE.get(stage, ())
-        for module in named_modules(_find_code(document, section, root))
-    )
-    return sorted({module for module in named if module.partition(".")[0] not in PROGRAM})
+    sections = [_find_code(document, section, root) for section in CODE.get(stage, ())]
+    named = {module for section in sections for module in named_modules(section)}
+    return sorted(module for module in named if module.partition(".")[0] not in PROGRAM)
 
 
 def named_modules(section: Any) -> Iterator[str]:
@@ -69,7 +69,7 @@ def named_modules(section: Any) -> Iterator[str]:
 
 
 def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
-    """List the non-empty files of the user modules that params.yaml names and of their imports."""
+    """List the non-empty files of user modules that params.yaml names, and of their imports."""
     modules = find_own_modules(document, "train", root)
     found = project_files(*modules, roots=[root], without=PROGRAM).values()
     return sorted(file.relative_to(root).as_posix() for file in found if file.stat().st_size)
@@ -78,9 +78,9 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
 def watch_own_code(root: Path) -> Sequence[str]:
     """Bring the list of own files in dvc.yaml up to date, and return each change as a sentence.
 
-    Adds the files of own ops and models, of what they import, and other files that params.yaml
-    names (a tokenizer, a model, weights); removes Python files that are gone. DVC does not see
-    changes of files that it does not list, and refuses to run if a listed file is gone.
+    Adds the files of own ops and models, of what they import, and others that params.yaml names;
+    removes Python files that are gone. DVC sees no changes of files that it does not list, and
+    refuses to run if a listed file is gone.
 
     Raises:
       WorkspaceProblem: a listed file that is not Python is gone; it may have been listed by hand.
@@ -125,14 +125,6 @@ def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
     return value
 
 
-def reads_files(stage: str, document: Mapping[str, Any]) -> bool:
-    sections = CODE.get(stage, ())
-    keys = {key for key, _ in find_named_files(document)}
-    return ("preprocess" in sections and TOKENIZER in keys) or (
-        "model" in sections and bool(keys & {*MODELS})
-    )
-
-
 def _quote(name: str) -> str:
     """Quote a file's name if YAML would read it as anything else."""
     try:
@@ -146,12 +138,8 @@ def _split(text: str) -> tuple[str, list[str], str]:
     """Split dvc.yaml into the text before the list of own code, the list, and the text after it."""
     found = LISTED.search(text)
     if found is None:
-        raise InvalidParams(
-            [
-                f"{PIPELINE_FILE}: the deps of the stage `identities` lack the line"
-                " `# Own ops and models …`, below which own code is listed"
-            ]
-        )
+        lacks = "the deps of the stage `identities` lack the line `# Own ops and models …`"
+        raise InvalidParams([f"{PIPELINE_FILE}: {lacks}, below which own code is listed"])
     start, stop = found.end(1), found.end()
     listed = parse_yaml(f"it:\n{text[start:stop]}", str(PIPELINE_FILE))["it"] or []
     return text[:start], [str(name) for name in listed], text[stop:]

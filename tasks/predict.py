@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -29,43 +29,29 @@ if TYPE_CHECKING:
 
 
 def report_rejected(counts: Counts, *, strict: bool) -> None:
-    """List on standard error the inputs that could not be used.
-
-    Raises:
-      UnusableInputs: no input could be used; or, if `strict`, not every input could.
-    """
+    """List the inputs that could not be used; an error if none could, or, if `strict`, not all."""
     total, more = counts.predicted + counts.rejected, counts.rejected - len(counts.first)
-    if total == counts.rejected == 1:
+    if not counts.rejected:
+        return
+    if total == 1:
         (only,) = counts.first
         end = "" if only.reason.endswith((".", "?")) else "."
         raise UnusableInputs(f"{only.id}: {only.reason}{end} {counts.takes}")
     listed = [f"  {item.id}: {item.reason}" for item in counts.first]
     listed += [f"  and {more:,} more"] if more else []
-    if counts.rejected and (strict or not counts.predicted):
-        heading = f"{counts.rejected:,} of {total:,} inputs cannot be used:"
+    which = f"{counts.rejected:,} of {total:,} inputs"
+    if strict or not counts.predicted:
         others = ["Without --strict the others are predicted."] if counts.predicted else []
-        raise UnusableInputs("\n".join([heading, *listed, counts.takes, *others]))
-    if counts.rejected:
-        unused = f"predict: {counts.rejected:,} of {total:,} inputs not used. {counts.takes}"
-        note("\n".join([*listed, unused]))
-
-
-def check_paths(paths: Sequence[Path]) -> None:
-    """Refuse paths that do not exist, before anything is loaded.
-
-    Raises:
-      DataNotFound: names them all.
-    """
-    if lacking := [str(path) for path in paths if not path.exists()]:
-        do = "do" if len(lacking) > 1 else "does"
-        raise DataNotFound(f"{', '.join(lacking)} {do} not exist; nothing is predicted")
+        lines = [f"{which} cannot be used:", *listed, counts.takes, *others]
+        raise UnusableInputs("\n".join(lines))
+    note("\n".join([*listed, f"predict: {which} not used. {counts.takes}"]))
 
 
 @contextmanager
 def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
     """Open the output of the predictions; if the block fails, a file stays as it was.
 
-    If the block fails and `strict` is set, nothing is written to standard output.
+    Then, if `strict`, nothing is written to standard output either.
     """
     if path is None:
         try:
@@ -102,17 +88,12 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="fail if any input cannot be used")
 
 
-def _find_weakness(folder: Path) -> str | None:
-    try:
-        return describe_weakness(TrainResult.read(folder))
-    except UserError:  # a model file may stand alone, without results
-        return None
-
-
 def main() -> None:
     """Predict with a trained model; the result is a CSV with a line for each input."""
     with trained_model_cli(main, declare_options) as context:
-        check_paths(context.options.paths)
+        if lacking := [str(path) for path in context.options.paths if not path.exists()]:
+            do = "do" if len(lacking) > 1 else "does"
+            raise DataNotFound(f"{', '.join(lacking)} {do} not exist; nothing is predicted")
         from throughline.assembly.inference import describe_changed_data  # TensorFlow
         from throughline.models.inference import open_trained_model
         from throughline.prediction.examples import Wanted
@@ -127,8 +108,9 @@ def main() -> None:
                 changed := describe_changed_data(trained, options.pipeline, context.layout)
             ):
                 note(f"predict: {changed}")
-            if weakness := _find_weakness(context.model.parent):
-                note(f"predict: {weakness}")
+            with suppress(UserError):  # a model file may stand alone, without results
+                if weakness := describe_weakness(TrainResult.read(context.model.parent)):
+                    note(f"predict: {weakness}")
             of_lines = trained.spec.data.source == "text_lines"
             wanted = Wanted(
                 lines=of_lines if options.lines is None else options.lines,

@@ -128,15 +128,12 @@ def main() -> None:
                 timeline.write(folder)
                 plot_timelines({str(pipeline.plan): timeline.lanes}, folder / "timeline")
             plot_evaluation(out, folder)
-        waits = (
-            "the trace shows no wait"
-            if found.wait_pct is None
-            else (f"{found.wait_pct:.0f} % of a traced step is waiting for input")
-        )
+        waits = "the trace shows no wait"
+        if found.wait_pct is not None:
+            waits = f"{found.wait_pct:.0f} % of a traced step is waiting for input"
+        rules = ", ".join(each.rule for each in found.findings) or "none"
         echo(f"profile {name}: {pipeline.plan}")
-        echo_result(
-            f"{waits}; findings: {', '.join(each.rule for each in found.findings) or 'none'}"
-        )
+        echo_result(f"{waits}; findings: {rules}")
         for row in iterator_table(breakdown):
             echo(f"  {row}")
 

@@ -61,11 +61,7 @@ class Study:
 
     @classmethod
     def read(cls, folder: Path, config: PipelineConfig) -> Study:
-        """Read the study of the configuration that params.yaml describes now.
-
-        Raises:
-          MissingInput: a file is missing or outdated, or the configuration was changed afterwards.
-        """
+        """Read the study of a configuration, unless it has changed in params.yaml afterwards."""
         name, plan = folder.name, PlanSummary.read(folder)
         if PipelineConfig.model_validate(plan.config) != config:
             raise MissingInput(
@@ -84,11 +80,7 @@ class Study:
 def read_studies(
     pipelines: Mapping[str, PipelineConfig], layout: Layout
 ) -> tuple[dict[str, Study], dict[str, str]]:
-    """Return the studies of trained and profiled configurations, and what each other one lacks.
-
-    Raises:
-      MissingInput: no configuration has been trained and profiled.
-    """
+    """Return the studies of trained and profiled configurations, and what each other one lacks."""
     studies, lacking = {}, {}
     for name, config in pipelines.items():
         try:
@@ -110,9 +102,8 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
         )
         for name, study in studies.items()
     }
-    folder = root / LOGS
-    folder.mkdir(parents=True, exist_ok=True)
-    racing = ConfigurationRace(params, starters, root=root, folder=folder)
+    (root / LOGS).mkdir(parents=True, exist_ok=True)
+    racing = ConfigurationRace(params, starters, root=root, folder=root / LOGS)
     try:
         racing.run()
     finally:
@@ -136,14 +127,12 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
 
 def print_result(name: str, raced: Raced) -> None:
     """Print one configuration's verdict, rates, cause, fix, and the changes that were tried."""
-    training, low, high = (
-        f"{each:,.0f}" for each in (raced.training.value, raced.training.low, raced.training.high)
-    )
+    rate = raced.training
     fed = f", input alone {raced.input.value:,.0f}" if raced.input else ""
     echo_result(
         f"{name}: {raced.verdict}, stall {raced.stall_pct:.0f} % ({raced.stall_pct_low:.0f} to"
-        f" {raced.stall_pct_high:.0f} %); {training} examples/s ({low} to {high}), model alone"
-        f" {raced.model_alone.value:,.0f}{fed}"
+        f" {raced.stall_pct_high:.0f} %); {rate.value:,.0f} examples/s ({rate.low:,.0f} to"
+        f" {rate.high:,.0f}), model alone {raced.model_alone.value:,.0f}{fed}"
     )
     if raced.note:
         echo_fact(f"{name} was measured {raced.note}")
@@ -157,11 +146,9 @@ def print_result(name: str, raced: Raced) -> None:
     else:
         echo(f"  cause: {raced.cause}\n  fix: {raced.fix}")
     for each in raced.findings:
-        worth = (
-            f"{each.gain.value:.2f}× ({each.gain.low:.2f} to {each.gain.high:.2f}), tried"
-            if each.gain
-            else f"not tried: {each.untried}"
-        )
+        worth = f"not tried: {each.untried}"
+        if gain := each.gain:
+            worth = f"{gain.value:.2f}× ({gain.low:.2f} to {gain.high:.2f}), tried"
         echo(f"  finding {each.rule}: {each.fix} ({worth})")
 
 
@@ -169,14 +156,14 @@ def record(
     params: Params, layout: Layout, result: RaceResult, studies: Mapping[str, Study]
 ) -> None:
     """Add race and trace to the MLflow runs of the trainings."""
-    from throughline.assembly.logged_training import add_to_training  # imports MLflow
+    from throughline.assembly.logged_training import find_recorder  # imports MLflow
 
     for name, raced in result.configurations.items():
-        out, study = layout.results(name), studies[name]
-        digest = study.plan.data_digest
-        with add_to_training(params, layout, name, data_digest=digest, what="the race") as recorder:
-            if recorder is None:
-                continue
+        study = studies[name]
+        recorder = find_recorder(params, layout, name, what="the race")
+        if recorder is None:
+            continue
+        with recorder:
             recorder.set_tags(
                 {
                     "verdict": raced.verdict,
@@ -184,70 +171,48 @@ def record(
                     "autotuned": json.dumps(study.breakdown.autotuned),
                 }
             )
-            recorder.log_artifact(out / Findings.FOLDER, folder=Findings.FOLDER)
+            recorder.log_artifact(layout.results(name) / Findings.FOLDER, folder=Findings.FOLDER)
             # Last, so that whatever is kept for later has the time of its measurement.
             recorder.log_metrics(race_metrics(raced, study.breakdown, study.built.sequence_batches))
 
 
 def emulate(params: Params, accelerator: Accelerator) -> Params:
-    """Replace the model by an emulated train step of the accelerator, in a single process.
-
-    That process takes each batch whole; in training, several processes would share it.
-
-    Raises:
-      UnknownModel: the model predicts next tokens.
-    """
+    """Replace the model by an emulated train step of the accelerator, in a single process."""
     if params.window.tokens is not None:
         raise UnknownModel(
             "--accelerator emulates a model with one output per example, but a next-token model has"
             " one per token. Race this configuration without --accelerator"
         )
     step_ms = accelerator.step_ms(params.batch_size)
+    model = ModelSettings(name=EMULATED_MODEL, options={"step_ms": step_ms})
     one = {"processes": 1, "batch_multiple": find_worker(params).multiple}
-    return replace(
-        params,
-        model=ModelSettings(name=EMULATED_MODEL, options={"step_ms": step_ms}),
-        train=params.train.model_copy(update=one),
-    )
-
-
-def print_fed(raced: Raced, accelerator: Accelerator) -> None:
-    if raced.input is None:
-        return
-    fed = raced.input.value / accelerator.examples_per_s
-    shape = "×".join(map(str, accelerator.shape))
-    echo(
-        f"  this host feeds {fed:.1f} such accelerators: the input alone delivers"
-        f" {raced.input.value:,.0f} examples/s,\n  and one accelerator uses"
-        f" {accelerator.examples_per_s:,.0f} of shape {shape} ({accelerator.step_s} s for"
-        f" {accelerator.batch_size}; {accelerator.source})"
-    )
+    return replace(params, model=model, train=params.train.model_copy(update=one))
 
 
 def race_one(
     params: Params, name: str, *, accelerator: Accelerator | None, condition: Threshold | None
 ) -> None:
-    """Race one configuration by itself, with an emulated accelerator if one is given, and print it.
-
-    Raises:
-      ThresholdExceeded: the figure meets the condition, or was not measured.
-      MissingInput: the configuration as it is has not been profiled, or dropped out of the race.
-      UnknownModel: an accelerator is to be emulated, but the model predicts next tokens.
-    """
+    """Race one configuration by itself, with an emulated accelerator if one is given."""
     study = Study.read(Layout().results(name), params.pipelines[name])
     title = name
     if accelerator:
         params = emulate(params, accelerator)
-        unlike = replace(study.trained, machine="")  # its epochs ran another model
-        study = replace(study, trained=unlike)
+        # Its epochs ran another model.
+        study = replace(study, trained=replace(study.trained, machine=""))
         title = f"{name} ({accelerator.model}, emulated)"
     result = race(params, {name: study}, root=Path())
     if name not in result.configurations:
         raise MissingInput(f"{name} dropped out of the race: {result.lost[name]}")
     raced = result.configurations[name]
     print_result(title, raced)
-    if accelerator:
-        print_fed(raced, accelerator)
+    if accelerator and raced.input:
+        rate = raced.input.value
+        echo(
+            f"  this host feeds {rate / accelerator.examples_per_s:.1f} such accelerators: the"
+            f" input alone delivers {rate:,.0f} examples/s,\n  and one accelerator uses"
+            f" {accelerator.examples_per_s:,.0f} of shape {'×'.join(map(str, accelerator.shape))}"
+            f" ({accelerator.step_s} s for {accelerator.batch_size}; {accelerator.source})"
+        )
     if condition:
         condition.check(raced.figures)
 

@@ -34,11 +34,7 @@ PICTURES = ("throughput", "timelines", "histories")
 def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
     """Compare the configurations by their result files, and write the report into `out`.
 
-    A configuration that lacks results is left out; the report says what it lacks.
-
-    Raises:
-      MissingInput: no configuration has been built, trained and profiled, or there was no race.
-      UnequalConfigurations: two configurations delivered different examples; nothing is compared.
+    Configurations that lack results are named. Raises as `read_all` and `compare` do.
     """
     results, missing = read_all(names, layout)
     raced = RaceResult.read(layout.race)
@@ -48,32 +44,22 @@ def report(names: Sequence[str], layout: Layout, out: Path) -> Comparison:
         plots = folder / "plots"
         plots.mkdir()
         plot_throughput(comparison.configurations, plots)
-        _plot_side_by_side(
-            layout, dict.fromkeys([comparison.baseline, comparison.best]), plots / "timelines"
-        )
-        plot_histories(
-            {name: result.history for name, result in shown.items()},
-            comparison.metric,
-            plots / "histories",
-        )
-        pd.DataFrame([vars(row) for row in comparison.configurations]).drop(
-            columns=["held_out"]
-        ).to_csv(plots / "throughput.csv", index=False)
+        folders = {one: layout.results(one) for one in (comparison.baseline, comparison.best)}
+        lanes = {
+            name: Timeline.read(results).lanes
+            for name, results in folders.items()
+            if Timeline.path(results).exists()
+        }
+        if lanes:
+            plot_timelines(lanes, plots / "timelines")
+        histories = {name: result.history for name, result in shown.items()}
+        plot_histories(histories, comparison.metric, plots / "histories")
+        figures = pd.DataFrame([vars(row) for row in comparison.configurations])
+        figures.drop(columns=["held_out"]).to_csv(plots / "throughput.csv", index=False)
         page = _page(comparison, raced, shown, layout, folder)
         (folder / "index.html").write_text(page, encoding="utf-8")
         comparison.write(folder)
     return comparison
-
-
-def _plot_side_by_side(layout: Layout, names: Mapping[str, None], stem: Path) -> None:
-    folders = {name: layout.results(name) for name in names}
-    lanes = {
-        name: Timeline.read(folder).lanes
-        for name, folder in folders.items()
-        if Timeline.path(folder).exists()
-    }
-    if lanes:
-        plot_timelines(lanes, stem)
 
 
 def _page(
@@ -92,27 +78,23 @@ def _page(
     pictures = {
         name: {
             kind: _picture(layout.results(name) / "profile" / f"{kind}.svg")
-            for kind in ("timeline", "confusion", "worst", "losses")
+            for kind in ("timeline", "confusion", "losses")
         }
         for name in results
     }
-    table = comparison_table(comparison)
+    table, best = comparison_table(comparison), layout.results(comparison.best)
     known = (layout.manifest / "manifest.json").exists()
     data = read_manifest(layout.manifest) if known else None
     glance = to_rows(tabulate(data)) if data else []
     columns = tabulate_columns(data) if data else None
-    plots = {kind: _picture(folder / "plots" / f"{kind}.svg") for kind in PICTURES}
+    shown = list(enumerate(table.columns))
     return environment.get_template("report.html").render(
         summary=comparison,
         race=race,
         table=table,
-        essential=[number for number, column in enumerate(table.columns) if column.essential],
-        further=[
-            number
-            for number, column in enumerate(table.columns)
-            if number == 0 or not column.essential
-        ],
-        plots=plots,
+        essential=[number for number, column in shown if column.essential],
+        further=[number for number, column in shown if number == 0 or not column.essential],
+        plots={kind: _picture(folder / "plots" / f"{kind}.svg") for kind in PICTURES},
         pictures=pictures,
         results=results,
         glance=glance,
@@ -120,9 +102,9 @@ def _page(
         sheet=_picture(layout.sheet, "png"),
         sheet_shows=describe_sheet(glance),
         problems=data.stats["problems"] if data else [],
-        evaluation=Evaluation.read(layout.results(comparison.best)),
-        spikes=find_spikes(read_losses(layout.results(comparison.best))),
-        steps_per_epoch=Receipt.read(layout.results(comparison.best)).steps_per_epoch,
+        evaluation=Evaluation.read(best),
+        spikes=find_spikes(read_losses(best)),
+        steps_per_epoch=Receipt.read(best).steps_per_epoch,
         name_step=name_step,
     )
 

@@ -41,12 +41,6 @@ def _names(manifest: Path) -> Mapping[int, str]:
     return dict(zip(examples["key"].tolist(), examples["id"].tolist(), strict=True))
 
 
-def _read_cost(earlier: Layout) -> SnapshotCost | None:
-    with suppress(UserError, OSError):
-        return SnapshotCost.read(earlier.snapshot.parent)
-    return None
-
-
 def main() -> None:
     """Preprocess all shards once, and write the results into data/snapshot/ or the object store."""
     with stage_cli(main) as params:
@@ -56,23 +50,25 @@ def main() -> None:
         files = ShardFiles(folder=layout.shards, storage=Storage.of(params.storage, layout))
         files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
         # Refuse now what could not be computed, or could not be batched later.
-        encoding, part = shards.schema.input.encoding, params.snapshot.stored_fraction
+        schema, part = shards.schema, params.snapshot.stored_fraction
         unfit = [
             *find_ops_problems(
-                encoding,
+                schema.input.encoding,
                 params.ops,
-                predicts_number=shards.schema.predicts_number,
-                columns=shards.schema.table_input is not None,
+                predicts_number=schema.predicts_number,
+                columns=schema.table_input is not None,
             ),
-            *find_fraction_problems(part, encoding),
+            *find_fraction_problems(part, schema.input.encoding),
         ]
         if unfit:
             raise ImpossiblePlan("; ".join(unfit))
-        output_shape((*params.preprocess, *params.augment), shards.schema)
+        output_shape((*params.preprocess, *params.augment), schema)
         store = open_store(params.storage.url) if params.storage.url else None
         scratch = Scratch()
         earlier = open_earlier("snapshot", layout.root, scratch)
-        known = _read_cost(earlier) if earlier else None
+        known = None
+        with suppress(UserError, OSError):
+            known = SnapshotCost.read(earlier.snapshot.parent) if earlier else None
         started_at = time.perf_counter()
         with (
             hold_outputs(layout.snapshot.parent, "preparing data"),

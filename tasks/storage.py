@@ -13,6 +13,7 @@ import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from ruamel.yaml import YAML, YAMLError
@@ -24,7 +25,6 @@ from throughline.data.columns.fetching import fetch_checked
 from throughline.data.columns.index import INDEX
 from throughline.data.columns.stored import is_of_snapshot, list_objects
 from throughline.data.shards.files import is_of_shard, object_name, verify_stored
-from throughline.data.shards.index import Shard
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData, open_prepared_data
 from throughline.shared.errors import InvalidParams, WorkspaceProblem
@@ -43,11 +43,7 @@ NOTES = ".done-*.json"
 
 
 def verify(params: Params, layout: Layout) -> str:
-    """Compare every object of the project's shards and snapshot with its digests.
-
-    Raises:
-      ObjectStoreFailed: the store is away, or an object is missing or damaged; names the object.
-    """
+    """Compare every object of the project's shards and snapshot with its digests."""
     scratch = Scratch()
     data = open_prepared_data(
         manifest=layout.manifest,
@@ -64,31 +60,24 @@ def verify(params: Params, layout: Layout) -> str:
 
 def _verify_shards(data: PreparedData, store: ObjectStore) -> Iterator[int]:
     """Check the shards in the store, and yield their sizes [bytes]."""
-
-    def verify_shard(shard: Shard) -> int:
-        verify_stored(store, shard)
-        return shard.bytes
-
     shards = [shard for shard in data.shards.shards if data.shard_files.is_stored(shard)]
-    sizes = in_threads(verify_shard, shards, workers=THREADS)
-    yield from progress(sizes, total=len(shards), label="verify shards", unit="objects")
+    checked = in_threads(partial(verify_stored, store), shards, workers=THREADS)
+    shown = progress(checked, total=len(shards), label="verify shards", unit="objects")
+    yield from (shard.bytes for shard, _ in zip(shards, shown, strict=True))
 
 
 def _verify_columns(data: PreparedData) -> Iterator[int]:
     """Check the objects that hold columns, and yield their sizes [bytes]."""
-    fetched = data.fetched
-    if fetched is None:
+    if data.fetched is None:
         return
-    for split in data.snapshot.splits:
-        for column in data.snapshot.columns:
-            if column.ragged:  # its offsets tell how long its objects are
-                data.memmap(split, column.extent.name)
-            objects = list(list_objects(data.snapshot, data.shards, split, column, fetched.folder))
-            sizes = in_threads(
-                lambda one: len(fetch_checked(fetched.store, one)), objects, workers=THREADS
-            )
-            label = f"verify {split}/{column.name}"
-            yield from progress(sizes, total=len(objects), label=label, unit="objects")
+    fetch, folder = partial(fetch_checked, data.fetched.store), data.fetched.folder
+    for split, column in itertools.product(data.snapshot.splits, data.snapshot.columns):
+        if column.ragged:  # its offsets tell how long its objects are
+            data.memmap(split, column.extent.name)
+        objects = list(list_objects(data.snapshot, data.shards, split, column, folder))
+        label = f"verify {split}/{column.name}"
+        fetched = in_threads(fetch, objects, workers=THREADS)
+        yield from map(len, progress(fetched, total=len(objects), label=label, unit="objects"))
 
 
 def find_unreachable(
@@ -97,7 +86,6 @@ def find_unreachable(
     """Group the unreachable objects of snapshots and shards by their first folder.
 
     Leaves out shards that were written within LEFT_ALONE, and snapshots of which any object was.
-    Objects of another kind are never included.
     """
     found: dict[str, list[StoredObject]] = {}
     for one in objects:
@@ -113,34 +101,36 @@ def find_unreachable(
 
 
 def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
-    """Collect the keys of snapshots and the names of shards' objects that the project uses.
-
-    Looks at all commits, experiments and worktrees, including those of unfinished runs.
+    """Collect the keys of snapshots, and names of shards, that any commit or worktree uses.
 
     Raises:
       WorkspaceProblem: a part of the history cannot be read, or a locked worktree is not there.
     """
     outputs = ("snapshot", "shards") if with_shards else ("snapshot",)
-    unreadable, keys = [], set[str]()
-    folders = _list_worktrees(root)
-    for path in itertools.chain(*(_list_present(folder, outputs) for folder in folders)):
-        try:
-            keys |= _read_names(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            unreadable.append(str(path))
+    cache, folders, keys, unreadable = find_cache(root), _list_worktrees(root), set[str](), []
     if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
         unreadable.append("the commits before this shallow clone")
-    cache = find_cache(root)
+    # Indexes, also unfinished ones, and the notes of finished shards.
+    names = f"/{INDEX}", f".*{PARTIAL}/{INDEX}", f".*{PARTIAL}/{NOTES}"
+    patterns = [f"data/{output}{name}" for output in outputs for name in names]
+    present = [path for folder in folders for each in patterns for path in folder.glob(each)]
+    reads = {str(path): partial(_read_names, path) for path in present}
+    # Commits of refs, experiments and the reflog that change dvc.lock without deleting it.
+    words = ("rev-list", "--all", "--reflog", "--full-history", "HEAD", "--", "dvc.lock")
+    commits = _git(root, *words).split()
     locks = {
-        commit: _git(root, "show", f"{commit}:./dvc.lock") for commit in _commits_of_lock(root)
+        one: _git(root, "show", f"{one}:./dvc.lock")
+        for one in commits
+        if _git(root, "ls-tree", "--name-only", one, "dvc.lock")
     }
-    present = [folder / "dvc.lock" for folder in folders]
-    locks |= {str(file): file.read_text() for file in present if file.exists()}
-    for where, lock in locks.items():
+    files = [folder / "dvc.lock" for folder in folders]
+    locks |= {str(file): file.read_text() for file in files if file.exists()}
+    reads |= {where: partial(_read_lock, lock, cache, outputs) for where, lock in locks.items()}
+    for where, read in reads.items():
         try:
-            keys |= _read_lock(lock, cache, outputs)
+            keys |= read()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError):
-            unreadable.append(where if where.endswith("dvc.lock") else where[:10])
+            unreadable.append(where[:10] if where in commits else where)
     if unreadable:
         raise WorkspaceProblem(
             f"cannot read which objects {name_some(unreadable, most=SHOWN)} need, so nothing is"
@@ -152,44 +142,26 @@ def find_reachable(root: Path, *, with_shards: bool = True) -> set[str]:
 
 def _list_worktrees(root: Path) -> set[Path]:
     """Return the project's folder in every worktree of its repository, and those of its runs."""
-    entries = _git(root, "worktree", "list", "--porcelain").split("\n\n")
-    heads = {one: one.partition("\n")[0].removeprefix("worktree ") for one in entries if one}
-    tops, runs = [Path(head) for head in heads.values()], root.absolute() / WORKSPACES
-    locked = [Path(head) for entry, head in heads.items() if "\nlocked" in entry]
-    away = [top for top in locked if not top.exists() and not top.is_relative_to(runs)]
-    if away:
-        raise WorkspaceProblem(
-            f"the locked worktree {away[0]} is not there, so nothing is removed: it may use what"
-            f" nothing else uses. Mount its disk, or run `git worktree unlock {away[0]}`"
-        )
+    folders, runs = {root.absolute()}, root.absolute() / WORKSPACES
     below = _git(root, "rev-parse", "--show-prefix").strip()
-    return {root.absolute(), *(top / below for top in tops), *runs.glob("*")}
-
-
-def _list_present(folder: Path, outputs: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that name stored objects: indexes, also unfinished, and shards' notes."""
-    for one in outputs:
-        yield from folder.glob(f"data/{one}/{INDEX}")
-        yield from folder.glob(f"data/{one}.*{PARTIAL}/{INDEX}")
-        yield from folder.glob(f"data/{one}.*{PARTIAL}/{NOTES}")
-
-
-def _commits_of_lock(root: Path) -> list[str]:
-    """List commits of refs, experiments and the reflog that change dvc.lock without deleting it."""
-    words = ("rev-list", "--all", "--reflog", "--full-history", "HEAD", "--", "dvc.lock")
-    changed = _git(root, *words).split()
-    return [one for one in changed if _git(root, "ls-tree", "--name-only", one, "dvc.lock")]
+    for entry in filter(None, _git(root, "worktree", "list", "--porcelain").split("\n\n")):
+        top = Path(entry.partition("\n")[0].removeprefix("worktree "))
+        if "\nlocked" in entry and not top.exists() and not top.is_relative_to(runs):
+            raise WorkspaceProblem(
+                f"the locked worktree {top} is not there, so nothing is removed: it may use what"
+                f" nothing else uses. Mount its disk, or run `git worktree unlock {top}`"
+            )
+        folders.add(top / below)
+    return folders.union(runs.glob("*"))
 
 
 def _read_lock(lock: str, cache: Path, outputs: Sequence[str]) -> set[str]:
     """Return the keys and objects' names of the outputs in a dvc.lock, read from DVC's cache."""
-    found = set[str]()
-    for stage in (YAML(typ="safe").load(lock) or {}).get("stages", {}).values():
-        for out in stage.get("outs", []):
-            if out["path"] in [f"data/{one}" for one in outputs]:
-                for name, file in list_cached(cache, out["md5"]):
-                    found |= _read_names(file) if name == INDEX else set()
-    return found
+    stages = (YAML(typ="safe").load(lock) or {}).get("stages", {}).values()
+    outs = [out for stage in stages for out in stage.get("outs", [])]
+    wanted = [out["md5"] for out in outs if out["path"] in [f"data/{one}" for one in outputs]]
+    cached = (one for digest in wanted for one in list_cached(cache, digest))
+    return set().union(*(_read_names(file) for name, file in cached if name == INDEX))
 
 
 def _read_names(path: Path) -> set[str]:
@@ -213,13 +185,7 @@ def _git(root: Path, *words: str) -> str:
 def collect_garbage(
     store: ObjectStore, root: Path, *, now: datetime, removes: bool
 ) -> Iterator[str]:
-    """List what nothing reaches in a store, and remove it if `removes`.
-
-    Yields a line per snapshot, and one for all shards.
-
-    Raises:
-      WorkspaceProblem: as for `find_reachable`; nothing is removed then.
-    """
+    """List what nothing reaches in a store, in a line per folder, and remove it if `removes`."""
     objects = [*store.list()]
     with_shards = any(is_of_shard(one.name) for one in objects)
     unreachable = find_unreachable(objects, find_reachable(root, with_shards=with_shards), now=now)
@@ -230,10 +196,9 @@ def collect_garbage(
             store.delete(names[start : start + DELETED_TOGETHER])
         size = sum(one.bytes for one in objects) / 2**20
         newest = max(one.modified_at for one in objects).astimezone(UTC)
-        state = "removed" if removes else "can be removed"
         yield (
             f"{store.url}/{key}: {len(objects):,} objects, {size:,.1f} MiB, the last of"
-            f" {newest:%Y-%m-%d}, {state}"
+            f" {newest:%Y-%m-%d}, {'removed' if removes else 'can be removed'}"
         )
 
 
@@ -251,16 +216,15 @@ def main() -> None:
         if options.work == "verify":
             echo_result(verify(params, Layout()))
             return
-        lines = list(
-            collect_garbage(open_store(url), Path(), now=datetime.now(UTC), removes=options.yes)
-        )
+        now, removes = datetime.now(UTC), options.yes
+        lines = list(collect_garbage(open_store(url), Path(), now=now, removes=removes))
         for line in lines:
             echo(line)
-        if not lines:
-            echo_result("nothing to remove: everything is in use, or less than a day old")
-        else:
+        said = "nothing to remove: everything is in use, or less than a day old"
+        if lines:
             more = "; --yes removes them, even if another project or clone needs them"
-            echo_result("nothing in this clone reaches these" + ("" if options.yes else more))
+            said = "nothing in this clone reaches these" + more * (not removes)
+        echo_result(said)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from throughline.measurement.gpus import visible_gpus
 from throughline.measurement.hardware import describe_machine
 from throughline.models.builders import Models
 from throughline.models.inference import save_trained_model
-from throughline.models.model_files import LoadRequirements, check_savable
+from throughline.models.model_files import check_savable
 from throughline.pipelines.input_pipeline import InputPipeline
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.results.base import name_machine, to_json
@@ -70,20 +70,15 @@ LEAST_STEPS = 3  # per epoch; with fewer, a batch is about as large as the split
 def log_inputs(recorder: Recorder, params: Params, name: str, pipeline: InputPipeline) -> None:
     """Log the resolved configuration, the dataset and the machine.
 
-    The number of processes is logged as a tag: an interrupted training may resume with another
-    number, and MLflow's parameters never change.
+    The number of processes is a tag: an interrupted training may resume with another number, and
+    MLflow's parameters never change.
     """
-    config = params.pipelines[name].model_dump()
-    ops = {section: [op.identity for op in getattr(params, section)] for section in OP_SECTIONS}
-    sections = {
-        section: getattr(params, section).model_dump(exclude=NO_PART)
-        for section in ("data", "shard", "model", "train")
-    }
+    sections = ("data", "shard", "model", "train")
     recorder.log_params(
         {
-            "pipeline": config,
-            **ops,
-            **sections,
+            "pipeline": params.pipelines[name].model_dump(),
+            **{part: [op.identity for op in getattr(params, part)] for part in OP_SECTIONS},
+            **{part: getattr(params, part).model_dump(exclude=NO_PART) for part in sections},
             "batch_size": params.batch_size,
             "plan": str(pipeline.plan),
         }
@@ -98,25 +93,23 @@ def log_results(recorder: Recorder, out: Path, new: Path, result: TrainResult, e
     """Log the result after `epochs` epochs, and files: of earlier stages in `out`, and of `new`."""
     recorder.log_metrics(train_metrics(result))
     recorder.log_metrics(validation_metrics(result), step=epochs)
-    written = out / "plan.json", out / "input.json", new / "history.csv", new / "train.json"
-    written += new / Receipt.FILE, new / LOSSES
-    for file in (*written, *Layout().at_a_glance):
+    ours = [new / name for name in ("history.csv", "train.json", Receipt.FILE, LOSSES)]
+    for file in (out / "plan.json", out / "input.json", *ours, *Layout().at_a_glance):
         recorder.log_artifact(file)
 
 
 def summarize(result: TrainResult, *, stopped: str = "") -> str:
     """Return one line: the rate of warm epochs, the metric that people judge by, an early stop."""
-    rate, timed = "no epoch timed", result.throughput
-    if timed:
+    rate = "no epoch timed"
+    if result.throughput:
         doubt = f" ({result.epochs_doubt})" if result.epochs_doubt else ""
-        rate = f"{timed.train_examples_per_s:,.0f} examples/s{doubt}"
-    figures = {
-        f"test {name}": result.test[name]
-        for name in (result.metric, "perplexity")
-        if name in result.test
-    } or {f"validation {result.metric}": result.last_epoch[f"val_{result.metric}"]}
-    shown = [f"{name} {value:.4f}" for name, value in figures.items()]
-    return ", ".join([rate, *shown, *([stopped] if stopped else [])])
+        rate = f"{result.throughput.train_examples_per_s:,.0f} examples/s{doubt}"
+    judged = [name for name in (result.metric, "perplexity") if name in result.test]
+    shown = [f"test {name} {result.test[name]:.4f}" for name in judged]
+    if not shown:
+        value = result.last_epoch[f"val_{result.metric}"]
+        shown = [f"validation {result.metric} {value:.4f}"]
+    return ", ".join(filter(None, [rate, *shown, stopped]))
 
 
 def find_few_steps(
@@ -153,14 +146,12 @@ def find_weakness(
 
     `stopped` says how the training ended early, which the key `ended_by` of params.yaml decided.
     """
-    weakness = describe_weakness(result)
-    more = (
-        f"it {stopped}, which {ended_by} decides"
-        if stopped
-        else "for more steps, raise train.epochs or lower batch_size"
-    )
+    more = "for more steps, raise train.epochs or lower batch_size"
     if result.metric != "mae" and result.judged == 0:
         more = f"no prediction is right, so look at the labels of the splits: {Layout().glance}"
+    elif stopped:
+        more = f"it {stopped}, which {ended_by} decides"
+    weakness = describe_weakness(result)
     return weakness and f"{weakness}, after {steps:,} train steps; {more}"
 
 
@@ -188,8 +179,6 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
         epochs=params.train.epochs,
         what=what,
     )
-    if few and not models.emulation:
-        echo_problem(few)
     if training.data.snapshot.vocabulary:
         echo(
             "  model.keras takes token numbers (int32, padded with 0), not strings; for a model of"
@@ -198,10 +187,10 @@ def echo_start(name: str, params: Params, training: InputPipeline, models: Model
     gpus, reason = visible_gpus()
     if reason:
         echo(f"  {reason}")
-    if idle := describe_idle_gpus(visible=len(gpus), used=count_training_gpus()):
-        echo_problem(idle)
-    for problem in read_problems(Layout().manifest):
-        echo_problem(f"data: {problem}")
+    idle = describe_idle_gpus(visible=len(gpus), used=count_training_gpus())
+    of_data = [f"data: {problem}" for problem in read_problems(Layout().manifest)]
+    for problem in filter(None, [few if not models.emulation else None, idle, *of_data]):
+        echo_problem(problem)
 
 
 def echo_end(
@@ -218,27 +207,17 @@ def echo_end(
         echo(f"  {evaluation.split} mae of {target}: {error:.4g}")
 
 
-def check_own_layers(params: Params, models: Models) -> LoadRequirements | None:
-    """Check that the user's own layers can be saved; return what loading them needs, or None."""
-    modules = layer_modules(params)
-    needs = check_savable(models.full_model, sorted(modules)) if modules else None
-    if needs and (hint := needs.hint()):
-        echo(f"  {hint}")
-    return needs
-
-
 def open_checkpoints(
     params: Params, name: str, data: PreparedData, replicas: Replicas
 ) -> CheckpointStore:
     """Return this training's checkpoints, after a check that all processes train the same."""
     fingerprint = training_fingerprint(params, name, data, needs=find_needs(Layout().root, "train"))
+    same = {
+        "batch_multiple": replicas.worker.multiple,
+        "checkpoint_every": params.train.checkpoint_every,
+    }
     replicas.check_same(
-        {
-            **fingerprint,
-            "batch_multiple": replicas.worker.multiple,
-            "checkpoint_every": params.train.checkpoint_every,
-        },
-        remedy="all hosts need the same parameters, code, data and versions",
+        fingerprint | same, remedy="all hosts need the same parameters, code, data and versions"
     )
     return CheckpointStore(Layout().results(name) / CHECKPOINT_FOLDER, fingerprint)
 
@@ -258,9 +237,10 @@ def main() -> None:
         with replicas.scope():
             models = build_models_for(params, data)
         store = open_checkpoints(params, name, data, replicas)
+        settings = params.train
         if not replicas.is_chief:
-            checkpoints = CheckpointCallback(pipelines.train, store, params.train, None)
-            train(models, pipelines, checkpoints, settings=params.train, replicas=replicas)
+            checkpoints = CheckpointCallback(pipelines.train, store, settings, None)
+            train(models, pipelines, checkpoints, settings=settings, replicas=replicas)
             service.close()
             replicas.wait_for_chief()
             return
@@ -273,7 +253,10 @@ def main() -> None:
             data_digest=data.shards.data_digest,
         )
         echo_start(name, params, pipelines.train, models)
-        needs = check_own_layers(params, models)
+        modules = sorted(layer_modules(params))
+        needs = check_savable(models.full_model, modules) if modules else None
+        if needs and (hint := needs.hint()):
+            echo(f"  {hint}")
         with (
             explain_read_errors(data, shards=not pipelines.train.plan.reads_whole_snapshot),
             atomic_files(out) as new,
@@ -282,24 +265,23 @@ def main() -> None:
             log_inputs(recorder, params, name, pipelines.train)
             window = make_series_window(params, data)
             if models.network.compiled:
-                echo_problem(describe_own_compile(params.train))
+                echo_problem(describe_own_compile(settings))
             training = train(
                 models,
                 pipelines,
-                CheckpointCallback(pipelines.train, store, params.train, recorder),
-                settings=params.train,
+                CheckpointCallback(pipelines.train, store, settings, recorder),
+                settings=settings,
                 targets=window.targets if window else None,
                 replicas=replicas,
             )
             service.close()
             here = replace(training.result, machine=name_machine(describe_machine()))
             result = complete_metrics(here, models, params, name, data)
-            save_trained_model(
-                models.full_model,
-                new / MODEL_FILE,
+            spec, ops = (
                 make_inference_spec(params, name, data, needs),
                 inference_ops(params, name, data),
             )
+            save_trained_model(models.full_model, new / MODEL_FILE, spec, ops)
             write_history(new, training.rows)
             result.write(new)
             np.save(new / LOSSES, [] if models.emulation else training.losses)
@@ -310,9 +292,7 @@ def main() -> None:
             receipt.write(new)
             recorder.set_tags({RECEIPT_TAG: json.dumps(to_json(receipt))})
             log_results(recorder, out, new, result, len(training.rows))
-            evaluation = write_evaluation(
-                models, params, name, data, Layout(), new / Evaluation.FOLDER
-            )
+            evaluation = write_evaluation(models, params, name, data, new / Evaluation.FOLDER)
             recorder.log_metrics(evaluation.metrics)
             recorder.log_artifact(new / Evaluation.FOLDER, folder=Evaluation.FOLDER)
             recorder.log_model(new / MODEL_FILE, needs.objects if needs else {})

@@ -12,7 +12,6 @@ import argparse
 import os
 import signal
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,40 +57,30 @@ if TYPE_CHECKING:
 
 # Fields of a candidate's result that are metrics in MLflow.
 MEASURED = (
-    "examples_per_s",
-    "seconds",
-    "seconds_low",
-    "seconds_high",
-    "ram_mib",
-    "disk_mib",
-    "prepare_s",
-)
+    "examples_per_s", "seconds", "seconds_low", "seconds_high", "ram_mib", "disk_mib", "prepare_s",
+)  # fmt: skip
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
-    """Answer from an earlier search, or search once nothing else measures on this machine.
-
-    Raises:
-      Untunable, InvalidBudget: nothing can be searched, or data or code changed meanwhile.
-    """
+    """Answer from an earlier search, or search once nothing else measures on this machine."""
     refuse_several_hosts(os.environ)
     params = without_tuned(params)
 
-    def read(folder: Path) -> TuningResult | None:
+    def read_folder() -> tuple[Path, TuningResult | None]:
+        folder = layout.project / FOLDER / find_key(params, layout, budgets)
         stored, time_s = params.snapshot.stored_fraction, parse_time(budgets.time)
-        return read_answer(folder, stored, time_s, find_limits(budgets, layout.root))
+        return folder, read_answer(folder, stored, time_s, find_limits(budgets, layout.root))
 
-    folder = layout.project / FOLDER / find_key(params, layout, budgets)
-    answer = read(folder)
+    folder, answer = read_folder()
     if answer is None:
         with hold_machine(lambda who: echo(f"waits: {who} is measuring on this machine")):
             # While waiting, the inputs may have changed, or another search may have answered.
-            folder = layout.project / FOLDER / find_key(params, layout, budgets)
-            answer = read(folder) or search(params, layout, budgets, folder)
+            folder, answer = read_folder()
+            answer = answer or search(params, layout, budgets, folder)
     if answer.recorded:
         return answer
     with hold(folder / "record.lock", "records a search", lambda who: echo(f"waits: {who}")):
-        answer = read(folder) or answer
+        answer = read_folder()[1] or answer
         if not answer.recorded:
             from throughline.tracking.experiments import make_run_key
 
@@ -117,14 +106,11 @@ def find_key(params: Params, layout: Layout, budgets: Budgets) -> str:
 
 
 def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> TuningResult:
-    """Search for the answer to a question, and write it into the question's folder.
-
-    Raises:
-      Untunable: data, code or libraries changed during the search, so that it has no answer.
-    """
+    """Search for the answer to a question, and write it into the question's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     started_at = time.monotonic()
     train, single = params.train, {"processes": 1, "batch_multiple": "auto"}
+    journal = Journal(folder)
     question = Question(
         params=replace(params, train=train.model_copy(update=single)),
         root=layout.root,
@@ -132,7 +118,6 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
         limits=find_limits(budgets, layout.root),
         shared=find_worker(params).multiple > 1,
     )
-    journal = Journal(folder)
     try:
         searching = Search(question, journal)
         choice = searching.run()
@@ -157,27 +142,27 @@ def read_answer(folder: Path, stored: float, time_s: float, limits: Limits) -> T
     It holds if it is decided, lost no contestants, and had at least this `time_s` and `stored`; and
     if what it chose still fits `limits`, and all that it refused still does not.
     """
-    with suppress(UserError):  # no answer yet, or one of an older form
+    try:
         answer = TuningResult.read(folder)
-        short = answer.stored < stored or answer.time_s < time_s
-        excess = [describe_excess(each, limits) for each in (answer.needed, *answer.refused)]
-        fits = not excess[0] and all(excess[1:])
-        if answer.outcome != "undecided" and not answer.lost and not short and fits:
-            return answer
-    return None
+    except UserError:  # no answer yet, or one of an older form
+        return None
+    whole = answer.outcome != "undecided" and not answer.lost
+    enough = answer.stored >= stored and answer.time_s >= time_s
+    chosen, *refused = (describe_excess(one, limits) for one in (answer.needed, *answer.refused))
+    return answer if whole and enough and not chosen and all(refused) else None
 
 
 def record(run_key: RunKey, result: TuningResult, folder: Path) -> str | None:
-    """Write a search to MLflow: a run with its result, and a child run per raced candidate.
+    """Write a search to MLflow: a run with its result and picture, a child run per raced candidate.
 
-    The result's file in `folder` is logged, and its picture, which is plotted there. Returns the
-    run's id; if the store cannot be reached, one line says so, and the id is None.
+    Returns the run's id; if the store cannot be reached, one line says so, and the id is None.
     """
     from throughline.reporting.tuning_plots import plot_search
     from throughline.tracking.lineage import read_lineage
     from throughline.tracking.recorder import Recorder
 
     plot_search(result, folder)
+    lineage = read_lineage()
     with Recorder(run_key) as parent:
         parent.set_tags(
             {
@@ -188,19 +173,14 @@ def record(run_key: RunKey, result: TuningResult, folder: Path) -> str | None:
             }
         )
         parent.log_params({"epochs": result.epochs, "chosen": result.config})
-        parent.log_metrics(
-            {
-                "tuning/rounds": result.rounds,
-                "tuning/searched_s": result.searched_s,
-                "tuning/ceiling_examples_per_s": result.ceiling_examples_per_s,
-            }
-        )
+        figures = ("rounds", "searched_s", "ceiling_examples_per_s")
+        parent.log_metrics({f"tuning/{name}": getattr(result, name) for name in figures})
         for path in (TuningResult.path(folder), folder / TuningResult.PICTURE):
             if path.exists():
                 parent.log_artifact(path)
         parent.add_children(
             {
-                f"{run_key.pipeline}/{each.name}": _describe(each, result.chosen, read_lineage())
+                f"{run_key.pipeline}/{each.name}": _describe(each, result.chosen, lineage)
                 for each in result.candidates
                 if each.examples_per_s is not None
             }
@@ -209,7 +189,6 @@ def record(run_key: RunKey, result: TuningResult, folder: Path) -> str | None:
 
 
 def _describe(each: TunedCandidate, chosen: str, lineage: dict[str, str]) -> dict[str, Any]:
-    metrics = {f"tuning/{name}": getattr(each, name) for name in MEASURED}
     tags = {
         "pipeline": each.name,
         "family": each.family,
@@ -217,21 +196,15 @@ def _describe(each: TunedCandidate, chosen: str, lineage: dict[str, str]) -> dic
         "chosen": str(each.name == chosen).lower(),
         **lineage,
     }
+    metrics = {f"tuning/{name}": getattr(each, name) for name in MEASURED}
     return {"params": each.config, "metrics": metrics, "tags": tags}
 
 
 def apply(result: TuningResult, path: Path, before: str) -> None:
-    """Add what was found, if anything, to params.yaml, whose text was `before` at the start.
-
-    Raises:
-      Untunable: the file has changed since, or cannot be edited; says what to add by hand.
-    """
+    """Add what was found, if anything, to params.yaml, whose text was `before` at the start."""
     if result.outcome != "found":
-        why = (
-            "it is undecided whether another configuration is better"
-            if result.outcome == "undecided"
-            else "there is nothing better to add"
-        )
+        undecided = "it is undecided whether another configuration is better"
+        why = undecided if result.outcome == "undecided" else "there is nothing better to add"
         echo(f"{path.name} stays as it is: {why}")
         return
     if path.read_text() != before:

@@ -9,7 +9,6 @@ refused before anything is uploaded.
 import argparse
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,20 +16,12 @@ from throughline.config.cli import command_cli
 from throughline.data.object_folder import READERS
 from throughline.shared.data_url import to_store_url
 from throughline.shared.errors import DataNotFound, InvalidParams, UnexpectedFiles
-from throughline.shared.object_store import ObjectStore, open_store
+from throughline.shared.object_store import open_store
 from throughline.shared.progress import echo_result, in_threads, progress
 
 
 def upload(source: Path, url: str) -> str:
-    """Upload a file as the object of this URL, or a folder's files below it; say what was uploaded.
-
-    Raises:
-      DataNotFound: there is no such file or folder, or no file in it.
-      UnexpectedFiles: a file cannot be read, is not a regular file, is a link out of the folder, or
-        has a name that is not UTF-8; names it.
-      InvalidParams: the URL is not that of a bucket.
-      ObjectStoreFailed: the store was not reached or refuses; names the object.
-    """
+    """Upload a file as the object of this URL, or a folder's files below it."""
     try:
         address = to_store_url(url)
     except ValueError as error:
@@ -42,14 +33,18 @@ def upload(source: Path, url: str) -> str:
     elif not source.is_dir():
         raise DataNotFound(f"{source} does not exist, or is neither a file nor a folder")
     else:
-        found = sorted(_list_files(source))
         store = open_store(address)
-        files = {path.relative_to(source).as_posix(): path for path in found}
+        files = {path.relative_to(source).as_posix(): path for path in sorted(_list_files(source))}
     if not files:
         raise DataNotFound(f"{source} has no files in it")
     for name, path in files.items():
         _check_readable(name, path)
-    sizes = in_threads(partial(_put, store), files.items(), workers=READERS)
+
+    def put(file: tuple[str, Path]) -> int:
+        store.write_file(*file)
+        return file[1].stat().st_size
+
+    sizes = in_threads(put, files.items(), workers=READERS)
     size = sum(progress(sizes, total=len(files), label="upload", unit="files"))
     return f"{len(files):,} objects, {size / 2**20:,.1f} MiB, in {url}"
 
@@ -94,12 +89,6 @@ def _refuse(error: OSError) -> None:
     raise UnexpectedFiles(
         f"{error.filename} cannot be listed: {error.strerror}; remove it, or let this user list it"
     ) from error
-
-
-def _put(store: ObjectStore, file: tuple[str, Path]) -> int:
-    name, path = file
-    store.write_file(name, path)
-    return path.stat().st_size
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -44,11 +44,10 @@ def find_damaged_columns(stored: PreparedData) -> Iterator[CorruptColumn | Objec
     for each in checks:
         try:
             each()
-        except CorruptColumn as error:
+        except (CorruptColumn, ObjectStoreFailed) as error:
             yield error
-        except ObjectStoreFailed as error:
-            yield error  # a store that is away would fail each check, a minute later
-            return
+            if isinstance(error, ObjectStoreFailed):  # it would fail each check, a minute later
+                return
 
 
 def main() -> None:
@@ -66,8 +65,7 @@ def main() -> None:
         damage = [*find_damaged_shards(stored), *find_damaged_columns(stored)]
         if damage:
             raise type(damage[0])("\n".join(map(str, damage)))
-        repaired = [shard.name for shard in shards if shard.repaired]
-        if repaired:
+        if repaired := [shard.name for shard in shards if shard.repaired]:
             folder = stored.snapshot_folder / REPAIRED
             echo(f"verify: repaired shards are in {folder}: {', '.join(repaired)}")
         splits, column = stored.snapshot.splits.values(), stored.input_column

@@ -10,8 +10,7 @@ is said to be.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,29 +18,19 @@ import numpy as np
 
 from tasks.own_code import find_needs
 from throughline.config.cli import command_cli
-from throughline.config.params import Params, load_params
-from throughline.config.params_file import PARAMS_FILE
-from throughline.settings import PipelineConfig
-from throughline.shared.errors import DataNotFound, ImpossiblePlan, UserError
+from throughline.config.params import Params
+from throughline.shared.errors import DataNotFound, UserError
 from throughline.shared.files import digest_blake2b, digest_json
 from throughline.shared.layout import Layout, from_here
 from throughline.shared.progress import echo, echo_problem
 
 if TYPE_CHECKING:
-    from throughline.assembly.consumption import Use
+    from throughline.assembly.consumption import DataVersion, Use
     from throughline.data.manifest import Manifest
-    from throughline.pipelines.read.prepared_data import PreparedData
-    from throughline.results.receipt import Receipt
     from throughline.tracking.receipts import LoggedTraining
 
-
-@dataclass(frozen=True, kw_only=True)
-class DataVersion:
-    """The prepared data of a project or run, with its parameters and its manifest."""
-
-    params: Params
-    data: PreparedData
-    manifest: Manifest
+# What decides in which steps a training has seen which example: fields of its receipt.
+ORDERED_BY = ("config", "seed", "batch_size", "batch_multiple", "steps")
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
@@ -52,12 +41,8 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_versions() -> tuple[dict[str, DataVersion], list[LoggedTraining]]:
-    """Open the data of this project and of its runs with changes, by digest.
-
-    Also returns the interrupted trainings whose checkpoints these keep.
-    """
-    from throughline.assembly.inputs import open_inputs
-    from throughline.data.manifest import read_manifest
+    """Open the data of this project and its runs, by digest; also list interrupted trainings."""
+    from throughline.assembly.consumption import DataVersion, list_interrupted
 
     versions = dict[str, DataVersion]()
     interrupted: list[LoggedTraining] = []
@@ -65,42 +50,14 @@ def open_versions() -> tuple[dict[str, DataVersion], list[LoggedTraining]]:
         if not layout.manifest.exists():
             continue
         try:
-            params = load_params(layout.root / PARAMS_FILE)
-            data, manifest = open_inputs(params, layout), read_manifest(layout.manifest)
-            version = DataVersion(params=params, data=data, manifest=manifest)
-            interrupted += list_interrupted(layout, version)
+            version, needs = DataVersion.open(layout), find_needs(layout.root, "train")
+            for name in version.params.pipelines:
+                interrupted += list_interrupted(layout, version, name, needs)
         except UserError as error:
             echo_problem(f"{from_here(layout.root / 'data')} is left out: {error}")
-            continue
-        versions.setdefault(data.shards.data_digest, version)
+        else:
+            versions.setdefault(version.data.shards.data_digest, version)
     return versions, interrupted
-
-
-def list_interrupted(layout: Layout, version: DataVersion) -> Iterator[LoggedTraining]:
-    """Yield a training for each checkpoint in a project, with the steps it has trained for."""
-    from throughline.assembly.fingerprint import training_fingerprint
-    from throughline.assembly.receipts import make_receipt
-    from throughline.assembly.step_batch import open_training_batches
-    from throughline.tracking.receipts import LoggedTraining
-    from throughline.training.checkpoint_store import list_checkpoints
-    from throughline.training.checkpoints import CHECKPOINT_FOLDER
-
-    params, data = version.params, version.data
-    for name in params.pipelines:
-        for folder, content in list_checkpoints(layout.results(name) / CHECKPOINT_FOLDER):
-            path, state = from_here(folder), content["state"]
-            needs = find_needs(layout.root, "train")
-            parts = training_fingerprint(params, name, data, needs=needs)
-            if content["work"] != parts:
-                echo_problem(
-                    f"{path} may have seen them: its parameters, data or code are not those of now"
-                )
-                continue
-            multiple = state["batch_multiple"]
-            pipeline = open_training_batches(params, name, data, multiple=multiple)
-            steps = len(state["rows"]) * pipeline.steps_per_epoch + state["step"]
-            receipt = make_receipt(pipeline, params, name, parts, steps=steps)
-            yield LoggedTraining(name=f"{name} ({path})", receipt=receipt, versions=())
 
 
 def find_id(text: str, params: Params) -> str:
@@ -121,76 +78,44 @@ def find_examples(text: str, params: Params, manifest: Manifest) -> np.ndarray:
     return np.flatnonzero(table["digest"].isin(table["digest"][known].tolist()))
 
 
-def find_uses_in(receipt: Receipt, version: DataVersion, keys: np.ndarray) -> Mapping[int, Use]:
-    """Return when a training consumed the examples with these keys, by key.
-
-    Raises:
-      ImpossiblePlan: This cannot be known; says why.
-    """
-    from throughline.assembly.consumption import find_uses
-    from throughline.assembly.step_batch import open_training_batches
-
-    name, data = receipt.pipeline, version.data
-    params = replace(
-        version.params,
-        pipelines={name: PipelineConfig.model_validate(receipt.config)},
-        batch_size=receipt.batch_size,
-        train=version.params.train.model_copy(update={"seed": receipt.seed}),
-    )
-    pipeline = open_training_batches(params, name, data, multiple=receipt.batch_multiple)
-    stored = np.asarray(data.memmap("train", "key"))
-    rows = np.flatnonzero(np.isin(stored, keys))
-    uses = find_uses(pipeline, rows, steps=receipt.steps)
-    return {int(stored[row]): use for row, use in uses.items()}
-
-
-def describe_use(uses: Mapping[int, Use] | str, key: int) -> str:
-    """Return when a training has used the example with this key, or why that is not known."""
-    if isinstance(uses, str):
-        return f"cannot be known, because {uses}"
-    if key not in uses:
+def describe_use(use: Use | None) -> str:
+    if use is None:
         return "never"
-    epochs, first = uses[key].epochs, uses[key].first_step
-    several = f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]}"
-    shown = several if len(epochs) > 1 else f"epoch {epochs[0]}"
-    return shown + (f", first in step {first:,}" if first else "")
+    first, last, count = use.epochs[0], use.epochs[-1], len(use.epochs)
+    shown = f"{count} epochs, {first} to {last}" if count > 1 else f"epoch {first}"
+    return shown + (f", first in step {use.first_step:,}" if use.first_step else "")
 
 
 def report_version(
     version: DataVersion, wanted: Sequence[str], trainings: Sequence[LoggedTraining]
 ) -> set[str]:
     """Print who has seen the examples that this data has; return those of `wanted` it knows."""
+    from throughline.assembly.consumption import find_uses_in
+
     table, rejected = version.manifest.examples, version.manifest.rejected
-    known = set[str]()
     places = {text: find_examples(text, version.params, version.manifest) for text in wanted}
-    found = table.iloc[np.unique([place for each in places.values() for place in each]).astype(int)]
+    found = table.iloc[np.unique(np.concatenate([*places.values()]))]
     keys = found["key"][found["split"] == "train"].to_numpy()
-    ordered = [(digest_order(one.receipt), one) for one in trainings]
     uses: dict[str, Mapping[int, Use] | str] = {}  # by what decides them
-    for order, receipt in {order: one.receipt for order, one in ordered}.items():
-        try:
-            uses[order] = find_uses_in(receipt, version, keys) if len(keys) else {}
-        except ImpossiblePlan as error:
-            uses[order] = str(error)
+    known = set[str]()
     for text, rows in places.items():
         for example in table.iloc[rows].itertuples():
             echo(f"{text}: {example.id}, key {example.key}, {example.split} split")
             if example.split != "train":
                 echo("  held out: no training has learned from it")
-            for order, one in ordered if example.split == "train" else ():
-                used = describe_use(uses[order], example.key)
-                echo(f"  {one.name}: {used}{''.join(f'; {each}' for each in one.versions)}")
+                continue
+            for one in trainings:
+                order = digest_json([getattr(one.receipt, name) for name in ORDERED_BY])
+                if order not in uses:
+                    uses[order] = find_uses_in(one.receipt, version, keys)
+                use = uses[order]
+                said = use if isinstance(use, str) else describe_use(use.get(example.key))
+                echo(f"  {'; '.join([f'{one.name}: {said}', *one.versions])}")
         reasons = rejected["reason"][rejected["id"] == find_id(text, version.params)].tolist()
         for reason in reasons:
             echo(f"{text}: rejected, so no training has seen this one: {reason}")
         known |= {text} if len(rows) or reasons else set()
     return known
-
-
-def digest_order(receipt: Receipt) -> str:
-    """Return a digest of what decides in which steps a training has seen which example."""
-    order = receipt.config, receipt.seed, receipt.batch_size, receipt.batch_multiple, receipt.steps
-    return digest_json(order)
 
 
 def main() -> None:

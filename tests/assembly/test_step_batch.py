@@ -19,7 +19,7 @@ from throughline.assembly.fingerprint import training_fingerprint as fingerprint
 from throughline.assembly.inputs import open_input_pipeline, open_inputs
 from throughline.assembly.model import build_models_for
 from throughline.assembly.receipts import compare_with_receipt, make_receipt
-from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batch
+from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batches
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.receipt import LOSSES
 from throughline.settings import PipelineConfig
@@ -42,6 +42,10 @@ CONFIGS = {
 }
 EPOCHS = 2
 QUICK = ("global", "by class", "stream")
+
+
+def rebuild_batch(pipeline, params, name, step):
+    return next(rebuild_batches(pipeline, params, name, [step]))
 
 
 def open_all(layout, *overrides, configs=CONFIGS):
@@ -170,18 +174,20 @@ def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):
     model = build_models_for(packed, data).full_model
     alone = {}
     for step in range(open_training_batches(padded, "p", data).steps_per_epoch):
-        alone |= {one.id: one for one in describe(padded, data, model, step, layout)}
+        alone |= {one["id"]: one for one in describe(padded, data, model, step, layout)}
     shown = describe(packed, data, model, 1, layout)
     assert len(shown) > 8, "the rows of a batch"
-    for one in shown:
-        same = alone[one.id]
-        assert (one.truth, one.predicted, one.value) == (same.truth, same.predicted, same.value)
-        assert one.loss == pytest.approx(same.loss, rel=1e-4)
+    losses = [float(one["loss"]) for one in shown]
+    assert losses == sorted(losses, reverse=True)
+    for one, loss in zip(shown, losses, strict=True):
+        same = alone[one["id"]]
+        assert loss == pytest.approx(float(same["loss"]), rel=1e-3)
+        assert all(one[name] == same[name] for name in ("label", "predicted", "value"))
 
 
 def describe(params, data, model, step, layout):
     batch = rebuild_batch(open_training_batches(params, "p", data), params, "p", step)
-    return describe_batch(batch, model, params, layout).examples
+    return describe_batch(batch, model, params, layout)[0]
 
 
 def test_the_loss_of_a_window_is_the_mean_over_its_tokens():

@@ -14,7 +14,7 @@ from throughline.data.columns.index import column_path
 from throughline.measurement import draws
 from throughline.measurement.draws import check_epoch
 from throughline.measurement.equality import digest_example
-from throughline.measurement.evaluation import _describe_row, _keep_worst, count_confusions
+from throughline.measurement.evaluation import _describe_row, count_confusions, order_by_loss
 from throughline.pipelines.order.epoch_order import EpochOrder
 from throughline.plan.schema import TableColumns
 from throughline.shared.errors import UnequalConfigurations
@@ -155,8 +155,7 @@ def test_every_example_is_counted_in_the_row_of_its_class_of_many_the_most_confu
 
 def test_a_loss_that_is_no_number_is_among_the_worst():
     losses = np.array([0.5, np.nan, 2.0, *np.zeros(50)])
-    worst = _keep_worst({}, {"losses": losses, "keys": np.arange(len(losses))}, most=3)
-    assert worst["keys"].tolist() == [1, 2, 0]
+    assert order_by_loss(losses)[:3].tolist() == [1, 2, 0]
 
 
 def test_an_array_of_several_dimensions_is_described_by_its_range():

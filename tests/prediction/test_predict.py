@@ -19,6 +19,7 @@ from tests.support.predictions import (
     ON_DEVICE,
     evaluate,
     export_file,
+    judge_split,
     photo_params,
     predict_rows,
     save_untrained,
@@ -31,7 +32,7 @@ from throughline.data.manifest import read_manifest
 from throughline.models.inference import SPEC, open_trained_model
 from throughline.models.serving import CLASSES
 from throughline.pipelines.read.prepared_data import list_files
-from throughline.results.evaluation import WORST_PICTURE, Evaluation
+from throughline.results.evaluation import Evaluation
 from throughline.shared.errors import OutdatedModel, UnexpectedFiles, UntrustedModel, UnusableInputs
 
 pytestmark = pytest.mark.integration
@@ -60,54 +61,46 @@ def test_predictions_of_the_files_of_a_split_are_those_of_evaluation(photo_model
 
 
 def losses_of(params, layout, model) -> np.ndarray:
-    """The losses of the test split, the largest first."""
+    """The losses of the test split."""
     labels, logits = list_files(layout.manifest, "test").labels, evaluate(params, layout, model)
     entropy = keras.losses.sparse_categorical_crossentropy
-    return np.sort(entropy(np.array(labels), logits, from_logits=True))[::-1]
+    return entropy(np.array(labels), logits, from_logits=True).numpy()
 
 
 @pytest.fixture(scope="module")
 def evaluation(photo_model, tmp_path_factory):
-    """What is written about single examples of the photos, and its folder."""
+    """What is written about the test split of the photos, and its folder."""
     folder = tmp_path_factory.mktemp("evaluation")
     return write_evaluation_of(*photo_model, folder / "evaluation"), folder
 
 
-def test_confused_classes_and_worst_examples_are_those_of_evaluation(photo_model, evaluation):
+def test_confused_classes_and_losses_are_those_of_evaluation(photo_model, evaluation):
     (_, layout, _), (written, folder) = photo_model, evaluation
     assert Evaluation.read(folder) == written
     listed, logits = list_files(layout.manifest, "test"), evaluate(*photo_model)
     labels, counts = np.array(listed.labels), np.array(written.confusion.counts)
     assert written.examples == counts.sum() == len(labels)
     assert np.trace(counts) == (logits.argmax(axis=1) == labels).sum()
-    found = [item.loss for item in written.worst]
-    np.testing.assert_allclose(found, losses_of(*photo_model)[:12], rtol=1e-4)
-    names = {Path(file).name for file in listed.paths}
-    assert {Path(item.id).name for item in written.worst} <= names
-    picture = Image.open(folder / "evaluation" / WORST_PICTURE)
-    assert picture.size == (16, 16 * len(written.worst))
+    found = judge_split(*photo_model)["losses"]
+    np.testing.assert_allclose(found, losses_of(*photo_model), rtol=1e-4)
 
 
-def test_an_approximate_configuration_is_evaluated_on_its_pixels(
-    photo_model, photo_folder, tmp_path
-):
+def test_an_approximate_configuration_is_evaluated_on_its_pixels(photo_model, photo_folder):
     _, layout, model = photo_model
     decoded = {"read": "shards", "decode": {"ratio": 2}, "postprocess_on": "device"}
     params = photo_params(photo_folder, pipelines={"p": decoded})
-    written = write_evaluation_of(params, layout, model, tmp_path / "evaluation")
-    found = [item.loss for item in written.worst]
-    losses, others = losses_of(params, layout, model), losses_of(*photo_model)
-    np.testing.assert_allclose(found, losses[: len(found)], rtol=1e-4)
-    assert not np.allclose(found, others[: len(found)], rtol=1e-4)
+    found = judge_split(params, layout, model)["losses"]
+    np.testing.assert_allclose(found, losses_of(params, layout, model), rtol=1e-4)
+    assert not np.allclose(found, losses_of(*photo_model), rtol=1e-4)
 
 
 def test_vector_labels_are_judged_as_their_classes(photo_model, photo_folder, evaluation, tmp_path):
     augment = [{"random_crop": {"height": 16, "width": 16}}, "mixup"]
     mixed = photo_params(photo_folder, augment=augment, postprocess=["rescale", "one_hot"])
-    vectors, (plain, _) = write_evaluation_of(mixed, *photo_model[1:], tmp_path / "v"), evaluation
-    assert vectors.confusion == plain.confusion
-    losses, expected = ([item.loss for item in one.worst] for one in (vectors, plain))
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    written = write_evaluation_of(mixed, *photo_model[1:], tmp_path / "v")
+    assert written.confusion == evaluation[0].confusion
+    vectors, plain = (judge_split(one, *photo_model[1:]) for one in (mixed, photo_model[0]))
+    np.testing.assert_allclose(vectors["losses"], plain["losses"], rtol=1e-4)
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_is_predicted(model, tmp_path, capsys):

@@ -12,10 +12,10 @@ from PIL import Image
 from tests.support.made_up import made_up
 from tests.support.rows import row
 from throughline.reporting.comparison_plots import plot_histories, plot_throughput
-from throughline.reporting.evaluation_plots import plot_evaluation
+from throughline.reporting.evaluation_plots import plot_evaluation, plot_images
 from throughline.reporting.plots import TRAIN_LANE, WAITING_LANE, plot_timelines
 from throughline.reporting.tuning_plots import MOST_SHOWN, list_measured, plot_search
-from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.evaluation import Confusion, Evaluation
 from throughline.results.receipt import LOSSES, Receipt
 from throughline.results.tuning import TunedCandidate, TuningResult
 from throughline.shared.errors import MissingInput
@@ -68,14 +68,10 @@ def test_histories_show_the_loss_and_the_metric_of_each_configuration(tmp_path):
     assert not list(tmp_path.glob("none*"))
 
 
-def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
-    one = replace(made_up(WorstExample), truth="a coat", probability=0.87)
-    worst = tuple(replace(one, predicted=f"a shirt {number}") for number in range(7))
+def test_confused_classes_losses_and_the_images_of_a_batch_are_drawn(tmp_path):
     confusion = Confusion(classes=("a coat", "a shirt"), counts=((9, 21), (0, 0)), left_out=0)
-    found = Evaluation(split="test", examples=30, confusion=confusion, worst=worst, picture=True)
+    found = Evaluation(split="test", examples=30, confusion=confusion)
     found.write(tmp_path / "p" / "evaluation")
-    pixels = np.arange(7 * 8 * 6, dtype=np.uint8).reshape(7 * 8, 6)
-    Image.fromarray(pixels).save(Evaluation.picture_path(tmp_path / "p"))
     losses = np.linspace(2, 1, 3000, dtype=np.float32)
     losses[[700, 1500]] += 5
     np.save(tmp_path / "p" / LOSSES, losses)
@@ -84,8 +80,12 @@ def test_confused_classes_and_worst_examples_are_drawn(tmp_path):
     assert {"1/701", "2/501", "step", "loss"} <= set(texts_of(tmp_path / "losses"))
     shown = set(texts_of(tmp_path / "confusion"))
     assert {"a coat", "a shirt", "9", "21", "true", "predicted"} <= shown
-    drawn = (tmp_path / "worst.svg").read_text()
-    assert drawn.count("<image ") == 7 and "→ a shirt 6 0.87" in drawn
+    row = {"label": "a coat", "predicted": "a shirt", "probability": "0.870"}
+    for name, channels in (("gray", 1), ("color", 3)):
+        pixels = np.arange(7 * 8 * 6 * channels, dtype=np.uint8).reshape(7, 8, 6, channels)
+        plot_images([row] * 7, pixels, tmp_path / name)
+        drawn = (tmp_path / f"{name}.svg").read_text()
+        assert drawn.count("<image ") == 7 and "→ a shirt 0.870" in drawn
     with pytest.raises(MissingInput, match="run `dvc repro train@other`"):
         plot_evaluation(tmp_path / "other", tmp_path)
 

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tests.support.saved_models import save_as_train_does
 from throughline.assembly.evaluation import write_evaluation
-from throughline.assembly.inputs import open_input_pipeline, open_inputs
+from throughline.assembly.inputs import open_input_pipeline, open_inputs, open_stored_pipeline
 from throughline.assembly.model import build_models_for
 from throughline.config.params import Params, check
+from throughline.measurement.evaluation import judge
 from throughline.models.inference import TrainedModel, open_trained_model
 from throughline.models.serving import export_model
 from throughline.prediction.examples import Wanted
@@ -49,11 +50,21 @@ def predict_with(
 
 
 def write_evaluation_of(params: Params, layout: Layout, model: Path, out: Path) -> Evaluation:
-    """What train writes about single examples."""
+    """What train writes about the held-out split."""
     data = open_inputs(params, layout)
     models = build_models_for(params, data)
     models.full_model.load_weights(model)
-    return write_evaluation(models, params, "p", data, layout, out)
+    return write_evaluation(models, params, "p", data, out)
+
+
+def judge_split(params: Params, layout: Layout, model: Path) -> dict[str, np.ndarray]:
+    """What the evaluation finds of each example of the test split."""
+    data = open_inputs(params, layout)
+    full = keras.saving.load_model(model, compile=False)
+    pipeline = open_stored_pipeline(params, "p", data, split="test")
+    schema, classes = data.shards.schema, not data.shards.schema.predicts_number
+    judged = [judge(full, one, schema, classes=classes) for one in pipeline.dataset()]
+    return {name: np.concatenate([one[name] for one in judged]) for name in judged[0]}
 
 
 def evaluate(params: Params, layout: Layout, model: Path) -> np.ndarray:

@@ -431,7 +431,7 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
     _, layout, stored = series
     params = series_params(layout.root / "series.npy", {"targets": ["column_0", "column_2"]})
     models, name = build_models_for(params, stored), next(iter(params.pipelines))
-    evaluation = write_evaluation(models, params, name, stored, layout, tmp_path / "evaluation")
+    evaluation = write_evaluation(models, params, name, stored, tmp_path / "evaluation")
     batches = open_stored_pipeline(params, name, stored, split="test").dataset()
     errors = [np.abs(models.full_model(each["features"]) - each["label"]) for each in batches]
     first, second = np.concatenate(errors).mean(axis=(0, 1), dtype=np.float64)

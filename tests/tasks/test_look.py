@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from tasks.look import choose_steps
-from tasks.who import DataVersion, find_id, find_uses_in, list_interrupted
+from tasks.who import find_id
 from tests.support.project import run
 from tests.support.trainings import Stop, params_of, train_once
+from throughline.assembly.consumption import DataVersion, find_uses_in, list_interrupted
 from throughline.assembly.inputs import open_inputs
 from throughline.data.manifest import read_manifest
 from throughline.results.receipt import Receipt, read_losses
@@ -110,11 +111,11 @@ def test_each_checkpoint_of_an_interrupted_training_has_seen_its_steps(layout, t
     version = DataVersion(
         params=params, data=open_inputs(params, here), manifest=read_manifest(here.manifest)
     )
-    kept = list(list_interrupted(here, version))
+    kept = list_interrupted(here, version, "optimized", {})
     assert [one.receipt.steps for one in kept] == [9, 8]
     assert find_uses_in(kept[0].receipt, version, version.data.memmap("train", "key")[:]).keys()
     other = replace(version, params=params_of("train.seed=5"))
-    assert list(list_interrupted(here, other)) == []
+    assert list_interrupted(here, other, "optimized", {}) == []
     assert "may have seen them: its parameters, data or code" in capsys.readouterr().out
 
 

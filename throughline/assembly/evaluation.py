@@ -1,7 +1,6 @@
-"""Evaluates a trained model on single held-out examples, and writes what it finds."""
+"""Evaluates a trained model: on a held-out split, and on the examples of a training's batch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -12,17 +11,18 @@ from throughline.assembly.inputs import name_targets, open_stored_pipeline
 from throughline.assembly.step_batch import Batch, StepBatch
 from throughline.config.params import Params
 from throughline.measurement.evaluation import (
+    count_confusions,
     describe_inputs,
-    describe_outcomes,
-    encode_worst,
     evaluate_examples,
+    judge,
     name_values,
+    order_by_loss,
 )
 from throughline.models.builders import Models
 from throughline.models.inference import gives_probabilities
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.plan.schema import COLUMNS
-from throughline.results.evaluation import WORST_PICTURE, Evaluation, WorstExample
+from throughline.results.evaluation import Evaluation
 from throughline.results.train import TrainResult
 from throughline.shared.files import atomic_folder
 from throughline.shared.layout import Layout
@@ -47,95 +47,74 @@ def complete_metrics(
 
 
 def write_evaluation(
-    models: Models, params: Params, name: str, data: PreparedData, layout: Layout, out: Path
+    models: Models, params: Params, name: str, data: PreparedData, out: Path
 ) -> Evaluation:
-    """Write the model's confused classes and worst held-out examples into `out`.
-
-    For next tokens, write only the number of windows.
-    """
-    classes = [] if models.target.kind == "regression" else data.shards.classes
+    """Write what the model confuses, or its targets' errors; of next tokens, only the count."""
+    targets, classes = name_targets(params, data), data.shards.classes
     split = "test" if "test" in data.shards.splits else "validation"
     pipeline = open_stored_pipeline(params, name, data, split=split)
+    if models.target.kind == "next_token":
+        result = Evaluation(split=split, examples=pipeline.examples, confusion=None)
+    else:
+        numbers = models.target.kind == "regression"
+        seen = evaluate_examples(models.full_model, pipeline, classes=not numbers)
+        result = Evaluation(
+            split=split,
+            examples=seen.examples,
+            confusion=(
+                None if numbers else count_confusions(seen.truths, seen.predictions, classes)
+            ),
+            mae_by_target=(
+                dict(zip(targets, seen.target_errors.tolist(), strict=True))
+                if len(targets) > 1
+                else {}
+            ),
+        )
     with atomic_folder(out) as folder:
-        if models.target.kind == "next_token":
-            result = Evaluation(
-                split=split, examples=pipeline.examples, confusion=None, worst=(), picture=False
-            )
-        else:
-            outcomes = evaluate_examples(models.full_model, pipeline, classes=bool(classes))
-            result = describe_outcomes(
-                outcomes,
-                pipeline,
-                classes=classes,
-                targets=name_targets(params, data),
-                manifest=layout.manifest,
-            )
-            if result.picture:
-                (folder / WORST_PICTURE).write_bytes(encode_worst(outcomes))
         result.write(folder)
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class DescribedBatch:
-    """A batch's examples, the ops of `augment` that changed each, and their inputs (n, …)."""
-
-    examples: Sequence[WorstExample]
-    changed_by: Sequence[Sequence[str]]
-    inputs: np.ndarray
-
-
 def describe_batch(
     batch: StepBatch, model: keras.Model | None, params: Params, layout: Layout
-) -> DescribedBatch:
-    """Describe the examples of a batch by falling loss of the `model`; without one, it is NaN."""
+) -> tuple[list[dict[str, str]], np.ndarray]:
+    """Describe the examples of a batch in words, those with the highest losses of a `model` first.
+
+    Returns the cells of each by their headings, and the inputs as the model got them, (batch, …).
+    """
     pipeline, content = batch.pipeline, batch.content
-    schema, window = pipeline.data.shards.schema, pipeline.plan.window
-    targets = name_targets(params, pipeline.data)
+    schema, targets = pipeline.data.shards.schema, name_targets(params, pipeline.data)
     classes = [] if targets else pipeline.data.shards.classes
-    changed_by: dict[int, Sequence[str]] = {}
+    changed_by = [" ".join(ops) for ops in batch.changed_by]
     if "weight" in content:
         content = unpack(content, schema.input.name)
-    else:
-        changed_by = dict(zip(content["key"].tolist(), batch.changed_by, strict=True))
-    tokens = bool(window) and not schema.is_series
-    if model is not None and not tokens:
-        batches = [{name: tf.constant(values) for name, values in content.items()}]
-        outcomes = evaluate_examples(
-            model, pipeline, classes=bool(classes), batches=batches, most=len(content["key"])
-        )
-        described = describe_outcomes(
-            outcomes, pipeline, classes=classes, targets=targets, manifest=layout.manifest
-        ).worst
-        keys, inputs = outcomes.worst["keys"], outcomes.worst["inputs"]
-    else:
-        losses = np.full(len(content["key"]), np.nan)
-        if model is not None:
-            losses = measure_token_losses(model, content[schema.input.name], content["label"])
-        order = np.argsort(-losses, kind="stable")
-        content = {name: values[order] for name, values in content.items()}
-        keys, inputs, labels = content["key"], content[schema.input.name], content["label"]
-        values = {COLUMNS: content[COLUMNS]} if schema.table_input else {"inputs": inputs}
-        known = labels.argmax(axis=-1) if classes and labels.ndim > 1 else labels
-        described = tuple(
-            WorstExample(
-                id=name,
-                truth=truth,
-                predicted="",
-                probability=None,
-                loss=float(loss),
-                value=value,
-            )
-            for loss, truth, (name, value) in zip(
-                losses[order],
-                [""] * len(keys) if tokens else name_values(known, classes),
-                describe_inputs({"keys": keys, **values}, pipeline, layout.manifest),
-                strict=True,
-            )
-        )
-    return DescribedBatch(
-        examples=described, changed_by=[changed_by.get(int(key), ()) for key in keys], inputs=inputs
-    )
+        changed_by = [""] * len(content["key"])
+    inputs, labels, nothing = content[schema.input.name], content["label"], [""] * len(changed_by)
+    next_token = bool(pipeline.plan.window) and not schema.is_series
+    judged: dict[str, np.ndarray] = {}
+    if model is not None and next_token:
+        judged = {"losses": measure_token_losses(model, inputs, labels)}
+    elif model is not None:
+        tensors = {name: tf.constant(values) for name, values in content.items()}
+        outcome = judge(model, tensors, schema, classes=bool(classes))
+        judged = {name: value.numpy() for name, value in outcome.items()}
+    losses = judged.get("losses", np.full(len(nothing), np.nan))
+    truths = labels.argmax(axis=-1) if classes and labels.ndim > 1 else labels
+    predicted = judged.get("predictions")
+    shown = content[COLUMNS] if schema.table_input else inputs
+    ids, values = describe_inputs(content["key"].tolist(), shown, pipeline, layout.manifest)
+    columns = {
+        "id": ids,
+        "label": nothing if next_token else name_values(truths, classes),
+        "predicted": nothing if predicted is None else name_values(predicted, classes),
+        "probability": [f"{one:.3f}" for one in judged.get("probabilities", ())] or nothing,
+        "error" if targets else "loss": ["" if np.isnan(one) else f"{one:.4g}" for one in losses],
+        "changed by": changed_by,
+        "value": values,
+    }
+    order = order_by_loss(losses)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [rows[place] for place in order], inputs[order]
 
 
 def unpack(content: Batch, name: str) -> Batch:

@@ -33,24 +33,17 @@ def training_fingerprint(
     """
     needs = needs or {}
     libraries = {*LIBRARIES["train"], *(name for _, op in params.ops for name in op.libraries)}
-    ops = [
-        [op.identity for op in data.bind_to_data(getattr(params, section))]
-        for section in ("augment", "postprocess")
-    ]
+    files = [Path(file) for file in (params.model.from_file, params.model.weights) if file]
     parts = {
         "data": [data.shards.data_digest, digest_file(data.snapshot_folder / INDEX)],
-        "ops": ops,
+        "ops": [
+            [op.identity for op in data.bind_to_data(ops)]
+            for ops in (params.augment, params.postprocess)
+        ],
         "window": params.window.model_dump(),
         "pipeline": params.pipelines[name].model_dump(),
         "batch_size": params.batch_size,
-        "model": [
-            params.model.model_dump(),
-            *(
-                digest_file(Path(file))
-                for file in (params.model.from_file, params.model.weights)
-                if file
-            ),
-        ],
+        "model": [params.model.model_dump(), *map(digest_file, files)],
         "train": params.train.model_dump(exclude=NO_PART),
         "code": digest_code("train", *sorted(user_modules(params))),
         "files": needs.get("files", {}),

@@ -47,10 +47,7 @@ def make_inference_spec(
 
 
 def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
-    """Return a note about prepared data that changed since the model was trained, else None.
-
-    It says which changed: the classes, the columns, the medians of empty cells, the tokenizer.
-    """
+    """Return which of the data has changed since the model was trained; None if nothing."""
     changed = []
     if (layout.shards / INDEX).exists():
         index = read_shard_index(layout.shards)

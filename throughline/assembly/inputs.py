@@ -60,11 +60,9 @@ def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> Inp
         batch_size=params.batch_size,
         window=make_series_window(params, data) or make_token_window(params, data),
     )
-    return (
-        replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
-        if purpose == "compare"
-        else spec
-    )
+    if purpose == "compare":
+        return replace(spec, augment=spec.ops_to_uniform_shape, postprocess=())
+    return spec
 
 
 def make_series_window(params: Params, data: PreparedData) -> Window | None:
@@ -109,22 +107,17 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 
 @contextmanager
 def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
-    """Explain TensorFlow's read errors: damaged records, missing files, a restarted service.
+    """Raise CorruptShard, MissingInput or ServiceFailed instead of errors that they explain.
 
     Without `shards`, shards are not checked after an InvalidArgumentError: models raise it, too.
-
-    Raises:
-      CorruptShard, MissingInput, ServiceFailed: Instead of TensorFlow's error, if one explains it.
     """
     import tensorflow as tf
 
     try:
         yield
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-        suspects = (
-            data.shards.shards if shards or isinstance(error, tf.errors.DataLossError) else ()
-        )
-        here = filter(data.shard_files.is_here, suspects)
+        suspected = shards or isinstance(error, tf.errors.DataLossError)
+        here = filter(data.shard_files.is_here, data.shards.shards if suspected else ())
         problems = [problem for shard in here for problem in data.find_damage(shard)]
         if not problems:
             raise
@@ -153,13 +146,14 @@ def open_input_service(config: PipelineConfig) -> Iterator[str]:
       ServiceFailed: A given dispatcher does not answer, or a local one did not start. A given
         dispatcher that is away for long ends this process.
     """
-    if config.service is None:
+    service = config.service
+    if service is None:
         yield ""
-    elif config.service.address:
-        with watch_service(config.service.address):
-            yield config.service.address
+    elif service.address:
+        with watch_service(service.address):
+            yield service.address
     else:
-        with run_local_service(config.service.workers) as address:
+        with run_local_service(service.workers) as address:
             yield address
 
 
@@ -187,9 +181,8 @@ def open_input_pipeline(
     if purpose == "evaluate" or split != "train":
         config = config.model_copy(update={"service": None})
     plan = make_plan(config, make_input_spec(params, data, purpose))
-    worker = TrainingWorker()
-    if purpose != "compare":  # one process compares while the others wait
-        worker = training_worker(params)
+    # One process compares while the others wait.
+    worker = TrainingWorker() if purpose == "compare" else training_worker(params)
     if purpose == "evaluate":
         worker = TrainingWorker(on_host=worker.on_host)
     if worker.multiple > 1 and not plan.seekable:
@@ -229,8 +222,8 @@ def training_worker(params: Params) -> TrainingWorker:
 
 def open_exact_pipeline(params: Params, data: PreparedData, *, split: str) -> InputPipeline:
     """Open a split as the snapshot stores it, in order, to compare other pipelines with."""
-    plan = make_plan(_read_stored(data, split), make_input_spec(params, data, "compare"))
-    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+    spec = make_input_spec(params, data, "compare")
+    return _open_in_order(params, data, split, spec)
 
 
 def open_stored_pipeline(
@@ -243,14 +236,23 @@ def open_stored_pipeline(
     spec = make_input_spec(params, data, "evaluate")
     spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
     decode = params.pipelines[name].decode
-    decoded = set_storage_order(PipelineConfig(read="shards", decode=decode))
-    plan = make_plan(decoded if decode.approximate else _read_stored(data, split), spec)
-    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
+    decoded = PipelineConfig(read="shards", decode=decode) if decode.approximate else None
+    return _open_in_order(params, data, split, spec, decoded)
 
 
-def _read_stored(data: PreparedData, split: str) -> PipelineConfig:
+def _open_in_order(
+    params: Params,
+    data: PreparedData,
+    split: str,
+    spec: InputSpec,
+    config: PipelineConfig | None = None,
+) -> InputPipeline:
+    """Open a split in order, with keys; without a configuration, as the snapshot stores it."""
     part = SnapshotPart(fraction=data.stored_fraction(split))
-    return set_storage_order(PipelineConfig(read="snapshot", snapshot=part))
+    plan = make_plan(
+        set_storage_order(config or PipelineConfig(read="snapshot", snapshot=part)), spec
+    )
+    return InputPipeline(plan=plan, data=data, split=split, seed=params.train.seed, with_keys=True)
 
 
 def check_memory(pipelines: Sequence[InputPipeline]) -> None:
@@ -259,13 +261,12 @@ def check_memory(pipelines: Sequence[InputPipeline]) -> None:
     Raises:
       ImpossiblePlan: It does not; the message gives both sizes.
     """
-    kept = {
-        one.split: estimate_kept_bytes(one.plan, one.data, one.split, where="memory")
-        for one in pipelines
-    }
-    needed, available = sum(kept.values()), pipelines[0].worker.share(available_memory())
+    needed = sum(
+        estimate_kept_bytes(one.plan, one.data, one.split, where="memory") for one in pipelines
+    )
+    available = pipelines[0].worker.share(available_memory())
     if needed > KEPT_SHARE * available:
-        which = f"{' and '.join(kept)} split{'s' if len(kept) > 1 else ''}"
+        which = " and ".join(one.split for one in pipelines) + " split" + "s" * (len(pipelines) > 1)
         raise ImpossiblePlan(
             f"{pipelines[0].plan}: the {which} would take {needed / 2**30:,.1f} GiB of memory, but"
             f" may take {KEPT_SHARE * available / 2**30:,.1f} GiB ({KEPT_SHARE:.0%} of what is"

@@ -1,9 +1,7 @@
 """Adds to the MLflow run of a configuration's training after the training has ended."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from throughline.config.params import Params
+from throughline.results.build import PlanSummary
 from throughline.results.train import RunRecord
 from throughline.shared.layout import Layout
 from throughline.shared.progress import echo
@@ -13,28 +11,24 @@ from throughline.tracking.recorder import Recorder, is_gone
 from throughline.tracking.store import show_address
 
 
-@contextmanager
-def add_to_training(
-    params: Params, layout: Layout, name: str, *, data_digest: str, what: str
-) -> Iterator[Recorder | None]:
-    """Open the MLflow run of a configuration's training, to add `what` to it; None without one.
+def find_recorder(params: Params, layout: Layout, name: str, *, what: str) -> Recorder | None:
+    """Return a recorder that adds `what` to the MLflow run of a training; None without a run.
 
     A run that MLflow has lost is named. If a run with changes has not trained this configuration,
-    a copy of the MLflow run is opened.
+    the recorder adds to a copy of its MLflow run.
     """
-    run = RunRecord.read(layout.results(name))
+    folder = layout.results(name)
+    run = RunRecord.read(folder)
+    if run.mlflow_run_id is None and run.unsent is None:
+        return None
     run_key = make_run_key(
         layout.manifest,
         params.data.path,
         pipeline=name,
         window=params.window,
-        data_digest=data_digest,
+        data_digest=PlanSummary.read(folder).data_digest,
     )
-    if run.mlflow_run_id is None and run.unsent is None:
-        yield None
-    elif is_gone(run.mlflow_run_id, run.unsent):
+    if is_gone(run.mlflow_run_id, run.unsent):
         echo(f"MLflow at {show_address()} has no run of {name}; {what} is not logged")
-        yield None
-    else:
-        with record_measurement(run_key, run.mlflow_run_id, run.unsent) as recorder:
-            yield recorder
+        return None
+    return record_measurement(run_key, run.mlflow_run_id, run.unsent)

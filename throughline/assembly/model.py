@@ -36,18 +36,16 @@ def configure_process(settings: TrainSettings, worker: TrainingWorker | None = N
 
 
 def build_models_for(params: Params, data: PreparedData) -> Models:
-    """Build the model of `params` for the stored inputs and labels.
-
-    A model for text is given the size of the vocabulary.
+    """Build the model of `params` for the stored inputs, labels and vocabulary.
 
     Raises:
       UnknownModel: There is no such model, or it does not fit, for example its tokens or columns.
     """
-    settings, vocabulary = params.model, data.snapshot.vocabulary
+    settings = params.model
     if settings.from_file:
         _check_origin(Path(settings.from_file), params, data)
-    if vocabulary and settings.name != EMULATED_MODEL:
-        options = {"vocabulary": vocabulary, **settings.options}
+    if data.snapshot.vocabulary and settings.name != EMULATED_MODEL:
+        options = {"vocabulary": data.snapshot.vocabulary, **settings.options}
         settings = settings.model_copy(update={"options": options})
     return build_models(
         settings,
@@ -87,24 +85,21 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
             " data.categorical and data.ignore, or train without `from`"
         )
     tokenizer = read_tokenizer(path, spec)
-    if tokenizer and not _makes_same_tokens(params, data, *tokenizer):
-        op, content = tokenizer
+    if tokenizer is None:
+        return
+    op, content = tokenizer
+    ours = [one for one in data.bind_to_data(params.preprocess) if isinstance(one, Tokenize)]
+    if not any(
+        (one.kind, one.lower) == (op.kind, op.lower)
+        and (not one.file or Path(one.model).read_bytes() == content)
+        for one in ours
+    ):
         file = f", model: FILE}}` and `unzip -p {path} {TOKENIZER} > FILE" if content else "}"
         raise UnknownModel(
             f"model.from: {path} was trained with another tokenizer, and its tokens have other"
             f" numbers. Use that one, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`, or"
             " train without `from`"
         )
-
-
-def _makes_same_tokens(params: Params, data: PreparedData, op: Tokenize, content: bytes) -> bool:
-    """Return whether preprocessing makes the same tokens as this op with a file of this content."""
-    return any(
-        (one.kind, one.lower) == (op.kind, op.lower)
-        and (not one.file or Path(one.model).read_bytes() == content)
-        for one in data.bind_to_data(params.preprocess)
-        if isinstance(one, Tokenize)
-    )
 
 
 def infer_target(params: Params, data: PreparedData) -> Target:

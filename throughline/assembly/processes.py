@@ -18,12 +18,11 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
     Raises:
       ImpossiblePlan: It cannot; the message gives the reason.
     """
-    config, count = params.pipelines[name], worker.count
+    batch, count = params.pipelines[name].batch, worker.count
     worker.check(params.batch_size, params.batch_size)
     if count == 1:
         return
-    whose = f"train.processes: {count} processes"
-    if config.batch and config.batch.pack:
+    if batch and batch.pack:
         raise ImpossiblePlan(
             f"pipelines.{name}.batch.pack: slices of {count} processes (train.processes) hold"
             " different numbers of documents, so the mean of their losses is not the batch's; use"
@@ -36,8 +35,8 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
         )
     if 0 < gpus < count and len(list_addresses(os.environ)) != count:
         raise ImpossiblePlan(
-            f"{whose} need a GPU each, and {gpus} {'is' if gpus == 1 else 'are'} visible; use at"
-            f" most {gpus}, or auto"
+            f"train.processes: {count} processes need a GPU each, and {gpus}"
+            f" {'is' if gpus == 1 else 'are'} visible; use at most {gpus}, or auto"
         )
 
 
@@ -49,8 +48,7 @@ def meet_processes(params: Params, name: str, stage: Sequence[str]) -> Replicas 
 
     Raises:
       ImpossiblePlan: This number of processes cannot train it.
-      ProcessLost: One of the processes was killed, froze or failed.
-      SystemExit: The chief of the started processes failed and has said why.
+      ProcessLost, SystemExit: One was killed, froze or failed.
     """
     worker, addresses = training_worker(params), list_addresses(os.environ)
     gpus = count_training_gpus()

@@ -58,9 +58,8 @@ class Project:
           ImpossiblePlan: The configuration cannot work; the message gives the reason.
         """
         check_pipelines_exist(self.params.pipelines, [name], option="name")
-        config = PipelineConfig.model_validate(
-            {**self.params.pipelines[name].model_dump(), **changes}
-        )
+        fields = {**self.params.pipelines[name].model_dump(), **changes}
+        config = PipelineConfig.model_validate(fields)
         params = replace(self.params, pipelines={**self.params.pipelines, name: config})
         address = config.service.address if config.service else ""
         if config.service and not address and purpose != "evaluate" and split == "train":
@@ -78,10 +77,8 @@ class Project:
 
         The full model is not compiled if the network's builder has compiled the network.
         """
-        models = build_models_for(self.params, self.data)
+        models, steps = build_models_for(self.params, self.data), pipeline.steps_per_epoch
         whole = [] if models.network.compiled else [models.full_model]
         for model in (models.network, *whole):
-            compile_model(
-                model, self.params.train, target=models.target, steps=pipeline.steps_per_epoch
-            )
+            compile_model(model, self.params.train, target=models.target, steps=steps)
         return models

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from throughline.assembly.step_batch import digest_batch, read_batch, take_sample
+from throughline.assembly.step_batch import digest_batch, find_doubt, read_batch
 from throughline.config.params import Params
 from throughline.pipelines.input_pipeline import InputPipeline
-from throughline.results.receipt import LOSSES, Receipt
+from throughline.results.receipt import LOSSES, Receipt, SampleBatch
 from throughline.shared.errors import MissingInput
 from throughline.shared.files import digest_file
 from throughline.shared.layout import MODEL_FILE, from_here
@@ -27,10 +27,13 @@ def make_receipt(
 ) -> Receipt:
     """Make the receipt of a training of `steps` steps, whose model and losses are in `folder`.
 
-    `pipeline` makes its batches, as `open_training_batches` does; `parts` is its fingerprint. A
-    training that has not ended has no `folder`, and its receipt cannot be checked.
+    `pipeline` is that of `open_training_batches`; `parts` is its fingerprint. The receipt of a
+    training that has not ended has no `folder`, and cannot be checked.
     """
-    tags = read_lineage()
+    tags, sample = read_lineage(), None
+    if folder and not find_doubt(pipeline):
+        first = (steps - 1) // pipeline.steps_per_epoch * pipeline.steps_per_epoch
+        sample = SampleBatch(step=first, digest=digest_batch(read_batch(pipeline, first)))
     return Receipt(
         pipeline=name,
         config=params.pipelines[name].model_dump(exclude_defaults=True),
@@ -44,7 +47,7 @@ def make_receipt(
         parts=parts,
         versions=installed_versions(sorted(LIBRARIES["train"])),
         data_digest=pipeline.data.shards.data_digest,
-        sample=take_sample(pipeline, steps) if folder else None,
+        sample=sample,
         commit=tags.get("git.commit", ""),
         changed=tags.get("git.dirty") == "true",
         model=digest_file(folder / MODEL_FILE) if folder else "",
@@ -55,9 +58,7 @@ def make_receipt(
 def compare_with_receipt(
     receipt: Receipt, pipeline: InputPipeline, parts: Mapping[str, str]
 ) -> str:
-    """Return the parts that differ from those of a training, as text, if its batches do not.
-
-    `pipeline` makes the batches of a training here, and `parts` is its fingerprint.
+    """Return in which parts `pipeline` and its fingerprint differ, though its batches do not.
 
     Raises:
       MissingInput: The batch that the receipt has noted comes out differently.
@@ -85,11 +86,7 @@ def compare_with_receipt(
 
 
 def check_files(receipt: Receipt, folder: Path) -> None:
-    """Check that model and losses, where they exist, are those that the training wrote.
-
-    Raises:
-      MissingInput: One is not.
-    """
+    """Check that model and losses, where they exist, are those that the training wrote."""
     for file, digest in ((MODEL_FILE, receipt.model), (LOSSES, receipt.losses)):
         path = folder / file
         if digest and path.exists() and digest_file(path) != digest:

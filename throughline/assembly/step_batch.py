@@ -1,8 +1,6 @@
-"""Rebuilds the batch of one training step, without training: it is a function of (seed, epoch,
-step).
-"""
+"""Rebuilds batches of a training without training: each is a function of (seed, epoch, step)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +19,6 @@ from throughline.plan.plan import make_plan
 from throughline.plan.schema import COLUMNS
 from throughline.plan.shapes import resolve_decode
 from throughline.plan.training_workers import TrainingWorker
-from throughline.results.receipt import SampleBatch
 from throughline.shared.errors import CorruptColumn, CorruptShard, ImpossiblePlan, MissingInput
 from throughline.shared.files import digest_blake2b
 
@@ -32,8 +29,7 @@ Batch = Mapping[str, np.ndarray]  # features by name, (batch, …); among them `
 class StepBatch:
     """The batch of a step, counted from 0 over all epochs.
 
-    Inputs are augmented, but not postprocessed; labels are as the model takes them. `changed_by`
-    has the names of the ops of `augment` that changed each example.
+    Inputs are augmented, not postprocessed. `changed_by` names the ops that changed each example.
     """
 
     pipeline: InputPipeline
@@ -48,10 +44,9 @@ class StepBatch:
 
 def find_doubt(pipeline: InputPipeline) -> str | None:
     """Return why the batches of a configuration cannot be known afterwards; None if they can."""
-    plan = pipeline.plan
-    if plan.service:
+    if pipeline.plan.service:
         return "the workers of its tf.data service deliver in the order in which they are ready"
-    if not plan.deterministic:
+    if not pipeline.plan.deterministic:
         return "`deterministic: false` delivers examples in the order in which they are ready"
     return None
 
@@ -59,12 +54,9 @@ def find_doubt(pipeline: InputPipeline) -> str | None:
 def open_training_batches(
     params: Params, name: str, data: PreparedData, *, multiple: int = 1, ops: int | None = None
 ) -> InputPipeline:
-    """Open the training batches of a configuration in one process, with keys.
+    """Open the training batches of a configuration in one process, with keys, not postprocessed.
 
-    Inputs are not postprocessed. With `ops`, only that many ops of `augment` run.
-
-    Raises:
-      ImpossiblePlan: Such batches cannot be made.
+    With `ops`, only that many ops of `augment` run. Raises ImpossiblePlan if that cannot be.
     """
     spec = make_input_spec(params, data, "train")
     on_labels = tuple(op for op in spec.postprocess if op.on_labels)
@@ -90,17 +82,16 @@ def read_batch(pipeline: InputPipeline, step: int) -> Batch:
 
 def digest_batch(batch: Batch) -> str:
     """Return a digest of the names, types, shapes and bytes of a batch."""
-    return digest_blake2b(
-        *(
-            part
-            for name, values in sorted(batch.items())
-            for part in (f"{name} {values.dtype} {values.shape}".encode(), values.tobytes())
-        )
-    )
+    parts: list[bytes] = []
+    for name, values in sorted(batch.items()):
+        parts += [f"{name} {values.dtype} {values.shape}".encode(), values.tobytes()]
+    return digest_blake2b(*parts)
 
 
-def rebuild_batch(pipeline: InputPipeline, params: Params, name: str, step: int) -> StepBatch:
-    """Rebuild the batch of a step of the configuration `name`, whose training batches are open.
+def rebuild_batches(
+    pipeline: InputPipeline, params: Params, name: str, steps: Iterable[int]
+) -> Iterator[StepBatch]:
+    """Rebuild the batches of steps of the configuration `name`, whose training batches are open.
 
     Raises:
       ImpossiblePlan: The content of a batch depends on timing.
@@ -108,35 +99,26 @@ def rebuild_batch(pipeline: InputPipeline, params: Params, name: str, step: int)
     if doubt := find_doubt(pipeline):
         raise ImpossiblePlan(f"pipelines.{name}: no batch can be rebuilt, because {doubt}")
     data, multiple = pipeline.data, pipeline.worker.multiple
-    augment = [op.name for op in pipeline.plan.spec.augment]
-    feature = data.shards.schema.input.name
-    stages: list[tuple[int, np.ndarray]] = []  # inputs after so many ops
+    feature, augment = data.shards.schema.input.name, [op.name for op in pipeline.plan.spec.augment]
+    opened: dict[int, InputPipeline] = {}  # by how many ops run
     for count in range(len(augment)):
         with suppress(ImpossiblePlan):  # without later ops, examples differ in shape
-            part = open_training_batches(params, name, data, multiple=multiple, ops=count)
-            stages.append((count, read_batch(part, step)[feature]))
-    content = read_batch(pipeline, step)
-    stages.append((len(augment), content[feature]))
-    changed_by = [augment[: stages[0][0]] for _ in content[feature]]
-    for (_, before), (count, after) in pairwise(stages):
-        for ops, one, other in zip(changed_by, before, after, strict=True):
-            ops += [] if np.array_equal(one, other) else [augment[count - 1]]
-    return StepBatch(pipeline=pipeline, step=step, content=content, changed_by=changed_by)
-
-
-def take_sample(pipeline: InputPipeline, steps: int) -> SampleBatch | None:
-    """Return the first batch of the last of `steps` steps' epochs; None if it depends on timing."""
-    if find_doubt(pipeline):
-        return None
-    first = (steps - 1) // pipeline.steps_per_epoch * pipeline.steps_per_epoch
-    return SampleBatch(step=first, digest=digest_batch(read_batch(pipeline, first)))
+            opened[count] = open_training_batches(params, name, data, multiple=multiple, ops=count)
+    for step in steps:
+        content = read_batch(pipeline, step)
+        inputs = {count: read_batch(part, step)[feature] for count, part in opened.items()}
+        inputs[len(augment)] = content[feature]
+        changed_by = [augment[: min(inputs)] for _ in content[feature]]
+        for before, after in pairwise(inputs):
+            for ops, one, other in zip(changed_by, inputs[before], inputs[after], strict=True):
+                ops += [] if np.array_equal(one, other) else [augment[after - 1]]
+        yield StepBatch(pipeline=pipeline, step=step, content=content, changed_by=changed_by)
 
 
 def check_rows(batch: StepBatch) -> bool:
-    """Compare the batch's rows of the snapshot with the records of the shards they were made from.
+    """Compare the batch's rows of the snapshot with the shards' records that they were made from.
 
-    Returns False if there is nothing to compare: no snapshot is read, or rows are time steps, or
-    the shards are compressed.
+    Returns False if no snapshot is read, rows are time steps, or the shards are compressed.
 
     Raises:
       CorruptColumn, CorruptShard: A row differs; a record is damaged.
@@ -162,19 +144,16 @@ def check_rows(batch: StepBatch) -> bool:
     for row, record in zip(rows.tolist(), records, strict=True):
         made = prepare(tf.constant(record))
         for name in features[row >= stored :]:
-            if not np.array_equal(_read_row(data, split, name, row), made[name], equal_nan=True):
+            column, value = data.column(name), np.asarray(data.memmap(split, name))
+            if column.ragged:
+                begin, *shape = np.asarray(data.memmap(split, column.extent.name))[row]
+                value = value[begin : begin + np.prod(shape)].reshape(shape)
+            else:
+                value = value[row]
+            if not np.array_equal(value, made[name], equal_nan=True):
                 raise CorruptColumn(
                     f"{name} of row {row:,} of the {split} split differs between"
                     f" {data.snapshot_folder} and {data.shards_folder}; `python -m tasks.verify`"
                     " finds which is damaged"
                 )
     return True
-
-
-def _read_row(data: PreparedData, split: str, name: str, row: int) -> np.ndarray:
-    column = data.column(name)
-    values = np.asarray(data.memmap(split, name))
-    if not column.ragged:
-        return values[row]
-    begin, *shape = np.asarray(data.memmap(split, column.extent.name))[row]
-    return values[begin : begin + np.prod(shape)].reshape(shape)

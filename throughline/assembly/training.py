@@ -87,17 +87,14 @@ def open_split_pipelines(
     Raises:
       ImpossiblePlan: The configuration cannot work, or what it keeps does not fit into memory.
     """
-
-    def evaluated(split: str) -> InputPipeline:
-        return open_input_pipeline(params, name, data, split=split, purpose="evaluate")
-
-    pipelines = SplitPipelines(
-        train=open_input_pipeline(params, name, data, address=address),
-        validation=evaluated("validation"),
-        test=evaluated("test") if "test" in data.shards.splits else None,
-    )
-    check_memory([pipelines.train, pipelines.validation, *filter(None, [pipelines.test])])
-    return pipelines
+    train = open_input_pipeline(params, name, data, address=address)
+    held_out = {
+        split: open_input_pipeline(params, name, data, split=split, purpose="evaluate")
+        for split in ("validation", "test")
+        if split in data.shards.splits
+    }
+    check_memory([train, *held_out.values()])
+    return SplitPipelines(train=train, validation=held_out["validation"], test=held_out.get("test"))
 
 
 def train(
@@ -111,17 +108,15 @@ def train(
 ) -> TrainingOutcome:
     """Train, resuming from `checkpoints`, and evaluate on the held-out splits.
 
-    `targets` are the predicted columns of a series; `replicas` are the processes that train
-    together, each of which calls this function.
+    `targets` are the predicted columns of a series; each of the `replicas` calls this function.
 
     Raises:
       ProcessLost, ProcessesDiffer: Another process is gone, or has other work or weights.
-      UnknownModel: Settings contradict each other, or a callback ended the training before its
-        first epoch.
+      UnknownModel: Settings contradict each other, or a callback ended the first epoch.
     """
     replicas = replicas or Replicas()
     training = prepare(models, pipelines, checkpoints, settings, replicas)
-    network, callbacks = training.network, training.callbacks
+    callbacks = training.callbacks
     usage = run_epochs(training, pipelines.train, checkpoints, settings, replicas)
     if not checkpoints.rows:
         raise UnknownModel("train.callbacks: one ended training before its first epoch was done")
@@ -130,26 +125,25 @@ def train(
     if pipelines.test is not None:
         model, test_split = training.train_function.model, pipelines.test.dataset()
         test = SplitEvaluation(model, test_split, pipelines.test.steps_per_epoch).run()
-    best = find_best_epoch(callbacks)
-    row = checkpoints.rows[-1 if best is None else best]
-    kept = {name: value for name, value in row.items() if name != "epoch"}
-    if averages_weights(network) or may_replace_weights(callbacks):
+    best, timer, rows = find_best_epoch(callbacks), training.train_function.timer, checkpoints.rows
+    kept = {**rows[-1 if best is None else best]}
+    kept.pop("epoch", None)
+    if averages_weights(training.network) or may_replace_weights(callbacks):
         # The kept weights differ from those after the last epoch.
         kept |= {f"val_{name}": value for name, value in training.validation.run().items()}
-    window = pipelines.train.plan.window
-    examples_per_step = pipelines.train.examples / pipelines.train.steps_per_epoch
+    window, per_epoch = pipelines.train.plan.window, pipelines.train.steps_per_epoch
+    examples_per_step = pipelines.train.examples / per_epoch
     measured = checkpoints.measured_steps * examples_per_step
-    timer, rows = training.train_function.timer, checkpoints.rows
     rates = [one * examples_per_step for one in timer.rates]
     # If everything was trained before an interruption, only the rows have rates.
     rates = rates or [row["examples_per_s"] for row in rows]
+    if isinstance(window, TokenWindow):
+        held_out = describe_next_tokens(pipelines.train.data, window)
+    else:
+        held_out = describe_held_out(pipelines.train.data, targets=targets)
     result = TrainResult(
         metric=models.target.metric,
-        held_out=(
-            describe_next_tokens(pipelines.train.data, window)
-            if isinstance(window, TokenWindow)
-            else describe_held_out(pipelines.train.data, targets=targets)
-        ),
+        held_out=held_out,
         last_epoch=with_perplexity(kept, models.target),
         test=with_perplexity(test, models.target),
         throughput=TrainThroughput(
@@ -160,13 +154,13 @@ def train(
         usage=usage,
         processes=replicas.worker.count,
     )
-    steps, planned = checkpoints.steps, settings.epochs * pipelines.train.steps_per_epoch
+    early = checkpoints.steps < settings.epochs * per_epoch
     return TrainingOutcome(
         rows=rows,
         losses=checkpoints.losses,
         result=result,
-        steps=steps,
-        ended_by=find_ender(callbacks, settings) if steps < planned else "",
+        steps=checkpoints.steps,
+        ended_by=find_ender(callbacks, settings) if early else "",
     )
 
 
@@ -254,18 +248,12 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
     """Add the perplexity of each loss, if next tokens are predicted."""
     losses = [name for name in values if name.endswith("loss") and target.kind == "next_token"]
     with np.errstate(over="ignore"):  # infinite for a diverged training
-        perplexities = {
-            f"{name.removesuffix('loss')}perplexity": float(np.exp(values[name])) for name in losses
-        }
-    return {**values, **perplexities}
+        names = {f"{name.removesuffix('loss')}perplexity": name for name in losses}
+        return {**values, **{one: float(np.exp(values[loss])) for one, loss in names.items()}}
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
-    """Check, after evaluating one batch, that the model has all metrics that are needed later.
-
-    Raises:
-      UnknownModel: It lacks one.
-    """
+    """Refuse a model that lacks a metric, in those of its `first` batch, that is needed later."""
     stopping = settings.early_stopping
     if stopping and (problem := find_monitor_problem(stopping.monitor, first)):
         raise UnknownModel(problem)
@@ -277,18 +265,15 @@ def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: T
 
 
 def check_direction(network: keras.Model, settings: TrainSettings) -> None:
-    """Check that early stopping knows the better direction of its metric.
-
-    Raises:
-      UnknownModel: Keras does not know it for this metric.
-    """
+    """Refuse early stopping by a metric whose better direction Keras does not know."""
     stopping = settings.early_stopping
-    name = stopping.monitor.removeprefix("val_") if stopping else "loss"
+    if stopping is None or stopping.mode != "auto":
+        return
+    name = stopping.monitor.removeprefix("val_")
     metrics = [one for each in network.metrics for one in getattr(each, "metrics", [each])]
-    known = name == "loss" or any(
+    if name != "loss" and not any(
         one.name == name and hasattr(one, "_direction") for one in metrics
-    )
-    if stopping and stopping.mode == "auto" and not known:
+    ):
         raise UnknownModel(
             f"train.early_stopping.mode: Keras does not know whether {stopping.monitor} is better"
             " when it is higher; set max or min"
@@ -296,16 +281,9 @@ def check_direction(network: keras.Model, settings: TrainSettings) -> None:
 
 
 def check_averages(network: keras.Model, callbacks: Callbacks) -> None:
-    """Check that no epoch's weights replace the averages of the optimizer's `use_ema`.
-
-    Raises:
-      UnknownModel: A callback restores the weights of the best epoch.
-    """
-    restores = any(
-        isinstance(one, keras.callbacks.EarlyStopping) and one.restore_best_weights
-        for one in callbacks
-    )
-    if restores and averages_weights(network):
+    """Refuse a callback whose best epoch's weights would replace the averages of `use_ema`."""
+    stops = [one for one in callbacks if isinstance(one, keras.callbacks.EarlyStopping)]
+    if averages_weights(network) and any(one.restore_best_weights for one in stops):
         raise UnknownModel(
             "train.early_stopping.restore_best: the optimizer averages the weights (use_ema), and"
             " the best epoch's would replace the averages; set restore_best or use_ema to false"
@@ -318,11 +296,7 @@ def averages_weights(network: keras.Model) -> bool:
 
 
 def check_rate(network: keras.Model, callbacks: Callbacks) -> None:
-    """Check that callbacks which set the learning rate can do so.
-
-    Raises:
-      UnknownModel: A schedule computes the rate.
-    """
+    """Refuse callbacks that set the learning rate if a schedule computes it."""
     optimizers = getattr(network.optimizer, "optimizers", [network.optimizer])
     if all(isinstance(getattr(one, "learning_rate", None), keras.Variable) for one in optimizers):
         return

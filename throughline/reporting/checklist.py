@@ -14,15 +14,35 @@ LARGE_MIB = 1024
 
 def run_checklist(config: PipelineConfig, shards: ShardIndex, row: Row) -> list[ChecklistItem]:
     train = shards.for_split("train") or shards.shards
+    of_snapshot = config.read == "snapshot"
+    parallel, vectorize = config.map.parallel, str(config.vectorize).lower()
+    maps = f"map.parallel: {parallel}, vectorize: {vectorize}"
+    part = config.snapshot.fraction
+    used, low, high = (100 - one for one in (row.stall_pct, row.stall_pct_high, row.stall_pct_low))
     judged = {
         "stored as TFRecord, compressed where it pays": _judge_storage(config, shards, train),
         "shards of 100 to 200 MiB": _judge_shard_size(train),
         "several shards read at once": _judge_reading(config, len(train)),
         "shuffled twice: files and examples": _judge_shuffling(config, shards),
-        "maps in parallel, or on whole batches": _judge_maps(config),
-        "deterministic work done once": _judge_repetition(config),
-        "prefetch last": _judge_prefetch(config),
-        f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %": _judge_use(row),
+        "maps in parallel, or on whole batches": (
+            (True, f"map.parallel: {parallel}, on whole batches")
+            if of_snapshot
+            else (parallel != "none" or config.vectorize, maps)
+        ),
+        "deterministic work done once": (
+            (part == 1, "snapshot" + f" of {part:.0%}" * (part < 1))
+            if of_snapshot
+            else (config.cache is not None, f"cache: {_fields(config.cache)}")
+        ),
+        "prefetch last": (
+            (True, "the train step gathers its batch itself")
+            if config.snapshot_on == "device"
+            else (config.prefetch != "none", f"prefetch: {config.prefetch}")
+        ),
+        f"accelerator used above {GOOD_UTILIZATION_PCT:.0f} %": (
+            used > GOOD_UTILIZATION_PCT,
+            f"the model takes {used:.0f} % of a training step ({low:.0f} to {high:.0f} %)",
+        ),
         "deterministic": (
             config.deterministic,
             f"deterministic: {str(config.deterministic).lower()}; the seed decides order and"
@@ -49,8 +69,7 @@ def _judge_storage(
 
 def _judge_shard_size(train: Sequence[Shard]) -> tuple[bool, str]:
     total = sum(shard.bytes for shard in train) / 2**20
-    each = total / max(1, len(train))
-    little = total < LARGE_MIB
+    each, little = total / max(1, len(train)), total < LARGE_MIB
     return little or GOOD_SHARD_MIB[0] <= each <= GOOD_SHARD_MIB[1], (
         f"{each:,.1f} MiB on average, {total:,.0f} MiB in all"
         + (", too little to matter" if little else "")
@@ -75,36 +94,6 @@ def _judge_shuffling(config: PipelineConfig, shards: ShardIndex) -> tuple[bool, 
         "lanes": "rows within each lane, and all lanes in every batch",
     }
     return kind in rows or (kind == "buffer" and files), rows.get(kind, f"shuffle: {kind}")
-
-
-def _judge_maps(config: PipelineConfig) -> tuple[bool, str]:
-    parallel, vectorized = config.map.parallel, config.vectorize
-    if config.read == "snapshot":
-        return True, f"map.parallel: {parallel}, on whole batches"
-    return parallel != "none" or vectorized, (
-        f"map.parallel: {parallel}, vectorize: {str(vectorized).lower()}"
-    )
-
-
-def _judge_repetition(config: PipelineConfig) -> tuple[bool, str]:
-    if config.read == "snapshot":
-        fraction = config.snapshot.fraction
-        return fraction == 1, "snapshot" + f" of {fraction:.0%}" * (fraction < 1)
-    return config.cache is not None, f"cache: {_fields(config.cache)}"
-
-
-def _judge_prefetch(config: PipelineConfig) -> tuple[bool, str]:
-    if config.snapshot_on == "device":
-        return True, "the train step gathers its batch itself"
-    return config.prefetch != "none", f"prefetch: {config.prefetch}"
-
-
-def _judge_use(row: Row) -> tuple[bool, str]:
-    stalls = row.stall_pct, row.stall_pct_high, row.stall_pct_low
-    used, low, high = (100 - stall for stall in stalls)
-    return used > GOOD_UTILIZATION_PCT, (
-        f"the model takes {used:.0f} % of a training step ({low:.0f} to {high:.0f} %)"
-    )
 
 
 def _fields(settings: Settings | None) -> str:

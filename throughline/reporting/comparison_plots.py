@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from throughline.reporting.plots import (
@@ -30,7 +31,8 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     """
     figure = new_figure(8, 0.62 * len(rows) + 1.6)
     axes = figure.subplots()
-    trained = [row.steady_examples_per_s for row in rows]
+    places = range(len(rows))
+    trained = np.array([row.steady_examples_per_s for row in rows])
     computed = [row.model_examples_per_s for row in rows]
     fed = {place: row.input_examples_per_s for place, row in enumerate(rows)}
     own = {
@@ -38,16 +40,11 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
         for place, row in enumerate(rows)
         if row.train_examples_per_s is not None and not row.epochs_doubt
     }
-    highest = max(*trained, *computed, *own.values(), 1.0)
-    # The interval of a few rounds may be infinite.
-    reached = [min(row.steady_examples_per_s_high, 1.3 * highest) for row in rows]
-    edge = 1.3 * highest
-    places = range(len(rows))
+    edge = 1.3 * max(*trained, *computed, *own.values(), 1.0)
     axes.barh(places, trained, height=0.5, color=TRAIN, label="training")
-    reach = [
-        [rate - row.steady_examples_per_s_low for row, rate in zip(rows, trained, strict=True)],
-        [high - rate for high, rate in zip(reached, trained, strict=True)],
-    ]
+    # The interval of a few rounds may be infinite.
+    reached = np.minimum([row.steady_examples_per_s_high for row in rows], edge)
+    reach = [trained - [row.steady_examples_per_s_low for row in rows], reached - trained]
     axes.errorbar(trained, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     ceiling = {"marker": "|", "s": 420, "linewidths": 3, "zorder": 3}
     axes.scatter(computed, places, color=MODEL, label="model alone", **ceiling)
@@ -56,8 +53,8 @@ def plot_throughput(rows: Sequence[Row], folder: Path) -> None:
     if own:
         dot = {"s": 34, "color": "white", "edgecolor": INK, "zorder": 4}
         axes.scatter([*own.values()], [*own], label="its epochs", **dot)
+    note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
     for place in places:
-        note = {"textcoords": "offset points", "va": "center", "fontsize": 9}
         rate = f"{trained[place]:,.0f}"
         # The rate is next to a bar that is too short for it.
         inside = trained[place] >= SHORTEST_LABELED * edge

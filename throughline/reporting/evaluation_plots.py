@@ -1,15 +1,13 @@
-"""Pictures of what a model gets wrong: the classes that it confuses, and its worst examples."""
+"""Pictures of a training: which classes it confuses, its losses, and the images of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from throughline.measurement.spikes import Spike, find_spikes
 from throughline.reporting.plots import INK, TRAIN, WAITING, new_figure, save_figure, style_axes
-from throughline.results.evaluation import Confusion, Evaluation, WorstExample
+from throughline.results.evaluation import Confusion, Evaluation
 from throughline.results.receipt import Receipt, name_step, read_losses
 
 PER_ROW = 6  # pictures
@@ -40,13 +38,17 @@ def plot_confusion(confusion: Confusion, stem: Path) -> None:
     save_figure(figure, stem)
 
 
-def plot_images(examples: Sequence[WorstExample], images: Sequence[np.ndarray], stem: Path) -> None:
-    """Draw examples with their classes; images are (height, width[, channels]) from 0 to 1."""
-    height, width = images[0].shape[:2]
-    rows = -(-len(examples) // PER_ROW)
-    figure = new_figure(9, rows * (0.55 + 1.45 * min(1.5, height / width)))
-    for place, (example, pixels) in enumerate(zip(examples, images, strict=True), 1):
-        _draw(figure, (rows, PER_ROW, place), pixels, example)
+def plot_images(rows: Sequence[Mapping[str, str]], images: np.ndarray, stem: Path) -> None:
+    """Draw images (n, height, width[, channels]) uint8 with labels and predictions from `rows`."""
+    height, width = images.shape[1:3]
+    lines = -(-len(rows) // PER_ROW)
+    figure = new_figure(9, lines * (0.55 + 1.45 * min(1.5, height / width)))
+    for place, (row, pixels) in enumerate(zip(rows, images, strict=True), 1):
+        axes = figure.add_subplot(lines, PER_ROW, place)
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_axis_off()
+        predicted = f"{_shorten(row['predicted'])} {row['probability']}".rstrip()
+        axes.set_title(f"{_shorten(row['label'])}\n→ {predicted}", fontsize=7.5, color=INK)
     save_figure(figure, stem)
 
 
@@ -76,29 +78,12 @@ def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], per_epoch: int, ste
 
 
 def plot_evaluation(folder: Path, out: Path) -> None:
-    """Draw the evaluation in a configuration's folder as `confusion` and `worst` into `out`.
-
-    The losses of its training are drawn as `losses`, if they are known.
-    """
+    """Draw confusion matrix and losses of a configuration's training, if there are any."""
     evaluation, losses = Evaluation.read(folder), read_losses(folder)
     if spikes := find_spikes(losses):
         plot_losses(losses, spikes, Receipt.read(folder).steps_per_epoch, out / "losses")
     if evaluation.confusion:
         plot_confusion(evaluation.confusion, out / "confusion")
-    if evaluation.picture:
-        pixels = imread(evaluation.picture_path(folder))
-        plot_images(evaluation.worst, np.split(pixels, len(evaluation.worst)), out / "worst")
-
-
-def _draw(
-    figure: Figure, place: tuple[int, int, int], pixels: np.ndarray, example: WorstExample
-) -> None:
-    axes = figure.add_subplot(*place)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_axis_off()
-    share = "" if example.probability is None else f" {example.probability:.2f}"
-    title = f"{_shorten(example.truth)}\n→ {_shorten(example.predicted)}{share}"
-    axes.set_title(title, fontsize=7.5, color=INK)
 
 
 def _shorten(name: str) -> str:

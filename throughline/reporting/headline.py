@@ -29,7 +29,11 @@ def write_headline(ranking: Ranking, rows: Mapping[str, Row]) -> str:
     if ranking.best not in ranking.winners:
         return _about_no_gain(ranking)
     top, other = rows[ranking.best], rows[ranking.baseline]
-    gain = f"{_times(ranking)}, {_same_examples(top, other)}, {_same_quality(top, other)}"
+    ratio = ranking.gains[ranking.best]
+    digits = 2 if ratio.low < TWO_DIGITS_BELOW else 1
+    value, low, high = (f"{end:.{digits}f}" for end in (ratio.value, ratio.low, ratio.high))
+    gain = f"{value}× as fast ({low} to {high})"
+    same = f"{_same_examples(top, other)}, {_same_quality(top, other)}"
     others = [
         name for name in ranking.tied if name not in (ranking.best, ranking.baseline, *ranking.open)
     ]
@@ -40,7 +44,7 @@ def write_headline(ranking: Ranking, rows: Mapping[str, Row]) -> str:
     if ranking.open:
         faster = f"{_enumerate(ranking.open)} {_be(ranking.open)} faster than `{ranking.baseline}`"
         more += [f"whether {faster} is undecided"]
-    return f"{_before_and_after(ranking)} {gain}{''.join(f'; {each}' for each in more)}."
+    return f"{_before_and_after(ranking)} {'; '.join([f'{gain}, {same}', *more])}."
 
 
 def _about_one(ranking: Ranking) -> str:
@@ -76,19 +80,12 @@ def _about_no_gain(ranking: Ranking) -> str:
             f"Whether anything trains faster than `{name}` is undecided:"
             f" {_enumerate(names)} {_be(names)} {low:.1f} to {high:.1f}× as fast."
         )
-    reason = {
-        COMPUTE_BOUND: (
-            f"training waits for its input only {base.stall_pct:.0f} % of the time; the model"
-            " takes the rest"
-        ),
-        UNDECIDED: (
-            f"whether training waits for its input is undecided ({_span(base)} of the time)"
-        ),
-    }.get(
-        base.verdict,
-        f"training waits for its input {base.stall_pct:.0f} % of the time, and none of these"
-        " configurations changes that",
-    )
+    share = f"{base.stall_pct:.0f} % of the time"
+    reason = f"training waits for its input {share}, and none of these configurations changes that"
+    if base.verdict == COMPUTE_BOUND:
+        reason = f"training waits for its input only {share}; the model takes the rest"
+    elif base.verdict == UNDECIDED:
+        reason = f"whether training waits for its input is undecided ({_span(base)} of the time)"
     return f"No configuration trains faster than `{name}` beyond the noise: {reason}."
 
 
@@ -109,20 +106,13 @@ def _span(raced: Raced) -> str:
     return f"{raced.stall_pct_low:.0f} to {raced.stall_pct_high:.0f} %"
 
 
-def _times(ranking: Ranking) -> str:
-    gain = ranking.gains[ranking.best]
-    digits = 2 if gain.low < TWO_DIGITS_BELOW else 1
-    return f"{gain.value:.{digits}f}× as fast ({gain.low:.{digits}f} to {gain.high:.{digits}f})"
-
-
 def _same_examples(top: Row, base: Row) -> str:
     """Say what is the same: the examples, all of them but the pixels, or only the data."""
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
-    differences = [row.difference_mean for row in (base, top) if row.difference_mean is not None]
-    if differences:
-        most = max(differences)
-        what = f"examples whose pixels differ by {most:.2f} of 256 levels on average"
+    apart = [row.difference_mean for row in (base, top) if row.difference_mean is not None]
+    if apart:
+        what = f"examples whose pixels differ by {max(apart):.2f} of 256 levels on average"
     return f"{what}, drawn by class in {_enumerate(drawn)}" if drawn else what
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from throughline.shared.files import atomic_file
@@ -42,15 +41,16 @@ def plot_timelines(
     length = min(
         max(end for spans in lanes.values() for _, end in spans) for lanes in timelines.values()
     )
-    for axes, (title, lanes) in zip(_rows(figure, heights), timelines.items(), strict=True):
+    ratios = {"height_ratios": heights}
+    grid = figure.subplots(len(heights), 1, gridspec_kw=ratios, squeeze=False)[:, 0]
+    for axes, (title, lanes) in zip(grid, timelines.items(), strict=True):
         for place, (lane, spans) in enumerate(lanes.items()):
-            steps_apart = 1.2 if lane == TRAIN_LANE else 0
             axes.broken_barh(
                 [(begin, end - begin) for begin, end in spans if begin < length],
                 (place - 0.36, 0.72),
                 facecolor=LANE_COLORS.get(lane, INPUT),
                 edgecolor="white",
-                linewidth=steps_apart,
+                linewidth=1.2 if lane == TRAIN_LANE else 0,  # steps are apart
             )
         axes.set_yticks(range(len(lanes)), [shorten(lane) for lane in lanes])
         axes.invert_yaxis()
@@ -59,11 +59,6 @@ def plot_timelines(
         axes.set_xlabel("milliseconds")
         style_axes(axes)
     save_figure(figure, stem)
-
-
-def _rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
-    grid = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights}, squeeze=False)
-    return [row[0] for row in grid]
 
 
 def shorten(text: str, most: int = 26) -> str:

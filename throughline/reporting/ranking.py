@@ -49,11 +49,7 @@ class Ranking:
         return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
-        """Return the ratio of one's training speed to the other's.
-
-        If one shared no round with the contestant that both are compared by, the ratio and its
-        interval follow from the two rates.
-        """
+        """Return the ratio of the training speeds; without common rounds, that of the two rates."""
         if one == other:
             return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.race.rounds))
         count = len(self.raced)
@@ -73,10 +69,6 @@ class Ranking:
     def gains(self) -> Mapping[str, Estimate]:
         return {name: self.gain(name, self.baseline) for name in self.raced}
 
-    @property
-    def top(self) -> str:
-        return max(self.names, key=lambda name: self.gains[name].value)
-
     @cached_property
     def winners(self) -> list[str]:
         """The configurations that are faster than the baseline beyond the noise."""
@@ -84,23 +76,18 @@ class Ranking:
 
     @cached_property
     def tied(self) -> list[str]:
-        """The fastest, and all that it does not beat beyond the noise, in given order.
-
-        The baseline is not among them if another one beats it.
-        """
+        """The fastest, and all that it does not beat beyond the noise; no beaten baseline."""
         beaten = self.baseline if self.winners else None
+        top = max(self.names, key=lambda name: self.gains[name].value)
         return [
             name
             for name in self.names
-            if name == self.top or (name != beaten and self.gain(self.top, name).low <= 1)
+            if name == top or (name != beaten and self.gain(top, name).low <= 1)
         ]
 
     @property
     def best(self) -> str:
-        """The configuration to use: of those tied for the fastest, the one with the lowest stall.
-
-        Only if none certainly beats the baseline, others are considered.
-        """
+        """The configuration to use: of the winners among the tied, that with the lowest stall."""
         candidates = [name for name in self.tied if name in self.winners] or self.winners
         return min(candidates or self.tied, key=lambda name: self.raced[name].stall_pct)
 
@@ -116,17 +103,13 @@ class Ranking:
 
     @property
     def undecided(self) -> list[str]:
-        return [
-            name
-            for name, raced in self.raced.items()
-            if name in self.open or raced.verdict == UNDECIDED
-        ]
+        raced = self.raced.items()
+        return [name for name, one in raced if name in self.open or one.verdict == UNDECIDED]
 
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
         """Return the first epoch after which no more time was spent than with the baseline.
 
-        None if there is no such epoch, or it is epoch 1. `prepare_s`, by configuration, was spent
-        before epoch 1.
+        None if there is none, or it is epoch 1. `prepare_s` [s] was spent before epoch 1.
         """
         costs = {
             each: replace(raced.cost, prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0))
@@ -151,17 +134,14 @@ def accuracy_warning(rows: Sequence[Row]) -> str | None:
     middle, examples = statistics.median(scores.values()), rows[0].validation_examples
     allowed = SIGNIFICANT_STDERRS * stderr_of_difference(middle, count_validation_trials(rows[0]))
     far = [f"{name} {score:.4f}" for name, score in scores.items() if abs(score - middle) > allowed]
+    if not far:
+        return None
     return (
         f"validation accuracy differs by more than chance (± {allowed:.4f} around {middle:.4f},"
         f" {examples:,} held-out examples): {', '.join(far)}"
-        if far
-        else None
     )
 
 
 def stderr_of_difference(share: float, examples: int) -> float:
-    """Return the standard error of the difference of two models' shares of held-out examples.
-
-    The errors of both count: models of the same data also differ by order and augmentation.
-    """
+    """Return the standard error of the difference of two models' shares: both have errors."""
     return math.sqrt(2) * standard_error(share, examples)

@@ -47,10 +47,7 @@ class Table:
 
 
 def to_text(table: Table) -> str:
-    """Format the table for a terminal or a log.
-
-    It has the essential columns, without details; headings have one word per line, then the unit.
-    """
+    """Format the essential columns, without details; headings have one word per line."""
     essential = [column for column in table.columns if column.essential]
     headings = [[*column.heading.split(), column.unit] for column in essential]
     height = max(map(len, headings))
@@ -75,8 +72,8 @@ def to_records(table: Table) -> list[dict[str, str]]:
 def comparison_table(comparison: Comparison) -> Table:
     rate = "examples/s"
     on_test = any(row.test_metric is not None for row in comparison.configurations)
-    speedup = TableColumn(
-        heading=f"× {comparison.baseline}", cell=lambda row: _speedup(row, comparison.baseline)
+    speedup = _interval(
+        f"× {comparison.baseline}", "", "speedup_vs_naive", digits=2, without=comparison.baseline
     )
     text = any(row.sequence_batches is not None for row in comparison.configurations)
     columns = (
@@ -84,13 +81,13 @@ def comparison_table(comparison: Comparison) -> Table:
             heading="configuration", numeric=False, cell=lambda row: Cell(text=row.pipeline)
         ),
         TableColumn(heading="verdict", numeric=False, cell=lambda row: Cell(text=row.verdict)),
-        TableColumn(heading="training", unit=rate, cell=_training),
+        _interval("training", rate, "steady_examples_per_s"),
         *((speedup,) if len(comparison.configurations) > 1 else ()),
         TableColumn(heading="its epochs", unit=rate, cell=_epochs),
         _figure("input alone", rate, "input_examples_per_s"),
         _figure("model alone", rate, "model_examples_per_s"),
         *(_TEXT_COLUMNS if text else ()),
-        TableColumn(heading="stall", unit="%", cell=_stall),
+        _interval("stall", "%", "stall_pct"),
         _figure("wait", "ms", "wait_ms_mean", digits=2),
         TableColumn(
             heading=comparison.metric, unit="test" if on_test else "validation", cell=_quality
@@ -125,26 +122,23 @@ _TEXT_COLUMNS = (
 )
 
 
-def _speedup(row: Row, baseline: str) -> Cell:
-    span = f"{row.speedup_vs_naive_low:.2f} to {row.speedup_vs_naive_high:.2f}"
-    return Cell(text=f"{row.speedup_vs_naive:.2f}", detail="" if row.pipeline == baseline else span)
+def _interval(
+    heading: str, unit: str, name: str, *, digits: int = 0, without: str = ""
+) -> TableColumn:
+    """Make a column of the figure `name` with its interval, which row `without` lacks."""
 
+    def cell(row: Row) -> Cell:
+        ends = (name, f"{name}_low", f"{name}_high")
+        text, low, high = (f"{getattr(row, end):,.{digits}f}" for end in ends)
+        return Cell(text=text, detail="" if row.pipeline == without else f"{low} to {high}")
 
-def _training(row: Row) -> Cell:
-    span = f"{row.steady_examples_per_s_low:,.0f} to {row.steady_examples_per_s_high:,.0f}"
-    return Cell(text=f"{row.steady_examples_per_s:,.0f}", detail=span)
+    return TableColumn(heading=heading, unit=unit, cell=cell)
 
 
 def _epochs(row: Row) -> Cell:
     if row.train_examples_per_s is None:
         return Cell(text=ABSENT)
     return Cell(text=f"{row.train_examples_per_s:,.0f}", detail=row.epochs_doubt)
-
-
-def _stall(row: Row) -> Cell:
-    return Cell(
-        text=f"{row.stall_pct:.0f}", detail=f"{row.stall_pct_low:.0f} to {row.stall_pct_high:.0f}"
-    )
 
 
 def _quality(row: Row) -> Cell:

@@ -45,16 +45,19 @@ def plot_search(result: TuningResult, folder: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         style_axes(axes)
-    measured, edge = list(zip(times, shown, strict=True)), 1.3 * max(times)
+    lows, highs = [each.seconds_low for each in shown], [each.seconds_high for each in shown]
+    # The interval of a single round is infinite.
+    ends = [
+        max(time, min(high or time, 1.3 * max(times)))
+        for time, high in zip(times, highs, strict=True)
+    ]
     reach = [
-        [max(0.0, seconds - (each.seconds_low or seconds)) for seconds, each in measured],
-        # The interval of a single round is infinite.
-        [max(0.0, min(each.seconds_high or seconds, edge) - seconds) for seconds, each in measured],
+        [max(0.0, time - (low or time)) for time, low in zip(times, lows, strict=True)],
+        [end - time for time, end in zip(times, ends, strict=True)],
     ]
     axes = columns[0]
     axes.errorbar(times, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
     note = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
-    ends = [seconds + up for seconds, up in zip(times, reach[1], strict=True)]
     for place in places:
         axes.annotate(f"{times[place]:,.1f}", (ends[place], place), (6, 0), **note)
     axes.set_xlim(0, 1.12 * max(ends))
@@ -65,12 +68,7 @@ def plot_search(result: TuningResult, folder: Path) -> None:
 
 def list_measured(result: TuningResult) -> list[TunedCandidate]:
     """List the fastest measured candidates in order, including the choice."""
-    measured = sorted(
-        (each for each in result.candidates if each.seconds is not None),
-        key=lambda each: each.seconds or 0.0,
-    )
-    return [
-        each
-        for place, each in enumerate(measured)
-        if place < MOST_SHOWN or each.name == result.chosen
-    ]
+    measured = [each for each in result.candidates if each.seconds is not None]
+    measured.sort(key=lambda each: each.seconds or 0.0)
+    chosen = [each for each in measured[MOST_SHOWN:] if each.name == result.chosen]
+    return [*measured[:MOST_SHOWN], *chosen]

@@ -33,14 +33,15 @@ def to_records(result: TuningResult) -> list[dict[str, str]]:
 def to_markdown(result: TuningResult) -> str:
     """Format the sentence and the table, without forms that were not raced."""
     rule = ["---:" if title in NUMERIC else "---" for title in COLUMNS]
-    lines = [COLUMNS, rule, *(_cells(each) for each in result.candidates if not _unneeded(each))]
+    shown = [_cells(each) for each in result.candidates if each.dropped != NOT_RACED]
+    lines = [COLUMNS, rule, *shown]
     table = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return "\n".join([result.sentence, "", *table])
 
 
 def to_terminal(result: TuningResult) -> Table:
     """Make the table for a terminal; forms that were not raced are only counted."""
-    shown = [each for each in result.candidates if not _unneeded(each)]
+    shown = [each for each in result.candidates if each.dropped != NOT_RACED]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for title in COLUMNS:
         name, _, unit = title.partition(" [")
@@ -60,10 +61,6 @@ def to_terminal(result: TuningResult) -> Table:
 
 def print_table(result: TuningResult) -> None:
     Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(to_terminal(result))
-
-
-def _unneeded(candidate: TunedCandidate) -> bool:
-    return candidate.dropped == NOT_RACED
 
 
 def _cells(each: TunedCandidate) -> tuple[str, ...]:

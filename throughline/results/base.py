@@ -27,13 +27,17 @@ class ResultFile:
     """Base of the dataclasses that are stored in a file each.
 
     Attributes:
-      STAGE: Name in dvc.yaml; {name} stands for the configuration.
+      FILE: Its name.
+      STAGE: The stage that writes it; {name} stands for the configuration.
       FOLDER: Subfolder of the configuration's folder; `read` adds it to the path, `write` does not.
     """
 
     FILE: ClassVar[str]
     STAGE: ClassVar[str]
-    FOLDER: ClassVar[str] = ""
+    FOLDER: ClassVar[str]
+
+    def __init_subclass__(cls, *, file: str, stage: str, folder: str = "") -> None:
+        cls.FILE, cls.STAGE, cls.FOLDER = file, stage, folder
 
     @classmethod
     def path(cls, folder: Path) -> Path:
@@ -86,10 +90,9 @@ class Estimate:
 class Usage:
     """The resources that a process used while it was measured.
 
-    Wall time, CPU time (with children, such as workers of a local tf.data service) and GPU metrics
-    exclude pauses of the measurement. Memory is this process's peak since its start; its reads from
-    storage include pauses. CPU utilization refers to all cores that the process may use. GPU fields
-    are None without a GPU, or if NVML does not report them.
+    Times and GPU metrics exclude pauses; reads from storage include them. CPU time includes
+    children, such as workers of a local tf.data service; CPU utilization is of all usable cores.
+    Memory is the peak since the start. GPU fields are None without a GPU, or if NVML lacks them.
     """
 
     wall_s: float

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from throughline.results.base import ResultFile
 
@@ -47,16 +47,12 @@ class SequenceBatches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildResult(ResultFile):
+class BuildResult(ResultFile, file="input.json", stage="build@{name}"):
     """A configuration's input pipeline, proven to deliver the right examples.
 
-    Only approximate configurations have a `pixel_difference`, only those that sample have
-    `class_frequencies`, only texts `sequence_batches`. If draws cannot be checked,
-    `epoch_draws` and `class_frequencies` are None.
+    `pixel_difference` is of approximate pixels, `sequence_batches` of texts; `epoch_draws` and,
+    where classes are sampled, `class_frequencies` are of draws that can be checked.
     """
-
-    FILE: ClassVar[str] = "input.json"
-    STAGE: ClassVar[str] = "build@{name}"
 
     plan: str
     examples_digests: Mapping[str, ExamplesDigest]
@@ -68,11 +64,8 @@ class BuildResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSummary(ResultFile):
+class PlanSummary(ResultFile, file="plan.json", stage="build@{name}"):
     """A resolved configuration: its steps in order, the element and the sizes."""
-
-    FILE: ClassVar[str] = "plan.json"
-    STAGE: ClassVar[str] = "build@{name}"
 
     plan: str
     steps: Sequence[Mapping[str, str | None]]

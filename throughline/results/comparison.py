@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from throughline.results.base import ResultFile
 from throughline.results.build import SequenceBatches
@@ -11,17 +11,12 @@ from throughline.results.train import HeldOut
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The figures of one configuration.
+    """The figures of a configuration: of the race, unless named so; None: not measured.
 
     Attributes:
-      steady_examples_per_s: From the race, like ceilings and speed-ups over the baseline.
-      train_examples_per_s: From the warm epochs of its own training.
+      train_examples_per_s, fit_step_ms_p50: Of the warm epochs of its own training.
       epochs_doubt: Why the training's epochs do not compare with the race; "" if they do.
-      fit_step_ms_p50: From the steps of its own training, like p95 and p99.
-      validation_examples: Number of examples in the validation split.
       held_out: The split of the final metric.
-
-    None means not measured, or not applicable.
     """
 
     pipeline: str
@@ -80,7 +75,7 @@ class ChecklistItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(ResultFile):
+class Comparison(ResultFile, file="summary.json", stage="report"):
     """All configurations side by side.
 
     Attributes:
@@ -90,9 +85,6 @@ class Comparison(ResultFile):
       missing: Why a configuration is left out, by its name.
       disturbed_by: How other programs disturbed the race; "" if they did not.
     """
-
-    FILE: ClassVar[str] = "summary.json"
-    STAGE: ClassVar[str] = "report"
 
     headline: str
     best: str

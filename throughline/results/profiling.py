@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any
 
 from throughline.results.base import Estimate, ResultFile
 
@@ -18,7 +18,6 @@ class IteratorTime:
     """All calls of an iterator in the traced window; times are summed over calls and threads [ms].
 
     Attributes:
-      self_ms: Its work, without waiting.
       call_ms_p50: Of the functions it calls, or else of its own calls, as is `call_ms_p95`.
       parallelism: How many threads were busy on average.
       critical_pct: Its share of all waits.
@@ -54,12 +53,8 @@ class IteratorTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breakdown(ResultFile):
+class Breakdown(ResultFile, file="breakdown.json", folder="profile", stage="profile@{name}"):
     """The summary of a trace: waits, iterators from consumer to disk, GPU times per step."""
-
-    FILE: ClassVar[str] = "breakdown.json"
-    STAGE: ClassVar[str] = "profile@{name}"
-    FOLDER: ClassVar[str] = "profile"
 
     steps: int
     traced_step_ms_mean: float | None
@@ -101,8 +96,7 @@ class Finding:
       step: The step of the plan that held training up most, by its name in traces; else the key.
       params_key: The key of params.yaml that is to blame, with its section.
       change: New values by dotted keys of params.yaml.
-      config: The changed configuration; None if the race does not try it, because of `untried`.
-      plan: The plan of the changed configuration.
+      config, plan: Of the changed configuration; None if it is not raced, because of `untried`.
       gain: How many times as fast training is with the change, measured by the race.
     """
 
@@ -121,27 +115,19 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings(ResultFile):
+class Findings(ResultFile, file="findings.json", folder="profile", stage="profile@{name}"):
     """The rules' findings about a configuration, in the order of the rules.
 
     `wait_pct` is the share of a traced step that waits for input; None if the trace shows none.
     """
-
-    FILE: ClassVar[str] = "findings.json"
-    STAGE: ClassVar[str] = "profile@{name}"
-    FOLDER: ClassVar[str] = "profile"
 
     wait_pct: float | None
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline(ResultFile):
+class Timeline(ResultFile, file="timeline.json", folder="profile", stage="profile@{name}"):
     """Lanes from training down to the disk, each with (begin, end) spans [ms]."""
-
-    FILE: ClassVar[str] = "timeline.json"
-    STAGE: ClassVar[str] = "profile@{name}"
-    FOLDER: ClassVar[str] = "profile"
 
     length_ms: float
     lanes: dict[str, list[tuple[float, float]]]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import Any
 
 from throughline.results.base import Estimate, ResultFile
 from throughline.results.build import SequenceBatches
@@ -40,9 +41,9 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A turn of each contestant, by name, and other programs' share of the cores meanwhile.
+    """A turn of each contestant, by name, in a phase of the race, its `heat`.
 
-    `heat` is the race's phase; `busiest` names the program that took half of that share, if any.
+    Meanwhile other programs took a share of the cores, at least half of it `busiest`, if any.
     """
 
     heat: str
@@ -58,11 +59,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a training besides its steady epochs.
-
-    `prepare_s` comes before it; the first epoch takes at least `fill_s`, in which a cache is
-    filled.
-    """
+    """The cost of a training besides steady epochs; `fill_s` is the least of the first epoch."""
 
     prepare_s: float = 0.0
     fill_s: float = 0.0
@@ -80,7 +77,6 @@ class Raced:
       stall_pct: What training loses against its model alone in the same rounds.
       input: The rate of its input alone.
       model: The name of the contestant that is its model alone.
-      cost: The time that its training takes besides its steady epochs.
       contradiction: Which other figure contradicts the race; the verdict is then undecided.
       note: How it was measured, and why so, if not in turns; else "".
       gain: The gain of the finding to act on; None if no raced change is worthwhile.
@@ -109,44 +105,37 @@ class Raced:
         """All single values by name, which `--fail-if` can ask for."""
         return {name: read(self) for name, read in METRICS.items()}
 
-
-def _find_gain(raced: Raced) -> float | None:
-    """Return the gain of the finding to act on; 1 if nothing can be gained, None if none raced."""
-    if raced.gain is not None:
-        return raced.gain
-    tried = not raced.findings or any(each.gain for each in raced.findings)
-    return 1.0 if tried or raced.verdict == COMPUTE_BOUND else None
+    @property
+    def possible_gain(self) -> float | None:
+        """The gain of the finding to act on; 1 if nothing can be gained, None if none raced."""
+        tried = not self.findings or any(each.gain for each in self.findings)
+        nothing = 1.0 if tried or self.verdict == COMPUTE_BOUND else None
+        return nothing if self.gain is None else self.gain
 
 
 METRICS: Mapping[str, Callable[[Raced], float | str | None]] = {
-    "verdict": lambda raced: raced.verdict,
-    "stall_pct": lambda raced: raced.stall_pct,
-    "stall_pct_low": lambda raced: raced.stall_pct_low,
-    "stall_pct_high": lambda raced: raced.stall_pct_high,
-    "gain": _find_gain,
-    "first_batch_s": lambda raced: raced.first_batch_s,
-    "exchange_ms": lambda raced: raced.exchange_ms,
-    "train_examples_per_s": lambda raced: raced.training.value,
-    "train_examples_per_s_low": lambda raced: raced.training.low,
-    "train_examples_per_s_high": lambda raced: raced.training.high,
+    "verdict": attrgetter("verdict"),
+    "stall_pct": attrgetter("stall_pct"),
+    "stall_pct_low": attrgetter("stall_pct_low"),
+    "stall_pct_high": attrgetter("stall_pct_high"),
+    "gain": attrgetter("possible_gain"),
+    "first_batch_s": attrgetter("first_batch_s"),
+    "exchange_ms": attrgetter("exchange_ms"),
+    "train_examples_per_s": attrgetter("training.value"),
+    "train_examples_per_s_low": attrgetter("training.low"),
+    "train_examples_per_s_high": attrgetter("training.high"),
     "input_examples_per_s": lambda raced: raced.input and raced.input.value,
-    "model_examples_per_s": lambda raced: raced.model_alone.value,
+    "model_examples_per_s": attrgetter("model_alone.value"),
     "utilization_pct": lambda raced: 100 - raced.stall_pct,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceResult(ResultFile):
-    """A race of all configurations.
+class RaceResult(ResultFile, file="race.json", stage="race"):
+    """A race of all configurations, each trained by so many `processes`.
 
-    Attributes:
-      processes: How many processes train each configuration.
-      disturbed_by: How other programs disturbed most rounds; "" if they did not.
-      lost: Why configurations did not take part, or were lost.
+    `disturbed_by` says how other programs disturbed most rounds; `lost`, who was lost, and why.
     """
-
-    FILE: ClassVar[str] = "race.json"
-    STAGE: ClassVar[str] = "race"
 
     machine: Mapping[str, Any]
     processes: int
@@ -161,14 +150,13 @@ def race_metrics(
     raced: Raced, breakdown: Breakdown, texts: SequenceBatches | None = None
 ) -> dict[str, float | None]:
     """Return measurements of race, profile and `texts` by MLflow's names; None: not measured."""
+    rate = raced.input and raced.input.value
     return {
-        "input/tokens_per_s": texts
-        and raced.input
-        and raced.input.value * texts.tokens_per_example,
+        "input/tokens_per_s": texts and rate and rate * texts.tokens_per_example,
         "input/padding_pct": texts and texts.padding_pct,
         "input/distinct_shapes": texts and float(texts.distinct_shapes),
         "throughput/steady_examples_per_s": raced.training.value,
-        "throughput/input_examples_per_s": raced.input and raced.input.value,
+        "throughput/input_examples_per_s": rate,
         "throughput/model_examples_per_s": raced.model_alone.value,
         "input/stall_pct": raced.stall_pct,
         "input/stall_pct_low": raced.stall_pct_low,
@@ -187,9 +175,8 @@ def compared_metrics(
     trained: TrainResult, raced: Raced, breakdown: Breakdown
 ) -> dict[str, float | str]:
     """Return the measured values that compare configurations, under their names in MLflow."""
-    known = train_metrics(trained) | race_metrics(raced, breakdown)
+    known, metric = train_metrics(trained) | race_metrics(raced, breakdown), trained.metric
     measured = {name: value for name in COMPARED if (value := known[name]) is not None}
-    quality = {f"val/{trained.metric}": trained.last_epoch[f"val_{trained.metric}"]} | (
-        {f"test/{trained.metric}": trained.test[trained.metric]} if trained.test else {}
-    )
-    return {"verdict": raced.verdict, **measured, **quality}
+    test = {f"test/{metric}": trained.test[metric]} if trained.test else {}
+    validation = {f"val/{metric}": trained.last_epoch[f"val_{metric}"]}
+    return {"verdict": raced.verdict, **measured, **validation, **test}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,22 +22,17 @@ class SampleBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt(ResultFile):
+class Receipt(ResultFile, file="receipt.json", stage="train@{name}"):
     """What any batch of a training can be rebuilt from, and checked with.
 
     Attributes:
       config: The configuration's fields that differ from their defaults.
       steps: How many were taken, over all epochs.
-      batch_multiple: Of what batch sizes are multiples.
       parts: The digest of each part that defines the training: data, code, settings, versions.
-      data_digest: The digest of the dataset.
       sample: The first batch of the last epoch; None if batches depend on timing.
       commit: Of git, "" without one; with `changed`, its code or parameters were edited since.
-      model, losses: The digests of the model's and the losses' file.
+      model, losses: The digests of the files.
     """
-
-    FILE: ClassVar[str] = "receipt.json"
-    STAGE: ClassVar[str] = "train@{name}"
 
     pipeline: str
     config: Mapping[str, Any]
@@ -59,19 +54,13 @@ class Receipt(ResultFile):
 
 
 def name_step(step: int, per_epoch: int) -> str:
-    """Return the name of a step, counted from 0 over all epochs: EPOCH/N, both from 1.
-
-    >>> name_step(7, per_epoch=5)
-    '2/3'
-    """
+    """Return a step, counted from 0 over all epochs, as EPOCH/N, both counted from 1."""
     epoch, number = divmod(step, per_epoch)
     return f"{epoch + 1}/{number + 1}"
 
 
 def read_losses(folder: Path) -> np.ndarray:
-    """Read the loss of each step of a configuration's training, (steps,) float32.
-
-    It is empty if the model was emulated, and NaN where its train step says no loss.
+    """Read a training's losses (steps,) float32: none if emulated, NaN if its step tells none.
 
     Raises:
       MissingInput, DamagedFile: There is no such file, or it holds something else.

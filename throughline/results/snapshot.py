@@ -1,17 +1,13 @@
 """The cost of the snapshot, apart from what other stages depend on."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from throughline.results.base import ResultFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotCost(ResultFile):
+class SnapshotCost(ResultFile, file="snapshot.json", stage="snapshot"):
     """How long the snapshot took to write, and how much disk it takes."""
-
-    FILE: ClassVar[str] = "snapshot.json"
-    STAGE: ClassVar[str] = "snapshot"
 
     seconds: float
     examples_per_s: float

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import ClassVar
 
 from scipy.special import betainc
 
@@ -25,12 +24,11 @@ CHANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The split on which a training's final metric is computed.
+    """The split of a training's final metric.
 
-    Attributes:
-      constant_metric: The metric of the best constant prediction: the accuracy of the most frequent
-          class or token, or the mean absolute error of the training split's median.
-      constant_stderr: Its standard error over `examples`, taken as independent except in a series.
+    `constant_metric` is that of the best constant prediction: the accuracy of the most frequent
+    class or token, or the mean absolute error of the training split's median. Its standard error
+    takes the `examples` as independent, except in a series.
     """
 
     split: str
@@ -69,22 +67,17 @@ class StepTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult(ResultFile):
+class TrainResult(ResultFile, file="train.json", stage="train@{name}"):
     """The result of a training.
 
     Attributes:
-      last_epoch: The last epoch's metrics by Keras' names; validation with the weights that are
-          kept.
+      last_epoch: Metrics by Keras' names; those of validation with the weights that are kept.
       test: Metrics on the test split; empty without one.
       throughput: None if nothing was timed.
       step: None if all steps had been trained before an interruption.
-      processes: How many trained it together. With random layers, only the same number repeats the
-          training exactly.
+      processes: How many trained it; with random layers, only as many repeat it exactly.
       machine: Cores and GPUs of the first process.
     """
-
-    FILE: ClassVar[str] = "train.json"
-    STAGE: ClassVar[str] = "train@{name}"
 
     metric: str
     held_out: HeldOut
@@ -103,8 +96,7 @@ class TrainResult(ResultFile):
         if self.throughput is None or self.throughput.warm_examples_per_s is None:
             return "its one epoch, with the start"
         steps = self.step.count if self.step else 0
-        few = f"{steps:,} steps: mostly starts and ends of epochs"
-        return few if steps < LEAST_STEPS else ""
+        return f"{steps:,} steps: mostly starts and ends of epochs" * (steps < LEAST_STEPS)
 
     @property
     def judged(self) -> float:
@@ -113,11 +105,8 @@ class TrainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(ResultFile):
+class RunRecord(ResultFile, file="run.json", stage="train@{name}"):
     """The MLflow run of a training; if the server was away, it is found later by tag `unsent`."""
-
-    FILE: ClassVar[str] = "run.json"
-    STAGE: ClassVar[str] = "train@{name}"
 
     mlflow_run_id: str | None
     unsent: str | None = None
@@ -154,8 +143,8 @@ def validation_metrics(trained: TrainResult) -> dict[str, float]:
 
 def standard_error(share: float, examples: int) -> float:
     """Return the standard error of a share of `examples`; never 0: one example could differ."""
-    variance = max(share * (1 - share), 1 / max(2, examples) * (1 - 1 / max(2, examples)))
-    return math.sqrt(variance / examples)
+    one = 1 / max(2, examples)
+    return math.sqrt(max(share * (1 - share), one * (1 - one)) / examples)
 
 
 def count_trials(share: float, stderr: float) -> int:
@@ -178,8 +167,7 @@ def describe_weakness(result: TrainResult) -> str | None:
 def beats_constant(metric: str, value: float, *, constant: float, stderr: float) -> bool:
     """Return whether a metric is better, beyond chance, than a constant prediction's.
 
-    For an accuracy, this is the exact binomial test with as many independent trials as the
-    constant's standard error implies.
+    Accuracies: the exact binomial test, with as many trials as the standard error implies.
     """
     if metric == "mae":
         return constant - value > NormalDist().inv_cdf(1 - CHANCE) * stderr
@@ -208,10 +196,7 @@ def read_history(folder: Path) -> list[dict[str, float]]:
     """
     path = folder / HISTORY
     with expect_current_schema(path, f"train@{folder.name}"), path.open(newline="") as file:
-        epochs = [
-            {name: float(value) for name, value in row.items() if value != ""}
-            for row in csv.DictReader(file)
-        ]
-        if not epochs:
+        rows = [*csv.DictReader(file)]
+        if not rows:
             raise ValueError("it has no epoch")
-        return epochs
+        return [{name: float(cell) for name, cell in row.items() if cell != ""} for row in rows]

@@ -14,11 +14,7 @@ Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The memory, disk and preparation time that a configuration needs.
-
-    `kept_bytes` is the part of the memory that keeps splits, `written_bytes` is the part of the
-    disk that is not written yet. `prepare_s` comes before the first epoch.
-    """
+    """What a configuration needs; parts keep splits in memory, or are not yet on the disk."""
 
     ram_bytes: float
     disk_bytes: float
@@ -29,11 +25,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedCandidate:
-    """A candidate of a search; None means not measured.
-
-    `seconds` is the time of the whole training. `dropped` says why it was dropped; "" for the
-    choice.
-    """
+    """A candidate of a search; None: not measured. `dropped` says why it was dropped, if it was."""
 
     name: str
     family: str
@@ -49,21 +41,18 @@ class TunedCandidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningResult(ResultFile):
+class TuningResult(ResultFile, file="tune.json", stage="tune"):
     """The result of a whole search.
 
     Attributes:
       baseline, incumbent: What the choice is compared with; the latter is the user's fastest.
       ceiling_examples_per_s: The rate of the model alone.
       stored: The fraction of the snapshot's rows that was stored.
-      time_s: The time that the search was given.
       lost: Candidates that were dropped for reasons that may pass.
       needed, refused: What the choice needs, and what the candidates beyond the limits need.
       mlflow_run_id: None until `recorded`, or if MLflow could not be reached.
     """
 
-    FILE: ClassVar[str] = "tune.json"
-    STAGE: ClassVar[str] = "tune"
     PICTURE: ClassVar[str] = "tune.png"
 
     outcome: Outcome
