@@ -13,6 +13,7 @@ from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import batches
 from tests.support.texts import prepare_texts
 from tests.support.trainings import params_of
+from throughline.assembly import step_batch
 from throughline.assembly.consumption import find_uses
 from throughline.assembly.evaluation import describe_batch, measure_token_losses
 from throughline.assembly.fingerprint import training_fingerprint as fingerprint
@@ -82,6 +83,19 @@ def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
         steps = [step for step, used in enumerate(whole) if keys[row] in used]
         assert [*uses[row].epochs] == sorted({step // count + 1 for step in steps})
         assert uses[row].first_step == (steps[0] + 1 if pipeline.plan.seekable else None)
+
+
+def test_the_pipelines_of_several_steps_are_opened_once(layout, monkeypatch):
+    params, data = open_all(layout)
+    pipeline, opened = open_training_batches(params, "global", data), []
+    monkeypatch.setattr(
+        step_batch,
+        "open_training_batches",
+        lambda *args, **named: opened.append(named["ops"]) or open_training_batches(*args, **named),
+    )
+    batches = list(rebuild_batches(pipeline, params, "global", [2, 0, 1]))
+    assert [batch.step for batch in batches] == [2, 0, 1]
+    assert opened == [0, 1], "before flip, and before brightness"
 
 
 @pytest.mark.parametrize("count", [2, 4])

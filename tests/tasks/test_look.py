@@ -17,9 +17,10 @@ from tests.support.project import run
 from tests.support.trainings import Stop, params_of, train_once
 from throughline.assembly.consumption import DataVersion, find_uses_in, list_interrupted
 from throughline.assembly.inputs import open_inputs
+from throughline.assembly.logged_training import find_recorder
 from throughline.data.manifest import read_manifest
 from throughline.results.receipt import Receipt, read_losses
-from throughline.results.train import read_history
+from throughline.results.train import RunRecord, read_history
 from throughline.shared.errors import MissingInput
 from throughline.shared.layout import MODEL_FILE, Layout
 from throughline.training.checkpoints import CHECKPOINT_FOLDER
@@ -125,3 +126,9 @@ def test_a_file_of_the_data_is_known_by_its_id_though_it_was_rejected(tmp_path):
     params = params_of(f"data.path={tmp_path}")
     assert find_id(str(tmp_path / "sea" / "1.jpg"), params) == "sea/1.jpg"
     assert find_id("sea/2.jpg", params) == "sea/2.jpg"
+
+
+def test_a_training_that_no_mlflow_run_has_needs_no_manifest(tmp_path):
+    layout = Layout(tmp_path)
+    RunRecord(mlflow_run_id=None).write(layout.results("p"))
+    assert find_recorder(params_of(), layout, "p", what="the batch") is None
