@@ -39,13 +39,8 @@ class Transformer(layers.Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._sizes = {
-            "vocabulary": vocabulary,
-            "width": width,
-            "heads": heads,
-            "blocks": blocks,
-            "dropout": dropout,
-        }
+        self._sizes: dict[str, Any] = {"vocabulary": vocabulary, "width": width, "heads": heads}
+        self._sizes |= {"blocks": blocks, "dropout": dropout}
         self.embedding = layers.Embedding(vocabulary, width)
         self.blocks = [_Block(width, heads, dropout, name=f"block_{n}") for n in range(blocks)]
         self.norm = layers.LayerNormalization()

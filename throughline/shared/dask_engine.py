@@ -174,15 +174,12 @@ class DaskEngine:
                 " see their logs, or leave `engine` out of params.yaml, so that the stage runs in"
                 " threads, and find the record that does so"
             ) from error
-        except ModuleNotFoundError as error:
-            raise EngineFailed(
-                f"engine: a worker has no module {error.name}; start workers in the project's"
-                " folder with its environment: `PYTHONPATH=. dask worker`"
-            ) from error
-        except RuntimeError as error:
-            if not isinstance(error.__cause__, ModuleNotFoundError):
+        except (ModuleNotFoundError, RuntimeError) as error:
+            lacks = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+            if not isinstance(lacks, ModuleNotFoundError):
                 raise
+            who = "worker" if lacks is error else "scheduler"
             raise EngineFailed(
-                f"engine: the scheduler has no module {error.__cause__.name}; start it in the"
-                " project's folder with its environment: `PYTHONPATH=. dask scheduler`"
+                f"engine: the cluster's {who} has no module {lacks.name}; start it in the project's"
+                f" folder with its environment: `PYTHONPATH=. dask {who}`"
             ) from error

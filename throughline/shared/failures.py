@@ -116,7 +116,7 @@ def _find_own_error(error: Exception) -> tuple[str, str] | None:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn errors of a disk into `DiskRefused`, where they are printed before the command ends."""
+    """Turn errors of a disk into `DiskRefused`, for code that prints its errors itself."""
     try:
         yield
     except UserError:

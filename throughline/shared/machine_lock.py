@@ -20,7 +20,7 @@ MACHINE_ADDRESS = "\0throughline-measuring"
 
 
 def hold_machine(on_wait: Callable[[str], object]) -> AbstractContextManager[int]:
-    """Hold this machine's lock, of all users, for the block; ServiceFailed without such sockets."""
+    """Hold this machine's lock for the block; ServiceFailed if it allows no abstract sockets."""
     return hold_when_free(_hold_if_free, lambda: on_wait(_describe_machine_holder()))
 
 

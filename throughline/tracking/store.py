@@ -47,7 +47,7 @@ def store_home() -> Path:
 
 
 def use_store() -> None:
-    """Use MLFLOW_TRACKING_URI's store, or the project's SQLite; InvalidParams if impossible."""
+    """Use the store at MLFLOW_TRACKING_URI, or the project's SQLite; InvalidParams if wrong."""
     check_store_address()
     home = store_home()
     openers: dict[str, Any] = get_registered_artifact_repositories()  # pyright: ignore[reportAssignmentType] - of functions

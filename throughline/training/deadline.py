@@ -80,7 +80,7 @@ class Deadline:
 
 
 def say_why(whose: str, seconds: float, what: str, others: Sequence[str]) -> None:
-    """Print that process `whose` waited too long, and which `others`, "name (address)", fail."""
+    """Print that process `whose` waited too long, and which of the `others` do not answer."""
     absent = [one for one in others if not answers(one.partition("(")[2].rstrip(")"))]
     found = "the others answer: they wait for something else, or for their input"
     if absent:

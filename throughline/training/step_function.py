@@ -202,7 +202,7 @@ class OneAhead:
         self._last: Future[object] | None = None
 
     def follow(self, values: Any, done: Callable[[np.ndarray], object]) -> None:
-        """Follow what was just queued, after the one before; `done` gets its losses, `values`."""
+        """Follow the execution just queued, wait for the one before; `done` gets its losses."""
         if not (self._queues or "GPU" in getattr(values, "backing_device", "")):
             done(np.asarray(values))  # on the host it has ended already
             return
@@ -283,7 +283,5 @@ class StepTimer:
         milliseconds = np.concatenate([one[EPOCH_WARM_UP_STEPS:] for one in each[1:] or each])
         if not milliseconds.size:
             milliseconds = each[-1]
-        p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99))
-        return StepTimes(
-            ms_p50=float(p50), ms_p95=float(p95), ms_p99=float(p99), count=int(milliseconds.size)
-        )
+        p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99)).tolist()
+        return StepTimes(ms_p50=p50, ms_p95=p95, ms_p99=p99, count=milliseconds.size)
