@@ -88,7 +88,7 @@ def _apply_precision(network: keras.Model) -> None:
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
-    """Load weights from a file, layer by layer; print which are missing, UnknownModel if all are."""
+    """Load weights from a file, layer by layer; print what is missing, UnknownModel if all is."""
     weights = [one for one in network.weights if "float" in one.dtype]
     initial = [np.asarray(one) for one in weights]
     for weight, value in zip(weights, initial, strict=True):

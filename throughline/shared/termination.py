@@ -12,10 +12,7 @@ SAME_END_S = 5.0  # supervisors wait a few seconds before they kill
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM raise SystemExit with the exit code of a process that SIGTERM ended.
-
-    Further ones within seconds are ignored: whoever ends a process group may signal the rest again.
-    """
+    """Have SIGTERM raise SystemExit with its exit code; repeats within seconds are ignored."""
     ends_at: list[float] = []
 
     def end(number: int, _: object) -> None:

@@ -137,7 +137,7 @@ def send(kind: str, *values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """The calls of a run that are kept for later, and its tags; `follows` tags the run they add to."""
+    """The calls of a run that are kept for later, and its tags; `follows` tags what they add to."""
 
     run_key: RunKey
     run_id: str | None

@@ -80,10 +80,7 @@ class CheckpointStore:
         *,
         check: Callable[[StoredCheckpoint], object] = lambda saved: None,
     ) -> StoredCheckpoint | None:
-        """Load the newest usable checkpoint into `variables`, and return it; None if there is none.
-
-        One that does not fit, or for which `check` raises a ValueError, is set aside.
-        """
+        """Load the newest checkpoint that fits, and that `check` accepts; return it, or None."""
         if not self._usable_checkpoints:
             return None
         initial = [variable.numpy() for variable in variables]

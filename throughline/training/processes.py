@@ -93,10 +93,9 @@ def reserve_addresses(count: int) -> Iterator[list[str]]:
 
 
 def run_one_of_several(main: Callable[[], None]) -> None:
-    """Run the main function of a process that may train with others.
+    """Run the main function of a process that may train with others, and ends with its parent.
 
-    It ends with the process that started it, and at once if it fails. On SIGTERM the chief ends
-    first: without the others it would wait in its step, and MLflow would not learn of its end.
+    On SIGTERM the chief ends first: alone it would wait in its step, unknown to MLflow.
     """
     if STARTED_HERE in os.environ:
         lifeline = os.dup(0)  # a copy of standard input, which other code may close

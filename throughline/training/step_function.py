@@ -265,9 +265,8 @@ class StepTimer:
     def end(self) -> None:
         """Close the epoch, unless it is closed already or has no step."""
         if self._steps:
-            self.epochs.append(
-                EpochTimes(moments=np.asarray(self._moments), steps=np.asarray(self._steps))
-            )
+            moments, steps = np.asarray(self._moments), np.asarray(self._steps)
+            self.epochs.append(EpochTimes(moments=moments, steps=steps))
         self._moments, self._steps = [], []
 
     @property
