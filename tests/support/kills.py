@@ -17,7 +17,10 @@ left = int(left)
 
 def count(event, arguments):
     global left
-    if event == "os.rename" and name in os.fsdecode(arguments[1]):
+    if event != "os.rename":
+        return
+    target = os.fsdecode(arguments[1])
+    if name in target and "__pycache__" not in target:
         left -= 1
         if left == 0:
             signal.raise_signal(int(number))  # to this thread, so it is handled here
