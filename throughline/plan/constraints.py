@@ -111,7 +111,7 @@ def _of_decoding(config: PipelineConfig, preprocess: Sequence[str]) -> Iterator[
     if config.read == "snapshot" and config.decode.approximate:
         yield "decode: a snapshot is decoded already; drop `decode`"
     if config.decode.ratio > 1 and config.decode.crop == "fused":
-        yield "decode: a crop cannot be fused with decoding at a smaller size; drop one of the two"
+        yield "decode: no crop is fused with decoding at a smaller size; drop `crop` or `ratio`"
     elif config.decode.crop == "fused" and preprocess[1:2] != ["center_crop"]:
         yield "decode.crop: only a `center_crop` right after `decode` fuses; add it, or drop `crop`"
 
