@@ -24,10 +24,13 @@ def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | N
     """Open the Parquet or Arrow files at `path`; None for CSV; DataNotFound if it has no table."""
     files = table_files.find_table_files(path) if path.exists() else []
     if not (files or path.is_file() or (path.is_dir() and _list_delimited(path))):
-        state = "holds no table" if path.is_dir() else "does not exist"
+        state = "does not exist"
+        if path.is_dir():
+            names = sorted(one.name for one in path.iterdir() if not one.name.startswith("."))
+            state = f"holds no table, but {name_some(names, most=_SHOWN) or 'nothing'}"
         raise DataNotFound(
             f"{path} {state}; `data.path` must be a CSV, Parquet or Arrow file, or a folder of such"
-            " files"
+            " files; a single file may have any suffix"
         )
     if not files:
         return None
