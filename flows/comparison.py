@@ -128,6 +128,7 @@ def open_parent(
     return comparison_run.open_comparison(run_key, run.name, run.tags)
 
 
+@cli.with_run_options
 def command(
     options: cli.RunOptions,
     pipeline: Annotated[

@@ -28,6 +28,7 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     return last.changed
 
 
+@cli.with_run_options
 def command(options: cli.RunOptions) -> None:
     """Bring the data up to date: fetch, ingest, shard, snapshot."""
     with cli.flow_command("prepare-data", [], options) as changes:

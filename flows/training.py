@@ -101,6 +101,7 @@ def training(
     return TrainingResult(figures=figures, compared=compared, folder=folder, report=report)
 
 
+@cli.with_run_options
 def command(
     options: cli.RunOptions,
     pipeline: Annotated[

@@ -113,6 +113,7 @@ def budget_option(name: str) -> Any:
     return typer.Option(help=str(Budgets.model_fields[name].description))
 
 
+@cli.with_run_options
 def command(  # noqa: PLR0913 - the options of a command line
     options: cli.RunOptions,
     ram: Annotated[str | None, budget_option("ram")] = None,

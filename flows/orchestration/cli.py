@@ -75,16 +75,17 @@ class RunOptions:
 
 
 def run_command(command: Callable[..., None]) -> None:
-    """Run a flow's command, which takes `options`, the `RunOptions`, and options of its own."""
+    """Run a flow's command with the options of this process."""
     collect_garbage_as_usual()
     if several := find_lonely_override(sys.argv[1:]):
         raise SystemExit(f"{several} needs its own --set: --set KEY=VALUE --set KEY=VALUE")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(_with_run_options(command))
+    app.command()(command)
     app()
 
 
-def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take each of the `RunOptions` instead of `options`, after its own options."""
     shared = [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(RunOptions)

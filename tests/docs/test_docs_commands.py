@@ -149,7 +149,7 @@ def try_command(command: str) -> None:
         if words[2:3] and words[2] in FLOWS:
             asked = options.get("pipeline") or []
             pipelines = [asked] if isinstance(asked, str) else asked
-            resolve_command(options["set_"], options["overlay"], options["name"], pipelines)
+            resolve_command(options["set"], options["overlay"], options["name"], pipelines)
             read_budgets(**{name: options.get(name) for name in Budgets.model_fields})
     else:
         assert command.startswith(SHELL), f"no rule says how to try {command}"
