@@ -35,7 +35,7 @@ COUNT, BATCH = 24, 4
 LAST = "end with .prefetch(tf.data.AUTOTUNE)"
 AHEAD = f"; {LAST}"
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
-INTERLEAVED = "flat_map(read): interleave(…, cycle_length=4, block_length=16, "
+INTERLEAVED = "flat_map: interleave(…, cycle_length=4, block_length=16, "
 INTERLEAVED += f"{PARALLEL}, deterministic=True)"
 CYCLE = f"cycle_length={len(os.sched_getaffinity(0))}"  # that of an interleave without one
 
@@ -54,10 +54,6 @@ def crop(number):
         (9, 9, 1), tf.zeros((1, 0, 4)), (number, 1), use_image_if_no_bounding_boxes=True
     )
     return number + tf.cast(box.begin[0], tf.int64)
-
-
-def python(function):
-    return lambda n: tf.ensure_shape(tf.numpy_function(function, [n], tf.int64), ())
 
 
 def numbers():
@@ -130,6 +126,9 @@ def test_a_cache_never_freezes_what_an_epoch_draws_or_composes_again(dataset, ad
 
 
 def test_what_python_makes_again_or_a_variable_changes_is_never_the_same_in_each_epoch():
+    def python(function):
+        return lambda n: tf.ensure_shape(tf.numpy_function(function, [n], tf.int64), ())
+
     drawn, level = np.random.default_rng(0), tf.Variable(2, dtype=tf.int64)
     for function, share in ((lambda n: n + drawn.integers(1000), range(50)), (lambda n: n, (100,))):
         proposed = propose_changes(numbers().map(python(function)).batch(BATCH), batch=BATCH)
@@ -149,25 +148,18 @@ def test_a_shuffle_of_files_is_no_shuffle_of_their_examples():
 
 
 def test_what_takes_long_is_compared_as_far_as_time_allows():
-    now = [0.0]
-
-    def read_slowly():
-        for number in numbers():
-            now[0] += 0.5
-            yield number
-
-    digests, mean_bytes = digest_some(read_slowly(), most_s=5.0, clock=lambda: now[0])
-    assert len(digests) == 11 and mean_bytes == 8
-    fewest, _ = digest_some(read_slowly(), most_s=0.0, clock=lambda: now[0])
+    each_half_second = itertools.count(step=0.5).__next__
+    digests, mean_bytes = digest_some(numbers(), most_s=5.0, clock=each_half_second)
+    assert len(digests) == FEWEST_PROVEN + 10 and mean_bytes == 8
+    fewest, _ = digest_some(numbers(), most_s=0.0, clock=each_half_second)
     assert len(fewest) == FEWEST_PROVEN
 
 
 def test_calls_in_parallel_keep_their_order_and_ask_for_it_where_the_options_leave_it_open():
     options = tf.data.Options()
     options.deterministic = False
-    dataset = tf.data.Dataset.range(6).interleave(
-        lambda n: tf.data.Dataset.range(4 * n, 4 * n + 4), cycle_length=5
-    )
+    rows = tf.data.Dataset.from_tensor_slices(np.arange(COUNT).reshape(6, 4))
+    dataset = rows.interleave(tf.data.Dataset.from_tensor_slices, cycle_length=5)
     change = propose_changes(dataset.prefetch(1), batch=BATCH)[0]
     assert change.meaning == SAME and "cycle_length" not in change.adds
     assert elements(change.dataset) == elements(dataset) != sorted(elements(dataset))
@@ -177,12 +169,9 @@ def test_calls_in_parallel_keep_their_order_and_ask_for_it_where_the_options_lea
     assert all(each.adds.endswith(f"{PARALLEL}, deterministic=True") for each in parallel)
 
 
-def read(file):
-    return tf.data.TextLineDataset(file).skip(1)
-
-
-def read_each(lines):
-    return tf.data.Dataset.from_tensor_slices(lines).flat_map(read)
+def read_each(files):
+    read = tf.data.Dataset.from_tensor_slices(files).flat_map
+    return read(lambda file: tf.data.TextLineDataset(file).skip(1))
 
 
 @pytest.mark.parametrize(
@@ -190,15 +179,13 @@ def read_each(lines):
     [
         (read_each, [INTERLEAVED]),
         (tf.data.TextLineDataset, ["TextLineDataset: num_parallel_reads=tf.data.AUTOTUNE"]),
-        (lambda lines: tf.data.TextLineDataset(lines, num_parallel_reads=2), []),
-        (lambda lines: read_each(lines).enumerate(), []),
-        (lambda lines: read_each(lines).batch(9).map(tf.strings.length).unbatch(), [INTERLEAVED]),
-        (lambda lines: read_each(lines).batch(3), []),
+        (lambda files: tf.data.TextLineDataset(files, num_parallel_reads=2), []),
+        (lambda files: read_each(files).enumerate(), []),
+        (lambda files: read_each(files).batch(9).map(tf.strings.length).unbatch(), [INTERLEAVED]),
+        (lambda files: read_each(files).batch(3), []),
     ],
 )
-def test_files_may_be_read_at_once_unless_what_follows_goes_by_the_order(
-    tmp_path, dataset, changed
-):
+def test_files_are_read_at_once_unless_what_follows_goes_by_order(tmp_path, dataset, changed):
     files = [tmp_path / f"{number}.txt" for number in range(3)]
     for file in files:
         file.write_text("\n".join(["header", *(file.stem + row for row in "01234567")]))

@@ -8,7 +8,6 @@ import os
 import sys
 import weakref
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock, Mock, call
 
 import keras
@@ -164,7 +163,7 @@ def test_a_model_on_several_devices_or_hosts_is_timed_as_it_is():
     known = {"MirroredStrategy": "on 2 replicas", "MultiWorkerMirroredStrategy": "several hosts"}
     for kind, because in known.items():
         strategy = type(kind, (), {"num_replicas_in_sync": 2})()
-        model: Any = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
+        model = type("Distributed", (keras.Sequential,), {"distribute_strategy": strategy})()
         (training,) = begin(model)[0].trainings
         assert because in training.passive_because and not training.timing.active
 
@@ -290,8 +289,7 @@ def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, st
     # Before an epoch's first step, and after its last, nothing lies between.
     between = passive.total_s - 3 * (gap_s + 3 / 4 * steps * step_s)
     assert between == pytest.approx(3 * (steps - 1) * step_s / 4)
-    together = waits.take.call_count < 4 * steps / 2
-    assert together == (step_s < timed_function.TOGETHER_S / 2)
+    assert (waits.take.call_count < 4 * steps / 2) == (step_s < timed_function.TOGETHER_S / 2)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +302,7 @@ def test_of_steps_that_are_recorded_together_time_and_waits_are_known(step_s, st
         ({"fills_cache": True}, True, []),
     ],
 )
-def test_trials_know_the_batches_of_an_input_and_none_begins_while_a_cache_is_being_filled(
-    monkeypatch, facts, first_epoch, batches
-):
+def test_trials_know_the_batches_and_await_a_full_cache(monkeypatch, facts, first_epoch, batches):
     monkeypatch.setattr(trials, "Trials", made := MagicMock())
     session = Session(Options(), print)
     training = session.open("fit", backend="tensorflow", **facts)

@@ -51,32 +51,24 @@ def make_hooks(module, **options):
     return module._Hooks(FitWatch(session, Waits()), LoopWatch(session))
 
 
-@pytest.fixture
-def loops(monkeypatch):
-    """The loops of this process over datasets of tf.data, watched until the test ends."""
+@pytest.mark.parametrize("distributed", [False, True])
+def test_epochs_that_are_left_early_are_of_one_training(monkeypatch, distributed):
     hooks = make_hooks(tensorflow_hooks)
     for module, kind in ((iterator_ops, "OwnedIterator"), (input_lib, "DistributedIteratorBase")):
         for name in ("__next__", "get_next", "get_next_as_optional"):
             monkeypatch.setattr(getattr(module, kind), name, vars(getattr(module, kind))[name])
         hooks.patch_iterators(module)
-    return hooks._loops
-
-
-def test_epochs_that_are_left_early_are_of_one_training(loops):
-    dataset = tf.data.Dataset.range(40)
-    for _ in range(4):
-        for _ in zip(range(5), dataset, strict=False):
-            loops.mark()
-    (training,) = loops.session.trainings
+    dataset = tf.data.Dataset.range(40).batch(1)
+    if distributed:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+        dataset = strategy.experimental_distribute_dataset(dataset)
+    for steps in (5, 5, 5, 99):  # the last epoch ends with its data
+        for _ in zip(range(steps), dataset, strict=False):
+            hooks._loops.mark()
+    (training,) = hooks._loops.session.trainings
     assert len(training.timing.epochs) == 4
-
-
-def test_a_distributed_dataset_is_one_loop(loops):
-    strategy, data = tf.distribute.MirroredStrategy(["CPU:0"]), tf.data.Dataset.range(6).batch(1)
-    for _ in strategy.experimental_distribute_dataset(data):
-        loops.mark()
-    (training,) = loops.session.trainings
-    assert training.timing.seen == 5 and "distribution strategy" in training.passive_because
+    assert training.timing.seen == 55 - 1 - 3, "not the first step, nor those that left an epoch"
+    assert ("distribution strategy" in training.passive_because) is distributed
 
 
 def test_a_batch_with_nothing_in_a_place_is_waited_for_within_a_graph():
@@ -109,15 +101,6 @@ def test_a_parameter_server_is_refused_when_it_is_made(keep):
 Device = namedtuple("Device", ["type", "index"], defaults=[None])
 
 
-def make_torch(**kinds):
-    return SimpleNamespace(
-        device=Device,
-        is_grad_enabled=lambda: True,
-        distributed=SimpleNamespace(is_available=lambda: False),
-        **{"cuda": Mock(**{"is_initialized.return_value": False}), **kinds},
-    )
-
-
 class Iterator:
     """Of a loader: `__next__` is what PyTorch's base class of iterators has."""
 
@@ -135,8 +118,14 @@ class Loader:
         return Iterator(3)
 
 
-def run_loop(monkeypatch, torch, *devices, begin=Iterator, steps=5, **options):
+def run_loop(monkeypatch, *devices, begin=Iterator, steps=5, kinds=None, **options):
     """Train on batches of the iterator that is returned by a function at first, and at its end."""
+    torch = SimpleNamespace(
+        device=Device,
+        is_grad_enabled=lambda: True,
+        distributed=SimpleNamespace(is_available=lambda: False),
+        **(kinds or {"cuda": Mock(**{"is_initialized.return_value": False})}),
+    )
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(Iterator, "__next__", Iterator.__next__)
     monkeypatch.setattr(Loader, "__iter__", Loader.__iter__)
@@ -176,15 +165,15 @@ def test_a_trainer_gets_more_steps_or_epochs_whichever_ended_it(steps, ends):
 
 
 def test_the_devices_of_the_parameters_are_waited_for(monkeypatch):
-    cuda, xpu, mps = Mock(**{"current_device.return_value": 0}), Mock(), Mock()
+    kinds = {"cuda": Mock(**{"current_device.return_value": 0}), "xpu": Mock(), "mps": Mock()}
     devices = [*(Device(kind) for kind in ("cpu", "xpu", "mps", "xla")), Device("cuda", 1)]
-    training = run_loop(monkeypatch, make_torch(cuda=cuda, xpu=xpu, mps=mps), *devices).training
+    training = run_loop(monkeypatch, *devices, kinds=kinds).training
     assert training.name.startswith("the loop at ") and "test_hooks.py:" in training.name
     assert training.on_accelerator and not training.synchronous
     training.timing.settle()
-    xpu.synchronize.assert_called_once_with(devices[1])
-    mps.synchronize.assert_called_once_with()
-    assert {call.args[0].index for call in cuda.synchronize.mock_calls} == {0, 1}
+    kinds["xpu"].synchronize.assert_called_once_with(devices[1])
+    kinds["mps"].synchronize.assert_called_once_with()
+    assert {call.args[0].index for call in kinds["cuda"].synchronize.mock_calls} == {0, 1}
 
 
 Stream = type("Stream", (), {})
@@ -214,7 +203,7 @@ def test_workers_that_would_repeat_or_share_the_data_of_a_validation_are_no_patc
 
 def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monkeypatch):
     begin = functools.partial(iter, Loader())
-    training = run_loop(monkeypatch, make_torch(), Device("cpu"), begin=begin, steps=20).training
+    training = run_loop(monkeypatch, Device("cpu"), begin=begin, steps=20).training
     assert training.timing.seen == 18 and training.timing.steps_per_epoch == 3
     assert not training.on_accelerator and training.synchronous
 
@@ -222,11 +211,10 @@ def test_a_loader_that_is_begun_again_in_another_line_is_the_same_training(monke
 def test_a_loader_that_only_its_loop_holds_is_tried_and_one_that_is_gone_is_said(monkeypatch):
     """As in `for batch in DataLoader(…)`; a script that is kept may need the memory."""
     given = {"begin": lambda: iter(Loader()), "steps": 20}
-    kept = run_loop(monkeypatch, make_torch(), Device("cpu"), **given)
+    kept = run_loop(monkeypatch, Device("cpu"), **given)
     assert not [*kept.source.tries(kept.training)]
-    said = "no change is tried: the script does not keep its DataLoader"
-    assert kept.training.notes == [said]
+    assert kept.training.notes == ["no change is tried: the script does not keep its DataLoader"]
     monkeypatch.undo()
     monkeypatch.setattr(torch_hooks._Hooks, "_try_changes", lambda *given: given[2])
-    ended = run_loop(monkeypatch, make_torch(), Device("cpu"), keep=False, **given)
+    ended = run_loop(monkeypatch, Device("cpu"), keep=False, **given)
     assert isinstance(ended.source.tries(ended.training), Loader)

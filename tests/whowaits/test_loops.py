@@ -36,8 +36,7 @@ class Script:
         self.now, self.input_s = 100.0, input_s
         self.ahead = ahead  # batches that the input makes while it is not waited for
         self.ready = 0.0  # seconds of the input's work that lie prepared
-        given = Options(script="train.py", **options)
-        self.session = Session(given, print, clock=lambda: self.now)
+        self.session = Session(Options(script="train.py", **options), print, clock=lambda: self.now)
         self.watch = LoopWatch(self.session)
 
     def wait(self, seconds):
@@ -171,11 +170,10 @@ def validated(script):
 
 
 def left_early(script):
-    """And followed by one without gradients."""
     for _ in itertools.islice(script.loop(Batches(50)), 21):
         script.train()
     script.wait(10)
-    for _ in script.loop(Batches(20)):
+    for _ in script.loop(Batches(20)):  # without gradients
         script.wait(0.1)
 
 
@@ -298,7 +296,22 @@ def report_on(timing, **conditions):
     return make_report(timing, given, judge(timing, given), script="", training="")
 
 
-def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
+@pytest.mark.parametrize(
+    ("epoch", "model_s", "gaps_s", "pause_s", "verdict", "interval", "gaps", "said"),
+    [
+        (25, 0.02, [0.2], 0.0, INPUT_BOUND, (100 * 4 / 14, 100 * 4 / 14), 17, "waits 200 ms"),
+        (25, 1.2, [12], 0.0, INPUT_BOUND, (100 * 4 / 14, 100 * 4 / 14), 2, "waits 12000 ms"),
+        (25, 0.02, [0.0, 0.4], 0.0, UNDECIDED, (0, 100 * 8 / 18), 17, "waits 400 ms"),
+        (500, 0.02, [4.0], 0.0, COMPUTE_BOUND, (0, 0), 1,
+         "this was seen only once, so the stall does not include it"),
+        (520, 0.02, [0.01], 5.0, COMPUTE_BOUND, (0, 0), 0,
+         "no two epochs in a row ran undisturbed: the stall includes no gap between them"),
+    ],
+    ids=["short", "long", "unequal", "once", "after pauses"],
+)  # fmt: skip
+def test_the_gap_between_epochs_is_part_of_the_stall_if_it_was_seen_twice(
+    epoch, model_s, gaps_s, pause_s, verdict, interval, gaps, said
+):
     """Epochs begin with a wait of `gaps_s` in turn, or of `pause_s` after a disturbed one."""
     script = Script(input_s=model_s / 4, ahead=2, seconds=2000 * model_s)
     waits, rounds = itertools.cycle(gaps_s), [0]
@@ -309,32 +322,12 @@ def judge_gaps(epoch, model_s, *, gaps_s, pause_s=0.0):
 
     for _ in until_measured(script, epoch, find_gap_s=find_gap_s, steps=lambda: epoch):
         script.train(model_s)
-    return report_on(script.training.timing)
-
-
-@pytest.mark.parametrize(("epoch", "gap_s", "model_s"), [(25, 0.2, 0.02), (25, 12, 1.2)])
-def test_the_gap_between_epochs_is_part_of_the_stall_however_long_they_are(epoch, gap_s, model_s):
-    found = judge_gaps(epoch, model_s, gaps_s=[gap_s])
-    assert (found.verdict, found.stall_pct) == (INPUT_BOUND, pytest.approx(100 * 4 / 14, abs=1.5))
+    report = report_on(script.training.timing)
+    assert (report.verdict, report.gaps) == (verdict, gaps)
+    assert (report.stall_low_pct, report.stall_high_pct) == pytest.approx(interval, abs=1.5)
+    assert said in "\n".join(report.lines)
     block = Block(steps=3, gaps=3, wait_s=0.1)
-    assert block.with_gaps(gap_s, 1) is block, "each step opens an epoch"
-
-
-def test_an_interval_is_as_wide_as_gaps_between_epochs_differ():
-    found = judge_gaps(25, 0.02, gaps_s=[0.0, 0.4])
-    interval = found.stall_low_pct, found.stall_high_pct
-    assert interval == pytest.approx((0, 100 * 8 / 18), abs=2)
-    assert found.verdict == UNDECIDED
-
-
-def test_a_gap_that_was_seen_once_or_after_a_pause_alone_is_said_and_is_no_part_of_the_stall():
-    once = judge_gaps(500, 0.02, gaps_s=[4.0])
-    assert (once.verdict, once.gaps) == (COMPUTE_BOUND, 1)
-    assert "  this was seen only once, so the stall does not include it" in once.lines
-    paused = judge_gaps(520, 0.02, gaps_s=[0.01], pause_s=5.0)
-    assert (paused.verdict, paused.gaps) == (COMPUTE_BOUND, 0)
-    said = "  no two epochs in a row ran undisturbed: the stall includes no gap between them"
-    assert said in paused.lines
+    assert block.with_gaps(gaps_s[0], 1) is block, "each step opens an epoch"
 
 
 def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_cache():
@@ -371,18 +364,15 @@ def test_a_training_whose_batches_are_not_seen_is_timed_by_its_lines_and_ended()
         script.now += seconds
         said.append(script.session.watch_unseen(0.0, said[-1]))
 
-    def train():
-        for _ in itertools.count():
-            spend(3)
-            script.watch.mark()
-            spend(1)
-
     for marks, reason in ((1, "it ended without a training"), (19, UNSEEN)):
         for _ in range(marks):
             script.watch.mark()
         assert reason in script.session.make_report().reason
     with pytest.raises(Ended):
-        train()
+        while True:
+            spend(3)
+            script.watch.mark()
+            spend(1)
     report = script.session.make_report()
     assert {*said} == {"", UNSEEN} and report.verdict == UNDECIDED and report.reason == UNSEEN
     assert [line.strip()[:4] for line in report.lines[-2:]] == ["75 %", "25 %"]

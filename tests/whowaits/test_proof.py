@@ -64,20 +64,18 @@ def draw(number):
     return tf.ensure_shape(drawn, ())
 
 
-def test_a_faster_copy_with_the_same_batches_is_proven_and_their_order_said():
+def test_a_faster_copy_with_the_same_examples_is_proven_and_it_is_said_what_differs():
     before, copy = numbers().map(double).batch(8), numbers().map(double, 2).batch(8)
     equal = "the batches of two epochs are equal (10 each)"
     assert prove_changed(before, copy) == Proof(2.0, 2.0, 2.0, 9, equal)
     found = prove_changed(before, numbers(seed=8).map(double, 2).batch(8))
-    assert found.data == "the batches of two epochs hold the same examples, in another order"
-
-
-def test_what_is_drawn_after_another_order_is_said():
+    same = "of two epochs hold the same examples, in another order"
+    assert found.data == f"the batches {same}"
     before = numbers().map(double).map(jitter).batch(8)
     after = numbers().map(double).cache().shuffle(80, seed=5).map(jitter).batch(8)
     found = prove_changed(before, after, change=change_of(".cache().shuffle(80)", ORDER, number=1))
-    same = "the elements after map(double) of two epochs hold the same examples, in another order"
-    assert found.data == f"{same}; random draws after that fall on other examples"
+    drawn = "random draws after that fall on other examples"
+    assert found.data == f"the elements after map(double) {same}; {drawn}"
 
 
 def test_the_first_batches_of_a_long_epoch_prove_that_all_are_equal(monkeypatch):
