@@ -38,11 +38,6 @@ IMAGES = 4  # axes of a batch of images
 LOGGED = "steps"  # folder of the training's MLflow run
 
 
-def absolute(text: str) -> Path:
-    """Return a path of the command line, for after `--name` has changed the folder."""
-    return Path(text).absolute()
-
-
 def read_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
@@ -50,6 +45,7 @@ def read_count(text: str) -> int:
 
 
 def declare_options(parser: argparse.ArgumentParser) -> None:
+    given_here = Path.cwd().joinpath  # `--name` changes the folder
     parser.add_argument("--pipeline", required=True, metavar="NAME", help="whose training")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("step", nargs="?", metavar="STEP", help="N, or EPOCH/N")
@@ -59,12 +55,12 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--last", action="store_true", help="the last step")
     parser.add_argument(
         "--out",
-        type=absolute,
+        type=given_here,
         metavar="DIR",
         help="write a table of all examples, and a picture, there and to the training's MLflow run",
     )
     parser.add_argument(
-        "--receipt", type=absolute, metavar="FILE", help="of a training elsewhere, not of here"
+        "--receipt", type=given_here, metavar="FILE", help="of a training elsewhere, not of here"
     )
     add_run_option(parser)
 

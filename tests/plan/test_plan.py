@@ -143,7 +143,7 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
         ({**INDEXED, "service": {}}, "cannot be sent to a worker"),
         ({**INDEXED, **UNSHUFFLED, "sampling": "balanced"}, "use `global`"),
         ({"read": "files", "interleave": {}}, "only shards can be interleaved"),
-        ({"decode": {"ratio": 2, "crop": "fused"}}, "drop one of the two"),
+        ({"decode": {"ratio": 2, "crop": "fused"}}, "drop `crop` or `ratio`"),
         ({"sampling": {}}, "need at least one class"),
         ({"snapshot_on": "device"}, "only a snapshot can live on the device"),
         ({**MAPPED, "snapshot_on": "device", "prefetch": 2}, "nothing to prepare ahead"),
