@@ -63,14 +63,16 @@ def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], per_epoch: int, ste
         lows, highs = ([edge(group) for group in groups] for edge in (np.nanmin, np.nanmax))
         axes.fill_between(starts, lows, highs, color=TRAIN, alpha=0.25, linewidth=0)
     axes.plot(starts, [np.nanmedian(group) for group in groups], color=TRAIN, linewidth=0.8)
-    last, lines = -len(losses), 0
+    last, lines, top = -len(losses), 0, 0.0
     for spike in sorted(spikes, key=lambda spike: spike.step):
         axes.plot(spike.step + 1, spike.loss, "o", color=WAITING, markersize=4)
         # Names of spikes that are near are one above the other.
-        last, lines = spike.step, lines + 1 if spike.step - last < len(losses) / 20 else 0
+        near = spike.step - last < len(losses) / 20
+        last, lines = spike.step, lines + 1 if near else 0
+        top = max(top, spike.loss) if near else spike.loss
         above = (3, 4 + 9 * lines)
         note = {"textcoords": "offset points", "xytext": above, "fontsize": 8, "color": INK}
-        axes.annotate(name_step(spike.step, per_epoch), (spike.step + 1, spike.loss), **note)
+        axes.annotate(name_step(spike.step, per_epoch), (spike.step + 1, top), **note)
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss", color=INK)
     style_axes(axes)
