@@ -94,8 +94,8 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        options = RunOptions(**{field.name: given.pop(field.name) for field in fields(RunOptions)})
-        command(options=options, **given)
+        names = [field.name for field in fields(RunOptions) if field.name in given]
+        command(options=RunOptions(**{name: given.pop(name) for name in names}), **given)
 
     run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
     return run

@@ -93,7 +93,7 @@ MULTIPLE = 'batch_multiple: Literal["auto"] | Annotated[int, Field(ge=1)] = '
         ("settings/training.py", f'{MULTIPLE}"auto"', f"{MULTIPLE}2", each(*JUDGED)),
         ("settings/training.py", "passes over the training split", "how often", set()),
         # What is computed from settings concerns every stage.
-        ("settings/pipeline.py", "self.model_dump() != E", "0 != E", each(*LIBRARIES)),
+        ("settings/pipeline.py", "self != Jpeg", "0 != Jpeg", each(*LIBRARIES)),
         # Code concerns the stages that it decides, and what is written about it none.
         ("kernels/randaugment.py", "MOST = 30", "MOST = 31", EVERY_RUN),
         ("kernels/kernels.py", NEW, "\n# A comment.\nfrom throughline", set()),

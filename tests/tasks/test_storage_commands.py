@@ -113,7 +113,7 @@ def test_nothing_is_removed_where_the_history_cannot_be_read(history, bucket_url
     cached = {path.read_text(): path for path in history.glob(".dvc/cache/files/md5/*/*")}
     lost = cached[json.dumps({"key": FIRST})]
     away = lost.rename(history / "away")
-    with pytest.raises(WorkspaceProblem, match="cannot be read, so nothing is removed; first get"):
+    with pytest.raises(WorkspaceProblem, match="need, so nothing is removed; first get"):
         list(collect_garbage(store, history, now=LATER, removes=True))
     away.rename(lost)
     assert len(list(store.list())) == 1
