@@ -84,7 +84,8 @@ def show_comparison(comparison: Comparison, report: Path, run_id: str | None) ->
     create_table_artifact(key="comparison", table=table, description=headline)
     create_markdown_artifact(key="comparison-report", markdown=to_markdown(comparison))
     _show_picture("comparison-throughput", plots / "throughput.png", headline)
-    steps = [f"{name}: real steps" for name in {comparison.baseline: 0, comparison.best: 0}]
+    shown = dict.fromkeys([comparison.baseline, comparison.best])
+    steps = [f"{name}: real steps" for name in shown]
     _show_picture("comparison-timelines", plots / "timelines.png", ", ".join(steps))
     if pages := comparison_run.run_urls(run_id):
         create_link_artifact(key="mlflow-run", link=pages[0], link_text=headline)
@@ -146,7 +147,7 @@ def report_failure(flow: Any, run: Any, state: Any) -> None:
     log = f"{pages}/runs/flow-run/{run.id}" if pages else command
     advice = f"The log: {log}. Finished stages are kept; retry the run to continue."
     text = f"{describe_failure(run.name, state)}\n\n{advice}"
-    # Of a stopped run, Prefect calls this outside the run, which `create_markdown_artifact` needs.
+    # Prefect calls this outside a stopped run, and `create_markdown_artifact` needs to be in one.
     key = f"{flow.name}-failure"
     artifact = ArtifactCreate(key=key, type="markdown", data=text, flow_run_id=run.id)
     with get_client(sync_client=True) as client:
@@ -166,7 +167,7 @@ REPORTED: dict[str, Any] = {
 
 
 def describe_failure(name: str, state: State) -> str:
-    """Return Markdown that says how a run ended, and why, which nothing in the reason can leave."""
+    """Return Markdown that says how a run ended, and why, behind a fence longer than any within."""
     reason = failure_reason(state)[:LONGEST_REASON]
     fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", reason)), 0)
     return f"# {name}: {state.name}\n\n{fence}\n{reason}\n{fence}"
