@@ -71,6 +71,8 @@ def choose_steps(
     """Return the steps to show, counted from 0 over all epochs, of a training of so many steps."""
     if options.worst:
         spikes = find_spikes(losses, most=options.worst)
+        if not spikes and np.isfinite(losses).any():
+            raise MissingInput("no step's loss is above those around it; name a STEP")
         if not spikes:
             raise MissingInput(
                 "there are no losses of single steps: the train step tells none, or the training"

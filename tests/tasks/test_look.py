@@ -87,6 +87,15 @@ def test_steps_are_named_from_one_on(step, place):
         choose_steps(options, **TAKEN)
 
 
+@pytest.mark.parametrize(
+    ("losses", "said"), [(np.geomspace(1, 1e-6, 12), "no step's loss is above"), ([], "no losses")]
+)
+def test_without_a_spike_it_is_said_why(losses, said):
+    options = argparse.Namespace(worst=1, last=False, step=None)
+    with pytest.raises(MissingInput, match=said):
+        choose_steps(options, **{**TAKEN, "losses": np.asarray(losses)})
+
+
 def test_files_of_another_training_are_refused(first):
     folder, results = first[0], Layout(first[0]).results("optimized")
     receipt = json.loads((results / Receipt.FILE).read_text())
