@@ -35,7 +35,9 @@ from throughline.training.replicas import count_training_gpus
 from throughline.training.step_function import StepFunction
 from throughline.training.step_model import Feed, make_step_model
 
-TURN_STEPS = 10  # the least steps of a turn, besides its given duration
+# The least steps of a turn, besides its duration. An input that waits while it is frozen gets up to
+# a batch per turn for nothing, so turns of few steps last twice as long.
+TURN_STEPS, MANY_STEPS = 10, 30
 LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # after LONGEST_TURN_S, FEWEST_STEPS are enough
 WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE starts
 LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # fewer, if those after the first call take WARM_UP_S
@@ -260,7 +262,8 @@ def _repeat_for_a_turn(advance: Callable[[], int], seconds: float) -> int:
     while steps < FEWEST_STEPS or is_short:
         steps += advance()
         taken_s = time.perf_counter() - started_at
-        is_short = taken_s < LONGEST_TURN_S and (steps < TURN_STEPS or taken_s < seconds)
+        least = TURN_STEPS if taken_s > 2 * seconds else MANY_STEPS
+        is_short = taken_s < LONGEST_TURN_S and (steps < least or taken_s < seconds)
     return steps
 
 

@@ -23,6 +23,7 @@ _NINES = re.compile(r"-?(9{3,}|9+\.9+)")
 _CODE = re.compile(rf"-[1789]|-?(77+|88+|99+|9+[678])|{_NINES.pattern}")
 _MOST_VALUES = 100  # most values of a column that may determine the label
 _SAME = 1 - 1e-9  # correlation of a column that is the label in another unit
+_MOST_SUMMED, _EXACT = 10_000, 1e-6  # rows that show a sum of columns, and its largest error
 _SHOWN = 3
 _SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
 TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
@@ -174,9 +175,27 @@ def find_units(table: TextTable, numeric: Sequence[str]) -> list[int]:
 
 
 def find_same(columns: Iterable[tuple[str, np.ndarray]], label: np.ndarray) -> list[str]:
-    """Return warnings about columns, by name and values (rows,), that are a rescaled `label`."""
-    found = [name for name, values in columns if is_rescaled(values, label)]
-    return _advise(found, "is the label in another unit")
+    """Return warnings about columns, by name and values (rows,), that alone or together give the
+    numbers `label` (rows,): in another unit, or as a sum.
+    """
+    rows, same = np.flatnonzero(np.isfinite(label))[:_MOST_SUMMED], list[str]()
+    target, parts = label[rows].astype(np.float64), dict[str, np.ndarray]()
+    for name, values in columns:
+        if is_rescaled(values, label):
+            same.append(name)
+        elif np.isfinite(part := values[rows].astype(np.float64)).all() and part.std():
+            parts[name] = (part - part.mean()) / part.std()
+    if not same and parts and len(rows) >= max(LEAST_ROWS, 2 * len(parts)) and target.std():
+        target = (target - target.mean()) / target.std()
+        given = np.stack([*parts.values()], axis=1)
+        factors = np.linalg.lstsq(given, target)[0]
+        if np.abs(given @ factors - target).max() < _EXACT:
+            used = [name for name, one in zip(parts, np.abs(factors), strict=True) if one > _EXACT]
+            return [
+                f"the label can be computed from columns {' and '.join(used)}; if they are known"
+                f" only with it, leave them out: data.ignore: [{', '.join(used)}]"
+            ]
+    return _advise(same, "is the label in another unit")
 
 
 def find_leaks(table: TextTable, names: Sequence[str]) -> list[str]:
