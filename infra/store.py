@@ -32,7 +32,7 @@ _VALID = datetime.timedelta(days=36_500)
 def command(
     data: Annotated[Path, typer.Option(help="folder of the objects")],
     port: Annotated[
-        int, typer.Option(help="of S3; other servers use the next three, and gRPC those + 10,000")
+        int, typer.Option(help="port of S3; other servers use the next 3, and gRPC all + 10,000")
     ] = 8333,
     bind: Annotated[str, typer.Option(help="address on which S3 listens")] = LOOPBACK,
 ) -> None:

@@ -66,18 +66,18 @@ def up(  # noqa: PLR0913 - each is an option of the command
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
     postgres_port: Annotated[
-        int | None, typer.Option(help="of Postgres; default: the last one used, at first 5433")
+        int | None, typer.Option(help="port of Postgres; default: the last one used, or 5433")
     ] = None,
     s3_port: Annotated[
         int | None,
         typer.Option(
             max=55_000,
-            help="of the S3 store, which also uses the next three, and those 10,000 above",
+            help="port of the S3 store; it also uses the next three, and these four + 10,000",
         ),
     ] = None,
     input_port: Annotated[
         int | None,
-        typer.Option(help="of the tf.data service's dispatcher; its workers use the next ones"),
+        typer.Option(help="port of the tf.data dispatcher; its workers use the next ones"),
     ] = None,
     input_workers: Annotated[
         int,
@@ -88,7 +88,7 @@ def up(  # noqa: PLR0913 - each is an option of the command
         ),
     ] = 0,
     dask_port: Annotated[
-        int | None, typer.Option(help="of the Dask scheduler; its workers use the next ones")
+        int | None, typer.Option(help="port of the Dask scheduler; its workers use the next ones")
     ] = None,
     dask_workers: Annotated[
         int,
@@ -169,7 +169,7 @@ def store(
 
 @contextmanager
 def stores(home: StackConfig) -> Iterator[Callable[[], None]]:
-    """Run Postgres and the S3 store; yield a function that restarts what has ended."""
+    """Run Postgres and the S3 store; yield a function that restarts one that has ended."""
     check_free("postgres-port", home.settings.postgres_port)
     check_free("s3-port", *s3.list_ports(home.settings.s3_port))
     with postgres.postgres(home) as check_postgres, s3.object_store(home) as check_objects:

@@ -17,7 +17,7 @@ from flows.servers.services import (
 from infra.local.stack_config import StackConfig
 from throughline.shared.errors import ServiceFailed
 
-# Dask names an item once it has ended three workers; by default it allows four.
+# Dask reports an item once it has ended three workers; by default, Dask waits for a fourth.
 ALLOWED_FAILURES = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
 
 
@@ -72,9 +72,9 @@ def _number(name: str, command: list[str], workers: int) -> list[tuple[str, list
 def _cluster(
     home: StackConfig, servers: Sequence[tuple[str, list[str]]], option: str, first: int
 ) -> Iterator[list[Running]]:
-    """Run servers, unless there is only the first one; `option` sets the port of that one.
+    """Run servers on ports from `first` on, which `option` sets; run none if only one is given.
 
-    Each has the name of its log, and a command that ends in the option for its port.
+    Each is given as the name of its log and a command that ends in the option for its port.
     """
     processes = [
         ServerProcess(

@@ -44,7 +44,7 @@ def object_store(home: StackConfig) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """Run a store with this bucket on free ports, as above; yield its users' variables."""
+    """Run a store with this bucket on free ports during the block; yield its clients' variables."""
     with reserved_ports() as first:
         home = load_stack(folder, s3_port=first)
         with object_store(home):
@@ -55,13 +55,13 @@ def temporary_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
 
 def list_ports(first: int) -> list[int]:
-    """Return the store's ports: one for each of its parts, and those 10,000 above."""
+    """Return the store's ports: one for each of its parts, and each of these plus 10,000."""
     return [first + part + above for above in (0, 10_000) for part in range(len(PARTS))]
 
 
 @contextmanager
 def reserved_ports() -> Iterator[int]:
-    """Yield the first of free ports that only a store, which sets SO_REUSEADDR, can bind now."""
+    """Yield the first of free ports that only a server with SO_REUSEADDR, as a store, can bind."""
     with ExitStack() as holders:
         while True:
             # `random` would give processes with the same seed the same numbers; connections use

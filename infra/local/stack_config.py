@@ -72,7 +72,7 @@ class StackConfig:
 
 @contextmanager
 def hold_stack(folder: Path) -> Iterator[None]:
-    """Run or change the stack of a folder alone during the block; ServiceFailed if it is in use."""
+    """Lock a stack's folder during the block; ServiceFailed if another process holds the lock."""
     folder = folder.resolve()
     _make_folder(folder)
     running = f"the stack in {folder} is running; stop it first (Ctrl-C where it was started)"
