@@ -33,7 +33,7 @@ from throughline.tracking.experiments import RunKey, make_run_key
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult:
-    """What a comparison found, and the folder of its report; None if no report was written."""
+    """The result of a comparison, and the folder of its report; None if no report was written."""
 
     compared: Comparison
     report: Path | None
@@ -52,7 +52,7 @@ def comparison(
     Args:
       pipelines: the configurations; if unchanged or empty, all, including those of a preset. A
         run without changes writes a report only if it has all configurations
-      changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
+      changes: changes to params.yaml for this run only, which then becomes a DVC experiment;
         unchanged fields have no effect
       name: the name of the run's worktree and DVC experiment; if empty, both are named after the
         flow run, and the worktree is removed once the experiment is saved
@@ -103,7 +103,7 @@ def comparison(
             why = "it compares all configurations of params.yaml, but only some were selected"
             get_run_logger().info(f"skipping report: {why}")
             return ComparisonResult(compared=compared, report=None)
-        with run.hold_results():  # the parent run has ended, whatever fails here
+        with run.hold_results():  # the parent run has ended, even if this fails
             show_comparison(compared, layout.report, parent)
         report = run.save_experiment(changed=finished.changed) or layout.report
         link_to_report(report)
@@ -115,8 +115,8 @@ def open_parent(
 ) -> AbstractContextManager[str | None]:
     """Open the comparison's MLflow run, the parent of the configurations' runs.
 
-    None if `stages` is empty, or if all are up to date, MLflow has the comparison, and it is not
-    `certain` that DVC will be asked again or a champion is wanted.
+    Yields None if `stages` is empty. Also yields None if no stage is out of date and MLflow has
+    the comparison, unless it is `certain` that the run is needed.
     """
     stale, report = run.stage_env.stale & {*stages}, Layout(run.workspace.root).report
     if not stages:

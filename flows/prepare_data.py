@@ -14,7 +14,7 @@ def prepare_data(changes: Changes = UNCHANGED, name: RunName = "") -> bool:
     """Run fetch, ingest, shard and snapshot; later runs find the data in DVC's cache.
 
     Args:
-      changes: what differs from params.yaml in this run only; it does not become a DVC experiment,
+      changes: changes to params.yaml for this run only; it does not become a DVC experiment,
         because no configuration is trained
       name: the name of the run's worktree; if empty, the worktree is named after the flow run and
         removed at the end

@@ -35,7 +35,7 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
     """A training's figures by name, its verdict if it was measured, the folder of its files, and
-    that of its report, which only a measured run with changes has.
+    the folder of its report, which only a measured run with changes has.
     """
 
     figures: Mapping[str, Any]
@@ -56,7 +56,7 @@ def training(
 
     Args:
       pipeline: the configuration, a key of `pipelines:` in params.yaml
-      changes: what differs from params.yaml in this run only, which then becomes a DVC experiment;
+      changes: changes to params.yaml for this run only, which then becomes a DVC experiment;
         unchanged fields have no effect
       name: the name of the run's worktree and DVC experiment; if empty, both are named after the
         flow run, and the worktree is removed once the experiment is saved

@@ -40,8 +40,8 @@ def tuning(
     """Prepare the data, then search for the configuration that trains in the least time.
 
     Args:
-      budgets: what the search, and the training that it is for, may use
-      changes: what differs from params.yaml in this run only
+      budgets: memory, disk and time for the search, and for the training to optimize
+      changes: changes to params.yaml for this run only
       name: the name of the run's worktree; if empty, the worktree is named after the flow run and
         removed at the end
       apply: add what is found to params.yaml as `pipelines.tuned`; not possible with `changes`
@@ -94,7 +94,7 @@ def show_result(folder: Path) -> TuningResult:
 
 @task(task_run_name=TUNE, cache_policy=NO_CACHE)
 def run_search(arguments: list[str], stage_env: StageEnvironment) -> None:
-    """Run `python -m tasks.tune`, which waits for whatever else measures on this machine."""
+    """Run `python -m tasks.tune`, which waits for other measurements on this machine."""
     run_command(TUNE, arguments, stage_env)
 
 

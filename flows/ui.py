@@ -35,8 +35,8 @@ LISTENING = ("--host", HOST, "--port")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where the servers listen and keep their state, and environment variables for the Prefect
-    `server`, MLflow (`tracking`), every client, stages included, and the `worker` with its runs.
+    """Ports and stores of the servers, and environment variables for the Prefect `server`, MLflow
+    (`tracking`), every client, stages included, and the `worker` with its runs.
     """
 
     prefect_port: int
@@ -123,8 +123,8 @@ def servers(endpoints: Endpoints, *, runs_at_once: int) -> Iterator[Callable[[],
 
 
 def tracking_process(endpoints: Endpoints) -> ServerProcess:
-    """Return MLflow's server. All users can see command lines, so that the address of its store,
-    which may hold a password, is an environment variable.
+    """Return MLflow's server. The address of its store, which may hold a password, is passed in
+    the environment, because all users can see command lines.
     """
     artifacts = endpoints.artifacts
     if "://" not in artifacts:

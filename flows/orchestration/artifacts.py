@@ -167,7 +167,7 @@ REPORTED: dict[str, Any] = {
 
 
 def describe_failure(name: str, state: State) -> str:
-    """Return Markdown that says how a run ended, and why, behind a fence longer than any within."""
+    """Return Markdown that says how a run ended, with the reason as preformatted text."""
     reason = failure_reason(state)[:LONGEST_REASON]
     fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", reason)), 0)
     return f"# {name}: {state.name}\n\n{fence}\n{reason}\n{fence}"

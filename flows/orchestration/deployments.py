@@ -57,7 +57,7 @@ def read_pool(file: Path) -> str:
 def deploy(environment: Mapping[str, str], *, forms: bool = False) -> None:
     """Send deployments, or only their forms, in a new process, which reads the current params.yaml.
 
-    Schedules stay as set in the UI. If it fails, ServiceFailed ends with the process's output.
+    Schedules stay as set in the UI. Raises ServiceFailed with the process's output if it fails.
     """
     options = ["--forms"] if forms else []
     _run_module(["flows.orchestration.deployments", *options], environment)
@@ -95,10 +95,10 @@ def send_all() -> None:
 
 
 def keep_schedules(deployment: dict[str, Any], present: Sequence[DeploymentSchedule]) -> None:
-    """Let a deployment of prefect.yaml keep what was set in the UI.
+    """Let a deployment of prefect.yaml keep the schedules that were set in the UI.
 
-    Its schedules are on or off as those of the same slug on the server; those made in the UI, which
-    have no slug, are added.
+    A schedule is on or off as the one of the same slug is on the server. Schedules made in the UI,
+    which have no slug, are added.
     """
     active = {one.slug: one.active for one in present if one.slug}
     schedules = list(deployment.get("schedules") or [])

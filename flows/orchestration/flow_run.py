@@ -1,5 +1,5 @@
-"""What every flow does around its stages: it opens a workspace, asks DVC what is out of date, runs
-stages in order, and keeps the experiment.
+"""The common work of all flows: opens a workspace, asks DVC which stages are out of date, runs them
+in order, and keeps the experiment.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _run_stage(
     state = run_stage(
         stage, stage_env, upstream_changed=changed, wait_for=states, return_state=True
     )
-    ran = bool(state.result())  # raises what the stage raised
+    ran = bool(state.result())  # raises the stage's error, if any
     return FinishedStage(state=state, changed=ran or changed)
 
 
@@ -114,7 +114,7 @@ class Run:
     def chain(self, stages: Sequence[str], *, after: Sequence[FinishedStage] = ()) -> FinishedStage:
         """Run stages in order, the first one after `after`; return the last.
 
-        Once one may have changed, DVC is asked about each later one.
+        Once a stage's outputs may have changed, DVC is asked about each later stage.
         """
         for stage in stages:
             after = [_run_stage(stage, self.stage_env, after or self.identified)]
@@ -135,8 +135,8 @@ class Run:
         """
         if not changed:
             return
-        # New data are in none of the run's results, and another run may have raced again; but an
-        # experiment must match its dvc.lock.
+        # Newer data does not affect the run's results, and another run may have raced again; but
+        # an experiment must match its dvc.lock.
         late = set() if self.workspace.isolated and saves else {*PREPARATION, "report"}
         stale = ({*stages} - late) & _find_stale(self.stage_env)
         if stale:
@@ -179,9 +179,9 @@ def start_run(
 ) -> Iterator[Run]:
     """Open and hold the workspace of the current flow run, and ask DVC once what is out of date.
 
-    `only` are the run's configurations; empty means all. With changes, its params.yaml has no
-    others: the experiment would hold results for them that nobody made. A run waits while another
-    uses the worktree of its name. Unless it `measures`, its training waits for no run that does.
+    `only` are the run's configurations; empty means all. With changes, its params.yaml leaves out
+    the others, because the experiment has no results for them. A run waits while another
+    uses the worktree of its name. Unless it `measures`, its training waits for no measurement.
 
     Raises:
       InvalidParams, UnknownPipeline, DataNotFound, UnreadableSource, WorkspaceProblem, StageFailed:
@@ -209,7 +209,7 @@ def start_run(
         if workspace.is_new and not is_address(data) and is_large(workspace.root / data):
             logger.info(
                 f"DVC reads all of {data}, as once in every new worktree; a later run with --name"
-                f" {run_name} reads only what has changed"
+                f" {run_name} reads only changed data"
             )
         stale = _stale_stages(workspace, environment)
         stage_env = StageEnvironment(workspace, stale, environment, measures=measures)
@@ -252,7 +252,7 @@ def say_how_to_resume(name: str, workspace: Workspace) -> Iterator[None]:
         raise
     except Exception:
         if workspace.ephemeral and workspace.root.exists():
-            get_run_logger().warning(f"{same} continues from what is finished")
+            get_run_logger().warning(f"{same} continues from the finished stages")
         raise
 
 
@@ -286,7 +286,7 @@ def _run_identities(
 
 
 def _stale_stages(workspace: Workspace, environment: Mapping[str, str]) -> frozenset[str]:
-    """Update dvc.yaml's list of own code and ask DVC what is stale, in turn with other runs."""
+    """Update dvc.yaml's list of own code and ask DVC for stale stages, in turn with other runs."""
     log = get_run_logger().info
     with _hold(workspace) as folder_fd:
         for change in watch_own_code(workspace.root):

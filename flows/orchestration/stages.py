@@ -47,7 +47,7 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True)
 class StageEnvironment:
-    """Where stages run, which were `stale` at the start, and which are `forced` to run anyway.
+    """The place where stages run, the stages `stale` at the start, and those `forced` to run.
 
     Unless the run `measures`, its training does not wait for runs that do.
     """
@@ -73,7 +73,7 @@ def list_again(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     retry_condition_fn=lambda task, run, state: _should_retry(run.name, state.data),
 )
 def run_stage(stage: str, stage_env: StageEnvironment, *, upstream_changed: bool) -> State:
-    """Bring one DVC stage up to date; StageFailed in its own words if it, or DVC, fails or is late.
+    """Bring one DVC stage up to date; StageFailed if the stage or DVC fails or takes too long.
 
     The returned state is named Cached if the command did not run; its data is False if DVC was not
     asked because the stage was up to date.
@@ -118,14 +118,14 @@ def _measures(stage: str, stage_env: StageEnvironment) -> bool:
 
 
 def run_command(name: str, arguments: Sequence[str], stage_env: StageEnvironment) -> None:
-    """Run `python -m tasks.NAME` like a stage, supervised and alone; StageFailed as for a stage."""
+    """Run `python -m tasks.NAME` like a stage, supervised and alone; raises StageFailed, too."""
     _log_event(name, "starts", STARTED)
     _run(name, [sys.executable, "-m", f"tasks.{name}", *arguments], stage_env)
     _log_event(name, "ran", RAN)
 
 
 def _run(stage: str, command: Sequence[str], stage_env: StageEnvironment) -> bool:
-    """Run a command, log its output, and return whether DVC said there that it ran a stage.
+    """Run a command, log its output, and return whether the output says that DVC ran a stage.
 
     Tries again while another DVC process uses the same files.
     """

@@ -1,4 +1,4 @@
-"""What a flow shows on a terminal: a line per finished stage, problems, and a panel if it fails.
+"""The terminal output of a flow: a line per finished stage, problems, and a panel if it fails.
 
 A log file below .throughline/logs has everything that Prefect, DVC and the stages print; --verbose
 shows what stages print, --debug also Prefect's lines.
@@ -35,7 +35,7 @@ STAGE_EVENT, STAGE_OUTPUT, LOG_ONLY = "stage_event", "stage_output", "log_only"
 STARTED, RAN = "started", "ran"  # events; other values are reasons for not running
 DVC_WARNING = "WARNING: "
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(task_run_name)s | %(message)s"
-FIRST_SIGN_S = 60.0  # without a terminal, a running stage shows a line then, at twice that, …
+FIRST_SIGN_S = 60.0  # without a terminal, a running stage shows a line after 60, 120, 240, … s
 FACT_LINES = 3  # longest fact on the terminal; the log has all of it
 _ROOT = f"{Path(__file__).parents[2]}{os.sep}"
 
@@ -51,7 +51,7 @@ class StageView(logging.Handler):
         self._console, self._verbose = console, verbose
         self._started_at: dict[str, float] = {}
         self._results: dict[str, str] = {}
-        self._facts: list[str] = []  # of the running stage, shown below its result
+        self._facts: list[str] = []  # facts of the running stage, shown below its result
         self._next_sign_s = FIRST_SIGN_S
         self.progress = Progress(
             SpinnerColumn(),
@@ -88,7 +88,7 @@ class StageView(logging.Handler):
             self._print(record.getMessage())
 
     def _take_output(self, stage: str, text: str) -> None:
-        """Show problems and facts; keep the result, and facts after it, until the stage ends."""
+        """Show problems and facts; show the result, and facts after it, once the stage ends."""
         if text.startswith(RESULT_MARK):
             self._results[stage] = text.removeprefix(RESULT_MARK)
         elif text.startswith(FACT_MARK):
@@ -196,7 +196,7 @@ class _LogFile(logging.FileHandler):
                 self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say once that the log ends here if writing failed; else report as logging does."""
+        """If the file cannot be written, say so once; report other errors as logging does."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
         elif not self._refused:

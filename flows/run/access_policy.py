@@ -1,5 +1,5 @@
-"""Limits what runs from the Prefect UI may access: data and code of the project, and what its own
-params.yaml names. Who may start runs need not read every file of the worker, or run any code there.
+"""Limits runs from the Prefect UI to data and code of the project, and those that its params.yaml
+names. So users who may start runs cannot read all files or run any code on the worker.
 
 The limits apply to the parameters as written, before anything they name is imported or opened.
 """
@@ -26,12 +26,12 @@ SECTIONS_WITH_CODE = ("model", "train", "preprocess", "augment", "postprocess")
 # A variable of a worker in a stack: the address of the stack's tf.data service.
 OWN_SERVICE = "THROUGHLINE_SERVICE_ADDRESS"
 LAYERS = "throughline.models."  # a model's file may need its classes
-# Their functions are not meant to be called with options that anybody chooses.
+# Runs from the UI may not name functions of these packages, which trust their options.
 OUR_PACKAGES = ("throughline", "tasks", "flows", "infra", "benchmarks", "tests")
 
 
 class Limits(BaseModel):
-    """What worker.yaml allows runs from the UI to use."""
+    """The permissions that worker.yaml gives to runs from the UI."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,14 +68,14 @@ def is_confined() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """The project of a run, its params.yaml without the changes, and what its worker grants."""
+    """The project of a run, its params.yaml without the changes, and the worker's permissions."""
 
     project: Path
     own: Mapping[str, Any]
     limits: Limits
 
     def check(self, asked: Mapping[str, Any]) -> None:
-        """Check the parameters that a run asks for against what it may reach.
+        """Check that the parameters of a run name only data and code that it may use.
 
         Raises:
           InvalidParams: the parameters name data or files that are hidden, or outside the project
@@ -94,7 +94,7 @@ class AccessPolicy:
             raise InvalidParams(problems)
 
     def grants_links(self, asked: Mapping[str, Any]) -> bool:
-        """Return whether `data.path` is that of params.yaml, which follows links out of it."""
+        """Return whether params.yaml has this `data.path` and follows links out of its folder."""
         data, own = self._sections(asked, "data")
         return data.get("path") == own.get("path") and own.get("follow_links", True) is True
 
@@ -130,7 +130,7 @@ class AccessPolicy:
             where = ", ".join(granted) or "none"
             shown = "this URL" if {"@", "?"} & {*address} else address  # the URL may hold a secret
             yield (
-                f"data.path: {shown} is outside of what runs from the UI may read, which is what"
+                f"data.path: {shown} is outside of what runs from the UI may read: data that"
                 f" params.yaml names, and these buckets: {where}; data_buckets of {LIMITS_FILE} can"
                 " grant more"
             )
@@ -172,11 +172,11 @@ class AccessPolicy:
             if not _is_module(name.partition(":")[0], tracked):
                 yield (
                     f"{where}: {name} is not a module of this project that git tracks; runs from"
-                    " the UI may use only these, and what params.yaml names already"
+                    " the UI may use only such modules, and names that params.yaml has already"
                 )
 
     def _named_code(self, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield where sections, and model files that params.yaml does not name, name code."""
+        """Yield place and name of code in sections, and in model files not named by params.yaml."""
         for section in SECTIONS_WITH_CODE:
             for name in dict.fromkeys(_import_paths(asked.get(section))):
                 yield section, name
@@ -214,7 +214,7 @@ class AccessPolicy:
 
 
 def find_policy(project: Path, own: Mapping[str, Any]) -> AccessPolicy | None:
-    """Return what limits the current run; None if it was not started from the UI."""
+    """Return the policy for the current run; None if it was not started from the UI."""
     if not is_confined():
         return None
     return AccessPolicy(project=project, own=own, limits=load_limits(project))

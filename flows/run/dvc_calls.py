@@ -36,7 +36,7 @@ OWN_SITE = Path(".dvc", "tmp", "site")  # databases of this project only
 LOCK_FILE = "dvc.lock"
 CONFLICT = b"<<<<<<< "
 BUSY_POLL_S = 1.0
-# While other DVC processes are alive in the project, try this often: they may not be what blocks.
+# Retry this often while other DVC processes run in the project: something else may block.
 ATTEMPT_EVERY_S = 60.0
 GUARD_WAIT_S = 10.0  # DVC holds the guard of its rwlock for milliseconds
 
@@ -154,9 +154,9 @@ def repair_locks(root: Path) -> None:
 
 
 def set_damaged_lock_aside(root: Path) -> bool:
-    """Rename a damaged dvc.lock, with which DVC refuses to work; return whether there was one.
+    """Rename a damaged dvc.lock, with which DVC refuses to work; return whether it was renamed.
 
-    Not while DVC writes it, which it does in place. Merge conflicts stay.
+    A file with merge conflicts stays; so does any file while DVC runs, as it writes it in place.
     """
     path = root / LOCK_FILE
     try:

@@ -7,7 +7,7 @@ own, and share only imported modules; TensorFlow has no threads or devices yet t
 lose.
 
 A program is refused, and imports by itself, if an imported file or the set of installed packages
-has changed, or if it belongs to another Python environment. One in another folder shares only
+has changed, or if it belongs to another Python environment. A program in another folder shares only
 libraries with the server.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     if max(imported.values()) > started_ns:
         return  # a file changed meanwhile, perhaps after its import
     Path(address + READY).touch()
-    # Do once what costs each training a second: digest the program, list packages for MLflow.
+    # Work that would cost each training a second: digest the program, list packages for MLflow.
     digest_code("train")
     if requirements := sys.modules.get("mlflow.utils.requirements_utils"):
         requirements.warn_dependency_requirement_mismatches(["mlflow"])
@@ -154,7 +154,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     header, streams, _, _ = socket.recv_fds(connection, 4, STREAMS)
     size = int.from_bytes(header, "big")
     if len(streams) != STREAMS or not 0 < size <= LONGEST_REQUEST:
-        raise SystemExit("this is not a program's request")
+        raise SystemExit("this is not a request to run a program")
     with connection.makefile("rb") as request:
         content = request.read(size)
     if len(content) < size:

@@ -29,7 +29,7 @@ def run_git(folder: Path, *arguments: str, environment: Mapping[str, str] | None
         # Within a damaged worktree, git would find the project's repository further up.
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
         "GIT_OPTIONAL_LOCKS": "0",
-        "LC_ALL": "C.UTF-8",  # its messages are compared
+        "LC_ALL": "C.UTF-8",  # git's messages are compared
         **(environment or {}),
     }
     # Hooks, such as those of `dvc install`, would call DVC in an incomplete worktree.
@@ -66,7 +66,7 @@ def find_repository_problem(project: Path) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without what a git hook may have set for another repository."""
+    """Return our environment without variables that a git hook sets for another repository."""
     return {
         key: value
         for key, value in os.environ.items()

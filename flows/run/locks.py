@@ -1,6 +1,6 @@
 """Locks between runs: of a folder that they share, and of the machine.
 
-A stage's supervisors inherit their descriptors, so they are held until no process of a run is left.
+A stage's supervisors inherit the descriptors, so a lock stays until no process of its run is left.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def hold_machine_and_folder(
 ) -> Iterator[tuple[int, int]]:
     """Hold the machine's lock and a folder's; yield their file descriptors.
 
-    Calls `on_wait` with who is waited for. Leaves the machine free while another has the folder.
+    Calls `on_wait` with who is waited for. Releases the machine while another holds the folder.
     """
     while True:
         # The machine first, so that the folder stays unlocked while this run waits for the machine.

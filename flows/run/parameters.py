@@ -101,8 +101,8 @@ RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
 class Changes(BaseModel):
-    """What differs from params.yaml in this run only. With any change the run has a git worktree of
-    its own and becomes a DVC experiment; unchanged fields have no effect.
+    """Changes to params.yaml for this run only. With any change the run has a git worktree of its
+    own and becomes a DVC experiment; unchanged fields have no effect.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)

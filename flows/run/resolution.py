@@ -1,6 +1,6 @@
 """Resolves and checks a run's parameters once: params.yaml with the changes that the run may make.
 
-A command does so before its flow starts, so that mistakes show at once; one from the UI itself.
+Commands do so before their flow starts, so that mistakes show at once; runs from the UI later.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from throughline.shared.store_address import check_store_address
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a run asks for: changes to params.yaml, whose text is `own`, and the configurations
-    `only`; empty for all.
+    """A run's request: changes to params.yaml, whose text is `own`, and the configurations `only`;
+    empty for all.
     """
 
     project: Path
@@ -50,7 +50,7 @@ class ResolvedParams:
     """The parameters of a run, and whether they differ from the project's.
 
     `text` is the run's params.yaml; if changed, only with the selected configurations, so that the
-    experiment lists none without results. `complete` has all, for whoever applies the experiment.
+    experiment lists none without results. `complete` has all, for users who apply the experiment.
     """
 
     request: Request
@@ -60,7 +60,7 @@ class ResolvedParams:
     changed: bool
 
 
-# What the command of this process has resolved, which its flow uses again.
+# The parameters that this process's command has resolved, for its flow to use again.
 _OF_COMMAND: ContextVar[ResolvedParams | None] = ContextVar("of_command", default=None)
 
 
@@ -70,7 +70,7 @@ def resolve_command(
     name: str | None,
     pipelines: Sequence[str],
 ) -> tuple[Changes, ResolvedParams]:
-    """Resolve what a command asks for; the flow that it starts uses the result again.
+    """Resolve a command's parameters; the flow that it starts uses the result again.
 
     Raises InvalidParams and UnknownPipeline as `resolve` does, and WorkspaceProblem if the name is
     not valid, or is given although nothing changes.
@@ -139,7 +139,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
     policy = find_policy(project, own)
     merged = named.apply(text, policy) if changed else None
     document = own if merged is None else parse_yaml(dump_params(merged), PARAMS_FILE.name)
-    if policy:  # before `check`, which imports what the parameters name
+    if policy:  # before `check`, which imports code that the parameters name
         policy.check(document)
     try:
         params = check(document)
@@ -161,7 +161,7 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
             if merged.get(section, "auto") == "auto":
                 merged[section] = getattr(chosen, section)
         if params.snapshot.stored_fraction != find_read_fraction(params.pipelines.values()):
-            # `auto` could be another fraction without the configurations that are left out.
+            # Without the left-out configurations, `auto` could resolve to another fraction.
             merged.setdefault("snapshot", {})["fraction"] = params.snapshot.stored_fraction
         complete = dump_params(merged)
         text = drop_pipelines(complete, merged["pipelines"].keys() - params.pipelines.keys())
@@ -173,8 +173,8 @@ def resolve(project: Path, changes: Changes, only: Sequence[str] = ()) -> Resolv
 def _select(params: Params, project: Path, only: Sequence[str]) -> Params:
     """Keep the configurations `only`, if any, and adapt the data to a worktree.
 
-    Their path becomes absolute unless the worktree can have them at the same relative path; they
-    are fetched only if they are the fetched ones.
+    `data.path` becomes absolute unless the worktree can have the data at the same relative path.
+    `data.fetch` becomes `none` if `data.path` is outside of its folder.
     """
     chosen = {name: config for name, config in params.pipelines.items() if name in only}
     path, changed = Path(params.data.path), {}

@@ -6,10 +6,10 @@ process that the command starts, in any session, becomes a child of theirs when 
 can be ended. A parent-death signal (`PR_SET_PDEATHSIG`) alone would not do: it follows the thread
 that forked, and grandchildren do not inherit it.
 
-- The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends what is below it.
-- The outer one dies: its pipe to the inner one closes, which ends what is below it.
-- The inner one dies: its children become those of the outer one, which ends them.
-- The command dies or finishes: what it has left running is ended.
+- The flow dies, even by kill -9, or closes our stdin: the outer supervisor ends all below.
+- The outer one dies: its pipe to the inner one closes, which ends all processes below.
+- The inner one dies: its children become children of the outer one, which ends them.
+- The command dies or finishes: processes that it has left running are ended.
 
 Ending means SIGTERM, then SIGKILL. A supervisor exits when nothing is left below it. Both keep
 inherited file descriptors open, so a lock is free when nothing of its run is left. Without

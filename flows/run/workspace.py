@@ -1,6 +1,6 @@
 """The folder of a run: the project itself, or for a run with changes a git worktree of its own,
 which shares DVC's cache and leaves the project's files alone. One run at a time holds a worktree,
-and what it makes becomes a DVC experiment on top of the project's current commit.
+and its results become a DVC experiment on top of the project's current commit.
 """
 
 import os
@@ -43,7 +43,7 @@ class Workspace:
     project: Path
     params: str | None = None  # the experiment's params.yaml, if it differs from the run's
     ephemeral: bool = False  # the run has no name, so that its worktree is removed at the end
-    lock_fds: tuple[int, ...] = ()  # of the locks that are held for the whole run
+    lock_fds: tuple[int, ...] = ()  # descriptors of the locks that are held for the whole run
     owner: str = "a run"  # shown to runs that wait for it
 
     @property
@@ -98,9 +98,9 @@ def open_workspace(
 ) -> Iterator[Workspace]:
     """Yield the project itself if its parameters are unchanged, else a worktree called `name`.
 
-    It has the uncommitted changes of tracked files, but no untracked files. An existing one of that
-    name is updated and reused; if another run uses it, this waits and calls `on_wait` with that
-    run's name. An `ephemeral` worktree is swept if its run is killed, unless a user has named it.
+    A worktree has the uncommitted changes of tracked files, but no untracked files. An existing one
+    is updated and reused; if another run uses it, this waits and calls `on_wait` with that run's
+    name. An `ephemeral` worktree is swept if its run is killed, unless a user has named it.
 
     Raises WorkspaceProblem if the project is not the top folder of a git repository with a commit,
     git or DVC's configuration fails, or the name is not valid or is known to git.
@@ -185,7 +185,7 @@ def remove_workspace(workspace: Workspace) -> Path | None:
 def _compose_params(resolved: ResolvedParams, root: Path) -> str | None:
     """Return the experiment's params.yaml, with all configurations that have results in dvc.lock.
 
-    DVC could not apply others. None if that is the run's params.yaml.
+    DVC could not apply it with other configurations. None if it would be the run's params.yaml.
     """
     named = parse_yaml(resolved.complete, PARAMS_FILE.name)["pipelines"]
     others = [name for name in named if name not in resolved.params.pipelines]
@@ -211,7 +211,7 @@ def _share_data(project: Path, root: Path, path: Path) -> None:
     if path.is_absolute() or path.is_relative_to(RAW) or not target.exists():
         return
     if link.is_symlink():
-        link.unlink()  # an earlier version made it without a note
+        link.unlink()  # an earlier version made the link without a note
     if not link.exists():
         note.parent.mkdir(exist_ok=True)
         note.write_text(str(path), encoding="utf-8")

@@ -21,8 +21,8 @@ NO_WORKTREE = ("not a git repository", "gitfile", "work tree")
 def check_out(project: Path, root: Path) -> None:
     """Bring the worktree `root` to the project's present state, uncommitted changes included.
 
-    They stay uncommitted, so that the experiment belongs to the project's commit. The worktree
-    keeps its own dvc.lock, which knows what is up to date there.
+    The changes stay uncommitted, so that the experiment belongs to the project's commit. The
+    worktree keeps its own dvc.lock, which records the state of its stages.
     """
     if problem := find_repository_problem(project):
         raise WorkspaceProblem(f"a run with changes needs a git worktree, but {problem}")

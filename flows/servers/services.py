@@ -43,7 +43,7 @@ class Running:
     log: Path
 
     def describe_end(self) -> str:
-        """Say how the process ended, with the end of its log; empty while it runs."""
+        """Describe the end of the process, with its last log lines; empty while it runs."""
         if self.process.poll() is None:
             return ""
         lines = []
@@ -144,7 +144,7 @@ def is_of_connection(error: Exception) -> bool:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a loopback port that only a server that sets SO_REUSEADDR, as all of ours do, gets."""
+    """Yield a loopback port that only servers with SO_REUSEADDR, such as ours, can bind now."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((HOST, 0))

@@ -125,7 +125,7 @@ def check_reachable(api: str, *, of_ui: bool = False) -> None:
 def start_server(port: int, password: str) -> Iterator[None]:
     """Run a Prefect server without UI on a local port, with its database in PREFECT_HOME.
 
-    If it ends before the block, it is started again, and clients wait; ServiceFailed as at first.
+    A server that ends too early is restarted, and clients wait; ServiceFailed if it does not start.
     """
     ended = threading.Event()
     folder = str(Path(prefect.__file__).parents[1])

@@ -150,7 +150,7 @@ def test_a_stage_is_refused_once_a_file_of_the_program_has_changed_and_what_is_n
     known[server_module.__file__] -= 1
     assert asked_for(content, len(content), known) == REFUSED
     for size in (0, 1 << 30):
-        with pytest.raises(SystemExit, match="not a program's request"):
+        with pytest.raises(SystemExit, match="not a request to run a program"):
             asked_for(b"", size, {})
 
 
