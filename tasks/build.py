@@ -43,8 +43,8 @@ def build(
 ) -> BuildResult:
     """Check and digest a configuration's input pipelines, and write the result into `out`.
 
-    `training` has whole batches, not cut among processes; an epoch's draws are checked. By split,
-    `in_order` are without shuffle, augmentation and postprocessing, `exact` are decoded exactly.
+    `training` delivers whole batches, not slices; one epoch's draws are checked. `in_order` has
+    each split without shuffle, augmentation and postprocessing, `exact` each split decoded exactly.
 
     Raises:
       UnequalConfigurations: other examples or labels are delivered than those of the manifest.
@@ -159,7 +159,7 @@ def main() -> None:
                 " batches"
             )
         for label, share in (result.class_frequencies or {}).items():
-            echo(f"  {label}: {share:.1%} of what is delivered")
+            echo(f"  {label}: {share:.1%} of the delivered examples")
 
 
 if __name__ == "__main__":

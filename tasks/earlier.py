@@ -1,4 +1,4 @@
-"""What DVC has recorded of a stage's last run, and will record of this one.
+"""Uses DVC's record of a stage's last run, and checks the identity that it will record of this one.
 
 DVC removes a stage's outputs before it runs the stage, but dvc.lock still names them.
 """
@@ -33,8 +33,8 @@ def check_identity(root: Path = Path()) -> None:
     written = Layout(root).identities / f"{name}.json"
     if written.exists() and written.read_bytes() != _find_identity(name, root):
         raise WorkspaceProblem(
-            f"what decides the results of {name} has changed since {written} was written; run the"
-            " same command again, after `dvc repro --force identities` if that does not help"
+            f"values that decide the results of {name} have changed since {written} was written;"
+            " run the same command again, if necessary after `dvc repro --force identities`"
         )
 
 
@@ -65,7 +65,7 @@ def open_earlier(stage: str, root: Path, scratch: Scratch) -> Layout | None:
 
 
 def _find_identity(name: str, root: Path) -> bytes:
-    """Return what the file of an identity would hold if it were written now."""
+    """Return the present content of an identity's file, as if it were written now."""
     identities = dict(find_identities(root, stages=(name.partition("/")[0],)))
     return f"{dump_json(identities.get(name))}\n".encode()
 

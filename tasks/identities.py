@@ -1,5 +1,5 @@
-"""The identities stage: write what decides results but is in no file that DVC could watch for a
-single stage, such as settings with their defaults, own code and library versions.
+"""The identities stage: write the values that decide results but are in no file that DVC could
+watch for a single stage, such as settings with their defaults, own code and library versions.
 
 DVC runs this stage first. It writes one small file per stage and configuration, on which that stage
 depends. If a default, an own op or model, anything that these import, or a library's version
@@ -70,7 +70,7 @@ def find_identities(
     defined = read_yaml(root / PIPELINE_FILE)["stages"]
     values = resolve_settings(document)
     rules = computation_digest(sorted(Path(settings.__file__).parent.glob("*.py")))
-    of_ops: list[str] = []  # of built-in ops; those of own ops are found in their code's imports
+    of_ops: list[str] = []  # built-in ops' libraries; own ops' code imports the others
     for number, spec in enumerate(values["preprocess"]):
         if not [*named_modules([spec])]:
             op, _ = parse_op(spec, where=f"preprocess[{number}]")
@@ -119,7 +119,7 @@ def find_left_results(layout: Layout) -> list[str]:
 
 
 def main() -> None:
-    """Write data/identities/: what decides each stage's results and is in no other watched file."""
+    """Write data/identities/: values that decide a stage's results, but are in no watched file."""
     with report_user_errors():
         parse_command(main)
         check_store_address()  # before the first stage of a `dvc repro`
@@ -128,7 +128,7 @@ def main() -> None:
         for change in watch_own_code(Path()):
             echo(f"identities: {change}")
         write_identities(Path(), Layout().identities)
-        # DVC takes what is there now for what was read.
+        # DVC would take the present files for those that were read.
         if edited := sorted({name for name, _ in before.items() ^ read_edited(Path()).items()}):
             raise WorkspaceProblem(
                 f"{name_some(edited)} changed while it was read; run the same command again"

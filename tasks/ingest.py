@@ -23,7 +23,7 @@ UNUSED = ("ignored", "empty")  # kinds of columns
 
 
 def count_splits(manifest: Manifest) -> str:
-    """Say how many examples each split has; for a series, how many time steps."""
+    """Format the number of examples in each split; for a series, of time steps."""
     if not manifest.schema.is_series:
         counts = manifest.stats["examples"].items()
         return ", ".join(f"{count:,} {split}" for split, count in counts)
@@ -43,7 +43,7 @@ def check_windows(manifest: Manifest, settings: WindowSettings) -> None:
 
 
 def report(manifest: Manifest) -> None:
-    """Print what is usable, what was rejected and why, and how the source was read."""
+    """Print the usable and the rejected examples, the reasons, and how the source was read."""
     stats = manifest.stats
     kind, names = "numbers to predict", manifest.schema.columns.names
     if manifest.classes:

@@ -2,9 +2,9 @@
 of `augment` changed them, and their losses.
 
 Nothing is trained. The batch is rebuilt from the prepared data and params.yaml, and compared with
-what the training has noted in runs/NAME/receipt.json: what differs is named, and no batch is shown
-that may be another. STEP is N, counted from 1 over all epochs, or EPOCH/N, as in the log. Losses
-of single examples are those of the trained model: they show what it has not learned.
+the training's runs/NAME/receipt.json. The command names any difference, and shows no batch that may
+be a different one. STEP is N, counted from 1 over all epochs, or EPOCH/N, as in the log. Losses of
+single examples are the trained model's: they show what it has not learned.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 def choose_steps(
     options: argparse.Namespace, losses: np.ndarray, *, steps: int, per_epoch: int
 ) -> list[int]:
-    """Return the steps to show, counted from 0 over all epochs, of a training of so many steps."""
+    """Return the steps to show, counted from 0 over all epochs, of a training of `steps` steps."""
     if options.worst:
         spikes = find_spikes(losses, most=options.worst)
         if not spikes and np.isfinite(losses).any():
             raise MissingInput("no step's loss is above those around it; name a STEP")
         if not spikes:
             raise MissingInput(
-                "there are no losses of single steps: the train step tells none, or the training"
-                " is not here; name a STEP"
+                "there are no losses of single steps: the train step reports none, or the training"
+                " ran elsewhere; name a STEP"
             )
         return [spike.step for spike in spikes]
     if options.last:
@@ -107,7 +107,7 @@ def format_table(rows: Sequence[Mapping[str, str]]) -> str:
 def describe_step(
     batch: StepBatch, name: str, losses: np.ndarray, *, examples: int, compared: bool
 ) -> str:
-    """Return what is known of a batch as a whole; in packed texts, rows hold several `examples`."""
+    """Describe a batch as a whole; in packed texts, rows hold several `examples`."""
     step, loss = batch.step, ""
     inputs = batch.content[batch.pipeline.data.shards.schema.input.name]
     if step < len(losses) and not math.isnan(losses[step]):
@@ -166,7 +166,7 @@ def main() -> None:
         if noted is None:
             echo_problem(f"{path} is missing, so nothing shows that batches are the training's")
         elif differing := compare_with_receipt(noted, pipeline, parts):
-            echo_problem(f"a noted batch is the training's, although this differs: {differing}")
+            echo_problem(f"the noted batch is the training's, but these parts differ: {differing}")
         model, losses, written = None, np.zeros(0, np.float32), list[Path]()
         if noted and not options.receipt:
             check_files(noted, folder)

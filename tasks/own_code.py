@@ -1,5 +1,5 @@
-"""Finds the user's own code that params.yaml names and what it needs, and keeps the list of its
-files in dvc.yaml up to date, by which DVC sees that they change.
+"""Finds the user's own code that params.yaml names, and its requirements. Keeps the list of its
+files in dvc.yaml up to date, by which DVC sees changes.
 """
 
 import json
@@ -78,7 +78,7 @@ def find_own_code(document: Mapping[str, Any], root: Path) -> list[str]:
 def watch_own_code(root: Path) -> Sequence[str]:
     """Bring the list of own files in dvc.yaml up to date, and return each change as a sentence.
 
-    Adds the files of own ops and models, of what they import, and others that params.yaml names;
+    Adds the files of own ops and models, of their imports, and others that params.yaml names;
     removes Python files that are gone. DVC sees no changes of files that it does not list, and
     refuses to run if a listed file is gone.
 
@@ -96,7 +96,7 @@ def watch_own_code(root: Path) -> Sequence[str]:
     gone = [name for name in listed if name not in kept]
     if missed := [name for name in gone if not name.endswith(".py")]:
         raise WorkspaceProblem(
-            f"{missed[0]} is gone, but {PIPELINE_FILE} lists it with own code as a file that"
+            f"{missed[0]} is gone, but {PIPELINE_FILE} lists it, below own code, as a file that"
             f" decides results; put it back, or remove its line from {PIPELINE_FILE}"
         )
     if added or gone:
@@ -115,7 +115,7 @@ def list_watched_files(root: Path) -> list[str]:
 
 
 def _find_code(document: Mapping[str, Any], section: str, root: Path) -> Any:
-    """Return the values of a section that may name user code; for a model's file, what it needs."""
+    """Return a section's values that may name user code, and the code that a model's file needs."""
     value = document.get(section)
     if section == "model" and isinstance(value, Mapping) and value.get("from"):
         return read_model_objects(root / value["from"])
@@ -135,7 +135,7 @@ def _quote(name: str) -> str:
 
 
 def _split(text: str) -> tuple[str, list[str], str]:
-    """Split dvc.yaml into the text before the list of own code, the list, and the text after it."""
+    """Return dvc.yaml's text before the list of own code, the list, and the text after it."""
     found = LISTED.search(text)
     if found is None:
         lacks = "the deps of the stage `identities` lack the line `# Own ops and models …`"

@@ -49,9 +49,8 @@ def report_rejected(counts: Counts, *, strict: bool) -> None:
 
 @contextmanager
 def _open_out(path: Path | None, *, strict: bool) -> Iterator[IO[str]]:
-    """Open the output of the predictions; if the block fails, a file stays as it was.
-
-    Then, if `strict`, nothing is written to standard output either.
+    """Open the output of the predictions. If the block fails, an existing file stays as it was,
+    and, if `strict`, nothing is written to standard output.
     """
     if path is None:
         try:

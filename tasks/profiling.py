@@ -1,8 +1,8 @@
-"""The profile stage: trace a window of real steps, and find what may be wrong with a configuration.
+"""The profile stage: trace a window of real steps, and find possible faults of a configuration.
 
 Writes runs/NAME/profile/: the trace, breakdown.json, findings.json and a timeline. Runs in its own
 process with freshly initialized weights, because their values do not change the time of a step. The
-race measures what the findings gain.
+race measures the gain of the findings.
 """
 
 import time
@@ -103,7 +103,7 @@ def collect_facts(
 
 
 def main() -> None:
-    """Trace real steps of this configuration, and find what may hold its training up."""
+    """Trace real steps of this configuration, and find possible causes of a slow training."""
     with (
         pipeline_stage_cli(main) as context,
         open_input_service(context.params.pipelines[context.name]) as address,

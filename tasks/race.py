@@ -1,4 +1,4 @@
-"""The race stage: measure how fast each configuration trains, what holds it up, and what helps.
+"""The race stage: measure how fast each configuration trains, and find causes and remedies.
 
 All trained configurations race in turns against their models alone. The changes that the rules
 propose for configurations that wait for input race, too. Writes race/race.json (every turn and the
@@ -80,7 +80,7 @@ class Study:
 def read_studies(
     pipelines: Mapping[str, PipelineConfig], layout: Layout
 ) -> tuple[dict[str, Study], dict[str, str]]:
-    """Return the studies of trained and profiled configurations, and what each other one lacks."""
+    """Return the studies of trained and profiled configurations, and why the others have none."""
     studies, lacking = {}, {}
     for name, config in pipelines.items():
         try:
@@ -107,7 +107,7 @@ def race(params: Params, studies: Mapping[str, Study], *, root: Path) -> RaceRes
     try:
         racing.run()
     finally:
-        clear_scratch(root)  # contestants are killed at the end and leave theirs
+        clear_scratch(root)  # contestants are killed at the end and leave files
     here = describe_machine()
     subjects = [
         Subject(
@@ -172,7 +172,7 @@ def record(
                 }
             )
             recorder.log_artifact(layout.results(name) / Findings.FOLDER, folder=Findings.FOLDER)
-            # Last, so that whatever is kept for later has the time of its measurement.
+            # Last, so that calls kept for later have the time of their measurement.
             recorder.log_metrics(race_metrics(raced, study.breakdown, study.built.sequence_batches))
 
 
@@ -197,7 +197,7 @@ def race_one(
     title = name
     if accelerator:
         params = emulate(params, accelerator)
-        # Its epochs ran another model.
+        # The training's epochs ran another model.
         study = replace(study, trained=replace(study.trained, machine=""))
         title = f"{name} ({accelerator.model}, emulated)"
     result = race(params, {name: study}, root=Path())
@@ -235,7 +235,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Race all configurations that have been trained, and say what holds each of them up."""
+    """Race all configurations that have been trained, and name the bottleneck of each."""
     with options_stage_cli(main, declare_options) as (params, options):
         check_identity()
         condition = parse_threshold(options.fail_if, METRICS) if options.fail_if else None

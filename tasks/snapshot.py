@@ -49,7 +49,7 @@ def main() -> None:
         shards = read_shard_index(layout.shards)
         files = ShardFiles(folder=layout.shards, storage=Storage.of(params.storage, layout))
         files.check(shards, sizes=params.snapshot.on_corrupt == "fail")
-        # Refuse now what could not be computed, or could not be batched later.
+        # Refuse ops now that could not be computed, or whose results could not be batched later.
         schema, part = shards.schema, params.snapshot.stored_fraction
         unfit = [
             *find_ops_problems(
@@ -90,9 +90,9 @@ def main() -> None:
         seconds, index = time.perf_counter() - started_at, written.index
         examples = sum(split.count for split in index.splits.values())
         computed = examples - written.copied - written.resumed
-        if known and written.copied:  # as long as a fresh snapshot would take
+        if known and written.copied:  # estimates the time of a fresh snapshot
             seconds = examples / known.examples_per_s
-        elif computed:  # plus the interrupted run's time
+        elif computed:  # adds the interrupted run's time
             seconds += written.rows_s * written.resumed / computed
         size = sum(map(index.bytes, index.splits))
         read = sum(shard.bytes for shard in shards.shards)
@@ -100,7 +100,7 @@ def main() -> None:
         sizes = "×".join(str(length or "any") for length in image.shape)
         copied = f", {written.copied:,} of them copied" if written.copied else ""
         share = "" if part == 1 else f", the first {part:.0%} of each split stored"
-        # A file of its own: later stages depend on the snapshot, not on how long it took.
+        # A file of its own: later stages depend on the snapshot, not on the time that it took.
         SnapshotCost(
             seconds=seconds, examples_per_s=examples / seconds, bytes_per_example=mean
         ).write(layout.snapshot.parent)

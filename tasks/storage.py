@@ -72,7 +72,7 @@ def _verify_columns(data: PreparedData) -> Iterator[int]:
         return
     fetch, folder = partial(fetch_checked, data.fetched.store), data.fetched.folder
     for split, column in itertools.product(data.snapshot.splits, data.snapshot.columns):
-        if column.ragged:  # its offsets tell how long its objects are
+        if column.ragged:  # the column's offsets give the sizes of its objects
             data.memmap(split, column.extent.name)
         objects = list(list_objects(data.snapshot, data.shards, split, column, folder))
         label = f"verify {split}/{column.name}"
@@ -85,7 +85,7 @@ def find_unreachable(
 ) -> dict[str, list[StoredObject]]:
     """Group the unreachable objects of snapshots and shards by their first folder.
 
-    Leaves out shards that were written within LEFT_ALONE, and snapshots of which any object was.
+    Leaves out shards younger than LEFT_ALONE, and snapshots with any object that is younger.
     """
     found: dict[str, list[StoredObject]] = {}
     for one in objects:
@@ -148,8 +148,8 @@ def _list_worktrees(root: Path) -> set[Path]:
         top = Path(entry.partition("\n")[0].removeprefix("worktree "))
         if "\nlocked" in entry and not top.exists() and not top.is_relative_to(runs):
             raise WorkspaceProblem(
-                f"the locked worktree {top} is not there, so nothing is removed: it may use what"
-                f" nothing else uses. Mount its disk, or run `git worktree unlock {top}`"
+                f"the locked worktree {top} is not there, so nothing is removed: it alone may use"
+                f" some objects. Mount its disk, or run `git worktree unlock {top}`"
             )
         folders.add(top / below)
     return folders.union(runs.glob("*"))
@@ -185,7 +185,7 @@ def _git(root: Path, *words: str) -> str:
 def collect_garbage(
     store: ObjectStore, root: Path, *, now: datetime, removes: bool
 ) -> Iterator[str]:
-    """List what nothing reaches in a store, in a line per folder, and remove it if `removes`."""
+    """List unreachable objects of a store, a line per folder; remove them if `removes`."""
     objects = [*store.list()]
     with_shards = any(is_of_shard(one.name) for one in objects)
     unreachable = find_unreachable(objects, find_reachable(root, with_shards=with_shards), now=now)

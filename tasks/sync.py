@@ -1,4 +1,4 @@
-"""Send to MLflow what was kept while its server was away: `python -m tasks.sync`."""
+"""Send the runs to MLflow that were kept while its server was away: `python -m tasks.sync`."""
 
 import argparse
 import inspect

@@ -166,7 +166,7 @@ def describe_idle_gpus(*, visible: int, used: int) -> str | None:
 
 
 def echo_start(name: str, params: Params, training: InputPipeline, models: Models) -> None:
-    """Print what is trained, and warn of what may not be intended."""
+    """Print the plan and the model, and warn about settings that may not be intended."""
     what = "windows" if training.plan.window else "examples"
     echo(
         f"train {name}: {training.plan}; {models.network.count_params():,} weights,"
@@ -303,5 +303,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_on_sigterm()  # so that MLflow hears of it, or what it lacks is kept
+    exit_on_sigterm()  # so that MLflow learns of the end, or the run is kept
     run_one_of_several(main)

@@ -62,7 +62,7 @@ MEASURED = (
 
 
 def tune(params: Params, layout: Layout, budgets: Budgets) -> TuningResult:
-    """Answer from an earlier search, or search once nothing else measures on this machine."""
+    """Answer from an earlier search, or search as soon as this machine has no other measurement."""
     refuse_several_hosts(os.environ)
     params = without_tuned(params)
 
@@ -122,7 +122,7 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
         searching = Search(question, journal)
         choice = searching.run()
     finally:
-        clear_scratch(layout.root)  # contestants are killed at the end and leave theirs
+        clear_scratch(layout.root)  # contestants are killed at the end and leave files
     result = summarize(searching, choice, searched_s=time.monotonic() - started_at)
     if find_key(params, layout, budgets) != folder.name:
         journal.forget()
@@ -139,8 +139,8 @@ def search(params: Params, layout: Layout, budgets: Budgets, folder: Path) -> Tu
 def read_answer(folder: Path, stored: float, time_s: float, limits: Limits) -> TuningResult | None:
     """Return the answer of an earlier search, or None if there is none that still holds.
 
-    It holds if it is decided, lost no contestants, and had at least this `time_s` and `stored`; and
-    if what it chose still fits `limits`, and all that it refused still does not.
+    An answer holds if it is decided, lost no contestants, and had at least this `time_s` and
+    `stored`. Its choice must still fit `limits`, and no configuration that it refused may fit now.
     """
     try:
         answer = TuningResult.read(folder)
@@ -233,7 +233,7 @@ def declare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Search for the best configuration, and say what it gains."""
+    """Search for the best configuration, and print its gain."""
     exit_on_sigterm()  # the block then ends its contestants
     with command_cli(main, declare_options) as (params, options):
         check_store_address()

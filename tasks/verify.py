@@ -1,5 +1,5 @@
-"""Compare all that is read of data/shards/ and data/snapshot/, which includes columns in an object
-store, with the digests that were taken when it was written.
+"""Compare all files that are read from data/shards/ and data/snapshot/, and columns in an object
+store, with the digests that were taken when they were written.
 
 Opening checks sizes and keys only; this reads every byte. If anything is damaged, lists it (file,
 record or rows) and exits with code 2. If the snapshot holds repaired shards, these are read instead

@@ -1,10 +1,10 @@
-"""Which trainings have seen an example: a photo that must be deleted, a label that was wrong.
+"""Say which trainings have seen an example, such as a photo to be deleted or a wrong label.
 
 An EXAMPLE is an id, as in data/manifest/examples.parquet; or a file, which is recognized by its
 bytes or its path in `data.path`; or a key. Copies of it count. All trainings of its data that
 MLflow knows are listed, and the checkpoints of interrupted ones, with the epochs whose batches had
-it, the first step, and the versions of their models. An example that is held out, or was rejected,
-is said to be.
+the example, the first step, and the versions of their models. The output also says whether an
+example is held out or was rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from throughline.data.manifest import Manifest
     from throughline.tracking.receipts import LoggedTraining
 
-# What decides in which steps a training has seen which example: fields of its receipt.
+# Fields of a receipt that decide in which steps a training has seen each example.
 ORDERED_BY = ("config", "seed", "batch_size", "batch_multiple", "steps")
 
 
@@ -89,14 +89,14 @@ def describe_use(use: Use | None) -> str:
 def report_version(
     version: DataVersion, wanted: Sequence[str], trainings: Sequence[LoggedTraining]
 ) -> set[str]:
-    """Print who has seen the examples that this data has; return those of `wanted` it knows."""
+    """Print which trainings have seen the `wanted` examples; return those found in this data."""
     from throughline.assembly.consumption import find_uses_in
 
     table, rejected = version.manifest.examples, version.manifest.rejected
     places = {text: find_examples(text, version.params, version.manifest) for text in wanted}
     found = table.iloc[np.unique(np.concatenate([*places.values()]))]
     keys = found["key"][found["split"] == "train"].to_numpy()
-    uses: dict[str, Mapping[int, Use] | str] = {}  # by what decides them
+    uses: dict[str, Mapping[int, Use] | str] = {}  # by digest of `ORDERED_BY`
     known = set[str]()
     for text, rows in places.items():
         for example in table.iloc[rows].itertuples():

@@ -209,7 +209,7 @@ def test_a_file_of_anyone_runs_no_code_but_the_projects(model, tmp_path, change)
 
 def test_a_file_that_does_not_say_how_it_is_used_is_refused(model, tmp_path):
     file = with_member(model, tmp_path, SPEC, lambda content: None)
-    check_refused(OutdatedModel, "does not say what its inputs and classes are", file)
+    check_refused(OutdatedModel, "does not describe its inputs and classes", file)
     file = with_spec(
         model, tmp_path, lambda spec: spec["ops"][1]["op"]["resize"].update(shorter=21)
     )

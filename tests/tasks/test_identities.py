@@ -147,7 +147,7 @@ def test_no_stage_runs_with_another_identity_than_dvc_records(own, name, monkeyp
     (own / "data" / "identities" / f"{named}.json").write_text("{}")
     with pytest.raises(SystemExit, match="2"):
         run_stages(own, f"{'profiling' if name == 'profile' else name}{key}")
-    assert f"what decides the results of {named} has changed since" in capsys.readouterr().err
+    assert f"decide the results of {named} have changed since" in capsys.readouterr().err
 
 
 def write_text_project(folder: Path, **tokenize: str) -> None:

@@ -110,7 +110,7 @@ def test_files_of_another_training_are_refused(first):
     model.chmod(0o644)
     model.write_bytes(model.read_bytes() + b"more")
     said = look(folder, "1", code=2)
-    assert "model.keras is not what the training wrote; `dvc checkout" in said
+    assert "model.keras is not the file that the training wrote; `dvc checkout" in said
 
 
 def test_each_checkpoint_of_an_interrupted_training_has_seen_its_steps(layout, tmp_path, capsys):

@@ -318,4 +318,4 @@ def test_a_cache_that_lacks_a_column_costs_time_alone(growing, tmp_path):
 def test_dvc_records_no_other_identity_than_that_which_the_results_have(growing):
     with changed(growing, "my_ops.py", "// 2", "// 3"):
         said = run(growing, "dvc", "repro", "--force", "--single-item", "snapshot", code=255)
-    assert "what decides the results of snapshot has changed since" in said
+    assert "values that decide the results of snapshot have changed since" in said
