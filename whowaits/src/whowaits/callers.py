@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 WRAPPERS = frozenset(("new_func", "wrapper", "error_handler"))  # in TensorFlow and Keras
-HERE = str(Path.cwd())  # before the script may change it
+HERE = str(Path.cwd())  # read before the script may change it
 OURS = str(Path(__file__).parent)
 STANDARD = str(Path(os.__file__).parent)
-TEMPFILE = str(Path(STANDARD, "tempfile.py"))  # which deletes what it has made
+TEMPFILE = str(Path(STANDARD, "tempfile.py"))  # it deletes files that it has made
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 KERAS = ("keras.", "tf_keras.")
 _own: list[str] = []  # path prefixes of installed packages that count as the script's own

@@ -24,7 +24,7 @@ TRAINING_LIBRARIES = ("keras", "tf_keras", "tensorflow", "torch")
 # Programs and modules that start a script in other processes.
 LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun", "srun")
 LAUNCHING_MODULES = ("accelerate", "deepspeed", "horovod", "torch.distributed.launch")
-# What the watched process is given, as its `session.Options`.
+# Options that are passed to the watched process, as its `session.Options`.
 ASKED = ("script", "as_module", "seconds", "training", "keep", "tries", "as_json", "fail_if")
 EXITS = """exit codes: 0 measured; the script's own if it failed; 2 nothing measured, or wrong
 usage; 3 a --fail-if is met; 4 one is undecided or unmeasured; 5 no patch; 130 interrupted"""

@@ -21,7 +21,7 @@ class NotAReport(ValueError):
 
 
 def compare(before: Path, after: Path) -> list[str]:
-    """Return the figures of two reports side by side, and what follows from their difference.
+    """Return the figures of two reports side by side, and a conclusion from their difference.
 
     Raises:
       NotAReport: a file cannot be read, or holds something else.

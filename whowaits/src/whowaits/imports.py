@@ -15,7 +15,7 @@ Action = Callable[[ModuleType], object]
 
 
 def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorate a function that is called in place of `owner.name`, with that one as its first."""
+    """Decorate a function that is called in place of `owner.name`, with it as first argument."""
     original = getattr(owner, name)
 
     def replace(function: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .callers import list_own_lines, name_from_here
 
 LOOK_EVERY_S = 0.02
-OF_ONE_LINE = 0.95  # share of the time in one line, from which on the lines it calls are shown
+OF_ONE_LINE = 0.95  # a line with this share of the time is replaced by the lines that it calls
 WORTH_SHOWING_PCT = 2.0
 
 Line = tuple[str, int]
@@ -30,7 +30,7 @@ class LineTime:
 
 
 class LineTimes:
-    """How long the main thread has been at each stack of the script's own lines [s]."""
+    """The time that the main thread has spent at each stack of the script's own lines [s]."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._looked = clock, clock()

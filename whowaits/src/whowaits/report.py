@@ -22,7 +22,7 @@ MEANINGS = {
     DRAWS: "the same examples in the same order, with other random draws",
 }
 WORTH_SAYING = 3  # in steps: the shortest gap between epochs to report
-SLOWER_FIRST_EPOCH = 1.3  # times later epochs' steps, from which on to report it
+SLOWER_FIRST_EPOCH = 1.3  # report a first epoch whose steps take this many times the later ones'
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Report:
     others: str = ""
     notes: tuple[str, ...] = ()
     changes: tuple[Tried, ...] = ()
-    line_times: tuple[LineTime, ...] = ()  #: of a training whose batches are not seen
+    line_times: tuple[LineTime, ...] = ()  #: for a training with unseen batches
     version: str = __version__
 
     @property

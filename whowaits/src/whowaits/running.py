@@ -81,7 +81,7 @@ def observe(session: Session) -> FitWatch:
 
 
 def _set_seeds(imports: ImportWatch) -> None:
-    """Seed Python, NumPy and TensorFlow alike in both copies of a script, unless it sets seeds."""
+    """Seed Python, NumPy and TensorFlow equally in both copies of a script that sets no seeds."""
     random.seed(0)
     imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
     imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))

@@ -32,9 +32,9 @@ FIRST_STEP_S, STEP_S = 300.0, 30.0  # limits for a step; the first one compiles
 VERDICT_S, SPARE_S, TRIALS_S = 60.0, 20.0, 70.0
 TRIED_S = 60.0  # after the verdict's limit; then no further trial begins
 AFTER_END_S = 5.0  # for the script to clean up
-STILL_S = 30.0  # without a training, before that is said
+STILL_S = 30.0  # time without a training before a message about it
 UNSEEN_STEPS = 20  # with gradients, but without batches that are seen
-UNSEEN_S = 5.0  # of such steps, before that is said
+UNSEEN_S = 5.0  # time of such steps before a message about them
 EXIT_UNMEASURED = 2
 
 
@@ -44,7 +44,7 @@ class Ended(BaseException):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for: a script, or a module (`as_module`), of which one training is measured.
+    """Options of a session: a script, or a module (`as_module`), of which one training is measured.
 
     `training` is its number, from 1. With `keep` the script is only watched, to its end. The file
     `source` runs in place of `script`. Through the pipes `channel`, another process asks for work.
@@ -75,8 +75,8 @@ class Session:
         self.ended: float | None = None
         self.trying = False  #: whether changes are being tried, after the verdict
         self.marks = 0  #: gradients taken, or steps of an optimizer, outside of `fit`
-        self.line_times: LineTimes | None = None  #: of a training whose batches are not seen
-        self.short_fits = 0  #: on arrays, with too few steps for a training
+        self.line_times: LineTimes | None = None  #: times by line of a training with unseen batches
+        self.short_fits = 0  #: calls of `fit` on arrays with too few steps for a training
         self.loops: dict[Hashable, Any] = {}  #: the script's own loops, managed by `loops.py`
         self.pid = os.getpid()
         self._beat = self._started = clock()
@@ -192,7 +192,7 @@ class Session:
         return True
 
     def trials_end(self, training: Training) -> float:
-        """Return by which `time.perf_counter` [s] trials must end; infinite with `channel`."""
+        """Return the `time.perf_counter` [s] at which trials must end; infinite with `channel`."""
         if self.options.channel:
             return math.inf
         left_s = self.verdict_s + TRIED_S - training.timing.elapsed_s
@@ -202,7 +202,7 @@ class Session:
         return training in self.measured and not self.options.keep
 
     def say(self, text: str) -> None:
-        """Print a line about what is going on, to standard error."""
+        """Print a line about the progress, to standard error."""
         with contextlib.suppress(Exception):  # the script's own stream, whatever that is
             print(f"whowaits: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
@@ -280,7 +280,7 @@ class Session:
                 self.leave(self.print_report(f"ended after {most:.0f} s, its time limit"))
 
     def watch_unseen(self, elapsed_s: float, said: str) -> str:
-        """Time a script with unseen batches by line; print news; return the line `said` last."""
+        """Time a script with unseen batches by line; print news; return the last news."""
         if self._unseen == UNSEEN:
             self.line_times = self.line_times or LineTimes(self.clock)
             self.line_times.look()

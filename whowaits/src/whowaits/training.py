@@ -32,7 +32,7 @@ class Training:
     steps: int | None = None  #: steps per epoch, if the script sets them
     steps_per_execution: int = 1  #: steps of the script that are one step here
     notes: list[str] = field(default_factory=list)
-    dataset: Any = None  #: what `fit` was given, if changes of it can be tried
+    dataset: Any = None  #: the input of `fit`, if changes of it can be tried
     changes: list[Any] = field(default_factory=list)  # advice.Tried
     conditions: Conditions | None = None
     others: machine.OtherPrograms = field(default_factory=machine.OtherPrograms)

@@ -29,7 +29,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:  # such as the command's, which goes on
+        if self._before is not None:  # another session, such as the command's, goes on
             observe(self._before)
         self.report = self._session.make_report()
         _write("\n".join(self.report.lines) + "\n")

@@ -1,1 +1,1 @@
-"""Which changes of an input are possible, what they gain, and where the script makes them."""
+"""Possible changes of an input, their gains, and the script's lines that would change."""

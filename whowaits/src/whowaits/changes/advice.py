@@ -1,4 +1,4 @@
-"""Changes that were tried, and which can be advised: those that gain and keep the data."""
+"""Changes that were tried, and the choice of those to advise: faster, and with the same data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# What a change does to the training: nothing, other orders, other random draws, threads, fewer
-# random draws, or something that is not known.
+# Effects of a change on the training: none, another order, other random draws, threads, fewer
+# random draws, or an unknown effect.
 SAME, ORDER, DRAWS, THREADS = "same", "order", "draws", "threads"
 DRAWN_ONCE, UNSHOWN = "drawn less often", "not shown"
 LOADER = "DataLoader"  # the `kind` of changes of a PyTorch loader; others name a tf.data method
-WORTH = 1.1  # least gain of a change that is named first
+WORTH = 1.1  # least gain of a change to advise
 SHARED = "the same call may make another dataset, too, such as one for validation"
 SEVERAL = "the same call also makes other transformations of the dataset"
-ALIKE = 0.9  # share of the best gain; of the changes that reach it, the one altering least is first
+ALIKE = 0.9  # share of the best gain; of changes that reach it, the least altering is first
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A change in the script: what is added to the call of `called` at FILE:LINE.
+    """A change in the script: an addition to the call of `called` at FILE:LINE.
 
     Attributes:
-      adds: An argument (or its new value); calls after this one, if it begins with a dot; or a
-        method that replaces `called`, with arguments: `interleave(num_parallel_calls=2)`.
+      adds: An argument (or its new value); or, with a dot in front, calls to append; or a method
+        that replaces `called`, with arguments: `interleave(num_parallel_calls=2)`.
       given: The name of the function that the call is given, if it has one.
       exact: Whether LINE is that of the method's name, as Python gives it from 3.11 on.
     """
@@ -63,19 +63,19 @@ class Tried:
 
     @property
     def alters_another(self) -> bool:
-        """Whether it would alter another dataset or transformation that the same call makes."""
+        """Whether the change alters another dataset or transformation that the same call makes."""
         alters = self.meaning != SAME or bool(self.keeps) or self.kind == LOADER
         return self.shared == SEVERAL or (bool(self.shared) and alters)
 
     @property
     def may_be_first(self) -> bool:
-        """Whether it can be advised without a proof."""
+        """Whether the change can be advised without a proof."""
         alone = self.meaning != THREADS and self.shared != SEVERAL
         return self.may_be_proven and self.is_certain and alone
 
     @property
     def may_be_proven(self) -> bool:
-        """Whether it can be advised once a changed copy has delivered the same."""
+        """Whether the change can be advised once a changed copy has delivered the same data."""
         safe = self.meaning not in (DRAWN_ONCE, UNSHOWN) and not self.inside
         return self.gain >= WORTH and safe and self.fits_memory
 

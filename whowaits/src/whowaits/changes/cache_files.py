@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-# TensorFlow's names for them: the given filename, a number, and the content.
+# TensorFlow's names for cache files: the given filename, a number, and the content.
 _FILE = re.compile(r"(.+_[0-9]+)[.](lockfile|index|data-[0-9]+-of-[0-9]+)([.]tempstate[0-9]+)?")
 
 

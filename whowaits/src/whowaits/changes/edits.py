@@ -1,7 +1,7 @@
 """Writes a change into the script's source, and returns the difference as a patch.
 
 Edits only the call at the change's line. Unless only a constant is replaced, the result is
-compared as a syntax tree with what was meant, and refused if anything else differs.
+compared as a syntax tree with the intended one, and refused if anything else differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whowaits.callers import name_from_here
 
 from .advice import Edit
 
-# Positional arguments that a call may have without giving the one that a change adds.
+# Positional arguments that a call may have before the one that a change adds.
 MOST_POSITIONAL = {
     "DataLoader": 5, "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
     "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
@@ -137,7 +137,7 @@ def _given(call: ast.Call, adds: str) -> ast.keyword | None:
 
 
 def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
-    """Write another value of a keyword in the place of a constant."""
+    """Replace a keyword's value, which must be on one line, with `text`."""
     line, end = value.end_lineno or 0, value.end_col_offset or 0
     if value.lineno != line:
         raise CannotBeWritten(f"the value that ends in line {line} must be written on one line")
@@ -145,7 +145,7 @@ def _replace(source: bytes, value: ast.expr, text: str) -> bytes:
 
 
 def _may_be_given(call: ast.Call, name: str) -> bool:
-    """Return whether a call is given the function `name`, or another call's result instead."""
+    """Return whether a call is given the function `name`, or the result of another call."""
     return any(isinstance(each, ast.Call) or name_of(each) == name for each in _functions(call))
 
 

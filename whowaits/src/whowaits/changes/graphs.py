@@ -18,7 +18,7 @@ AUTOMATIC = -1  # the value of AUTOTUNE in a graph
 AT_ONCE, IN_BLOCKS_OF = 4, 16
 _VERSION = re.compile(r"(V\d+)?$")
 _TRACED_FUNCTION = re.compile(r"__inference_Dataset_(?:flat_)?(?:map|interleave)_(\w+?)_\d+$")
-# Parts of names of stateful ops that count as drawing nothing; called functions are looked into.
+# Parts of names of stateful ops that draw nothing; functions that they call are checked, too.
 HARMLESS = (
     "Assert", "Case", "Hash", "If", "Lookup", "Mutable", "PartitionedCall", "Placeholder", "Print",
     "ReadVariable", "StatefulPartitionedCall", "VarHandle", "While", "PyFunc", "EagerPyFunc",
@@ -163,7 +163,7 @@ def spec_of(node: Node) -> Any:
 
 
 def title_of(node: Node) -> str:
-    """Return a transformation's name, with that of its function unless a lambda: map(decode)."""
+    """Return a transformation's name, and its function's name unless a lambda: map(decode)."""
     name = _TRACED_FUNCTION.match(node.attr["f"].func.name) if "f" in node.attr else None
     called = plain_kind_of(node)
     return f"{called}({name[1]})" if name and name[1] != "lambda" else called
@@ -178,7 +178,7 @@ def plain_kind_of(node: Node) -> str:
 def parallel_edits(
     node: Node, cycle_length: int | None, *, asks_for_order: bool
 ) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """Yield how a node can run in parallel: in words, as an addition to its call, as a graph edit.
+    """Yield ways to run a node in parallel: in words, as an addition to its call, as a graph edit.
 
     `cycle_length` is what TensorFlow chose for an interleave without one. `asks_for_order` says
     that order must be asked for, by deterministic=True.
@@ -192,13 +192,13 @@ def parallel_edits(
         yield calls, calls, _parallel_batch
     elif kind_of(node) == "Interleave":
         if cycle_length is not None:
-            # A parallel one would choose another number, and thus another order.
+            # A parallel interleave would choose another number, and thus another order.
             calls = f"cycle_length={cycle_length}, {calls}"
         yield f"interleave(…, {calls})", calls, _interleave
 
 
 def reading_edits(reader: str) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-    """Yield how a node can read several files at once, in the form of `parallel_edits`.
+    """Yield ways to read several files at once in a node, in the form of `parallel_edits`.
 
     `reader` is the class of tf.data that reads, or "" for the script's own flat_map.
     """
@@ -233,7 +233,7 @@ def _interleave(graph: Graph, node: Node, sizes: tuple[int, ...] = ()) -> None:
 
 
 def may_draw(op: str) -> bool:
-    """Return whether an op may draw at random or keep an unknown state."""
+    """Return whether an op may draw random numbers or have another hidden state."""
     if _DRAWING.search(op):
         return True
     definition: Any = op_def_registry.get(op)

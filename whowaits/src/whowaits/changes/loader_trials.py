@@ -1,6 +1,6 @@
-"""Measures what changes of its DataLoader gain a PyTorch loop, which trains on batches of changed
-copies in alternation with those of an unchanged copy. `ServedLoader` lets a script alternate with a
-changed copy of itself, as `serve` does for `fit`.
+"""Measures how much changes of the DataLoader speed up a PyTorch loop, which trains in turn on
+batches of a changed and of an unchanged copy. `ServedLoader` lets a script alternate with a changed
+copy of itself, as `serve` does for `fit`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .ratios import Ratios
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.6, 1.2, 4
 REST_S = 1.0  # for workers of the copy whose turn has just ended
 PROBE_S = 5.0
-GAP_SHARE = 0.1  # a gap's share of an epoch from which on persistent workers are worth a trial
+GAP_SHARE = 0.1  # a gap with this share of an epoch makes persistent workers worth a trial
 
-# A loop gets the yielded batch and sends back the seconds that it worked on it, None if the step
-# does not count, such as one with a validation.
+# A loop gets the yielded batch and sends back its seconds of work on that batch, or None if the
+# step does not count, such as one with a validation.
 Steps = Generator[Any, "float | None", Any]
 
 
 class CannotBeTried(Exception):
-    """Says why no change of a loader is tried."""
+    """No change of a loader can be tried; the message says why."""
 
 
 class _Over(Exception):
@@ -171,7 +171,7 @@ class LoaderTrials:
         return gap_s > GAP_SHARE * (gap_s + steps * step_ms / 1e3)
 
     def _keep_workers(self, change: LoaderChange) -> LoaderChange | None:
-        """Add persistent_workers to a change of num_workers if unset and gaps are long, or None."""
+        """Return a change of num_workers with persistent_workers; None if set or gaps are short."""
         if self._loader.persistent_workers or not change.more_workers:
             return None
         step_ms = self._timing.step_ms / self.found[0].gain
@@ -241,7 +241,7 @@ class LoaderTrials:
         return block
 
     def _describe_all(self, changes: list[LoaderChange], ratios: Ratios) -> dict[int, Tried]:
-        """Describe what was tried; compare the batches of changes that gain."""
+        """Describe the tried changes; compare the batches of those that gain."""
         known = {at: self._describe(changes[at], at, *ratios.interval(at)) for at in ratios.tried}
         self.found[:] = sort_by_gain(known.values())
         return known
@@ -269,7 +269,7 @@ class LoaderTrials:
 
 
 class ServedLoader(LoaderTrials):
-    """What can be asked of a loop, by `ask_` methods."""
+    """The requests that a loop answers, by `ask_` methods."""
 
     def ask_batches(self) -> dict[str, Any]:
         """Digest an epoch's (first) batches in order, and their examples in any order."""

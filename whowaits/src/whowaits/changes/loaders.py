@@ -1,4 +1,4 @@
-"""Changes that a PyTorch DataLoader leaves open, and copies of it with one of them."""
+"""Possible changes of a PyTorch DataLoader, and copies of it with one change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_WORKERS = ("multiprocessing_context", "persistent_workers", "prefetch_factor"
 OF_ALL = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
 # Packages whose open files cannot be shared by processes.
 FILES = frozenset(("h5py", "lmdb", "netCDF4", "socket", "sqlite3", "tables", "tarfile", "zipfile"))
-made_loaders: WeakSet[Any] = WeakSet()  #: those that exist, with `whowaits_place`
+made_loaders: WeakSet[Any] = WeakSet()  #: existing loaders, with `whowaits_place`
 DEEPEST, MOST_LOOKED_AT = 3, 64  # levels of attributes, and items of each, to look for handles
 
 

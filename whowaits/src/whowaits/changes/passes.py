@@ -9,7 +9,7 @@ from typing import Any
 from .advice import ORDER, SAME
 
 LEAST_BATCHES = 16  # to compare, if an epoch is too long to compare all
-FEWEST_PROVEN = 4  # elements, however long that takes
+FEWEST_PROVEN = 4  # least number of elements, whatever time they take
 
 
 def digest_epoch(
@@ -39,9 +39,9 @@ def digest_epoch(
 def digest_some(
     elements: Iterable[Any], *, most_s: float, clock: Callable[[], float] = perf_counter
 ) -> tuple[list[str], float]:
-    """Return digests of elements of tf.data, and their mean size [bytes].
+    """Return digests of a tf.data dataset's elements, and their mean size [bytes].
 
-    After `most_s` only FEWEST_PROVEN elements are digested.
+    Stops after `most_s` seconds, but not before FEWEST_PROVEN elements.
     """
     began, size = clock(), 0
 
@@ -92,7 +92,7 @@ def compare(one: dict[str, Any], other: dict[str, Any], what: str) -> tuple[str,
 
 
 def _digests(arrays: list[Any], *, by_example: bool) -> Iterator[bytes]:
-    """Yield a digest per example; one for all without `by_example` or a common first dimension."""
+    """Yield a digest per example; one in all if not `by_example` or the arrays' lengths differ."""
     lengths = {part.shape[0] if getattr(part, "ndim", 0) else None for part in arrays}
     examples: Any = [arrays]
     if by_example and len(lengths) == 1 and None not in lengths:

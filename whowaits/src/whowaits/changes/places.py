@@ -1,5 +1,5 @@
-"""Where the script makes the transformations of its dataset. What a library makes within one call,
-such as `image_dataset_from_directory`, is not a call of the script.
+"""Finds where the script makes the transformations of its dataset. Calls within a library function,
+such as `image_dataset_from_directory`, are not the script's.
 """
 
 import ast
@@ -17,19 +17,19 @@ from .advice import SEVERAL, SHARED
 from .edits import find_calls, name_of
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
-ONE_KIND = {"flat_map": "interleave"}  # a change turns one into the other, and has to find it again
+ONE_KIND = {"flat_map": "interleave"}  # same kind, since a change turns a flat_map into interleave
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-made_datasets: WeakSet[Any] = WeakSet()  #: those that exist
+made_datasets: WeakSet[Any] = WeakSet()  #: existing datasets
 
 
 def remember(dataset: Any, caller: Any) -> None:
-    """Note on a dataset the script's call that makes it, and the stack of its lines there."""
+    """Note on a dataset the script's call that makes it, and the script's lines on the stack."""
     dataset.whowaits_at, dataset.whowaits_lines = find_call(caller), list_own_lines(caller)
     made_datasets.add(dataset)
 
 
 def find_others(dataset: Any, kind: str, number: int) -> str:
-    """Return SEVERAL or SHARED if a transformation's call makes, or may make, others; else ""."""
+    """Return SEVERAL or SHARED if the call of a transformation may make others, too; else ""."""
     made = find_made(dataset, kind, number)
     place = getattr(made, "whowaits_at", Place())
     if not place.where:
@@ -46,7 +46,7 @@ def find_others(dataset: Any, kind: str, number: int) -> str:
 
 @functools.cache
 def _runs_again(lines: tuple[tuple[str, int], ...]) -> bool:
-    """Return whether the script calls a function or class around such a line in several places."""
+    """Return whether a function or class that contains one of the lines is called several times."""
     nodes = [node for file in dict(lines) for node in ast.walk(_parse(file))]
     methods = {each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -79,7 +79,7 @@ def find_made(dataset: Any, kind: str, number: int) -> Any:
 
 
 def find(dataset: Any, kind: str, number: int) -> Any:
-    """Return a transformation, or the last of the caches and shuffles right after it."""
+    """Return a transformation; if caches or shuffles follow it directly, the last of these."""
     *after, found = follow(dataset, kind, number)
     for each in reversed(after):
         if kind_of_dataset(each) not in ("cache", "shuffle"):

@@ -29,11 +29,11 @@ SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # two processes on one device
 
 
 class NoPatch(Exception):
-    """Says why there is no patch."""
+    """No patch can be proven; the message says why."""
 
 
 class Asked(Protocol):
-    """A training that does what it is asked; `serve.Served` lists the requests."""
+    """A training that answers requests; `serve.Served` lists them."""
 
     def ask(self, *what: Any) -> Any:
         """Send a request; return the answer."""
@@ -41,7 +41,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Proof:
-    """How much faster a changed copy trains; `data` says in which way its data are the same."""
+    """The speedup of a changed copy; `data` says in which respect its data is the same."""
 
     gain: float
     low: float
@@ -197,7 +197,7 @@ class _Copy:
 
 
 def answer(served: Any, reads: int, writes: int) -> Generator[Any, Any, None]:
-    """Answer the requests of `_Copy.ask` by `ask_` methods of `served`; yield what these yield."""
+    """Answer the requests of `_Copy.ask` by `ask_` methods of `served`; yield their values."""
     with os.fdopen(reads) as asked, os.fdopen(writes, "w") as answers:
         for line in asked:
             name, *arguments = json.loads(line)

@@ -5,10 +5,10 @@ A dataset serializes to a graph with a node per transformation. A change replace
 parallel calls, several files at once, a prefetch at the end, a cache. A cache is tried with the
 elements of `CACHED_STEPS` steps, repeated: it is as fast as a full one, and fills at once.
 
-What a change does to the training: nothing (`SAME`), another order (`ORDER`), calls of Python code
-from several threads (`THREADS`), or values made only once that were made or drawn in every epoch
-(`DRAWN_ONCE`). A cache never follows what combines examples anew in each epoch: pairs of shuffled
-datasets, batches of shuffled examples, ops that draw.
+A change may have no effect on the training (`SAME`), change the order (`ORDER`), call Python code
+from several threads (`THREADS`), or keep values that each epoch would make or draw anew
+(`DRAWN_ONCE`). A cache never follows a transformation that combines examples anew in each epoch:
+pairs of shuffled datasets, batches of shuffled examples, ops that draw.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from .places import ONE_KIND, READERS, find_made, locate
 CACHED_STEPS = 16
 IDLE = ("Options", "Model", "Repeat", "AssertCardinality", "AssertNext", "Take", "Skip")
 WORKING = ("Map", "Interleave", "Generator", "TFRecord", "TextLine", "FixedLengthRecord")
-# A cache would freeze what these vary in each epoch, or never fill.
+# A cache after these would freeze values that vary in each epoch, or never fill.
 NOT_KEPT = ("Repeat", "Random", "Sample", "DirectedInterleave", "SampleFromDatasets")
-# These depend on the order of elements: another order pairs or leaves out other examples.
+# Transformations that depend on the order of elements: another order pairs or drops other examples.
 BY_ORDER = ("Zip", "Window", "Take", "Skip", "Shard", "Scan")
-# After a reshuffling these combine, or leave out, other examples in each epoch.
+# Transformations that, after a reshuffling, combine or drop other examples in each epoch.
 COMPOSING = ("Batch", "GroupBy", *BY_ORDER)
-# These change the number of elements.
+# Transformations that change the number of elements.
 COUNTING = ("Interleave", "FlatMap", "Batch", "Unbatch", "Window", "GroupBy")
-# Functions of Keras whose call and result the script can change, but not what is in between.
+# Functions of Keras: the script can change their call and result, but nothing inside them.
 KERAS_FOLDERS = frozenset(f"{each}_dataset_from_directory" for each in ("image", "text", "audio"))
 PROVEN_EXAMPLES, PROVEN_ELEMENTS = 256, 16
-MORE_COPIES = 5  # of a graph: read, edited, serialized, with a prefetch, with a cache
+MORE_COPIES = 5  # copies of a graph: read, edited, serialized, with a prefetch, with a cache
 PROVEN_S = 4.0  # time limit of a pass
 EVERYTHING_PCT = 99.9
 
@@ -76,8 +76,8 @@ EVERYTHING_PCT = 99.9
 class InputChange:
     """A change in words, and the dataset with it.
 
-    `keeps` is the size of a cache in words ("" for no cache); `meaning` is what the change does to
-    the training, `says` that in words.
+    `keeps` is the size of a cache in words ("" for no cache); `meaning` is the effect of the change
+    on the training, `says` the same in words.
     """
 
     text: str
@@ -86,12 +86,12 @@ class InputChange:
     meaning: str = SAME
     says: str = ""
     kept_bytes: float = 0.0
-    kind: str = ""  #: of the changed transformation: map, batch, …
-    number: int = 0  #: which one of that kind, from the dataset's end
+    kind: str = ""  #: kind of the changed transformation: map, batch, …
+    number: int = 0  #: its number among those of this kind, from the dataset's end
     title: str = ""  #: as in the script: map(decode)
     inside: str = ""  #: the library function that makes it, if the script does not
-    adds: str = ""  #: to the transformation's call: an argument, or calls after it
-    ahead: str = ""  #: what is added at the dataset's end
+    adds: str = ""  #: addition to the transformation's call: an argument, or calls after it
+    ahead: str = ""  #: addition at the dataset's end
 
 
 def propose_changes(
@@ -149,7 +149,7 @@ class _Draft:
         self.chain = list(self._upstream(self._nodes[last_node(graph)]))
 
     def edits(self, node: Node) -> Iterator[tuple[str, str, Callable[[Graph, Node], None]]]:
-        """Return parallel edits; none if cached, a generator, of a library, or if order counts."""
+        """Return a node's parallel edits: none if cached, a generator, a library's or in order."""
         if self.generates(node) or self.is_cached(node) or self.position(node)["inside"]:
             return iter(())
         if not self.reads_files(node):
@@ -173,12 +173,12 @@ class _Draft:
         return any(node is other for cache in caches for other in self._upstream(cache))
 
     def prefetches_last(self) -> bool:
-        """Return whether a prefetch makes batches ahead: only idle transformations follow it."""
+        """Return whether the dataset ends in a prefetch, or only idle transformations follow it."""
         passing = (kind_of(node) for node in self.chain)
         return next((kind for kind in passing if kind not in IDLE), "") == "Prefetch"
 
     def change(self, text: str, graph: Graph, **facts: Any) -> InputChange:
-        """Make a change of a rewritten graph; add a prefetch at the end if there is none."""
+        """Return a rewritten graph as a change; add a prefetch at the end if there is none."""
         if not self.prefetches_last():
             insert(graph, last_node(graph), "PrefetchDataset", [add_constant(graph, -1)])
             facts["ahead"] = f".prefetch({AUTOTUNE})"
@@ -186,7 +186,7 @@ class _Draft:
         return InputChange(text=text, dataset=as_dataset(graph, self._spec), **facts)
 
     def meaning(self, node: Node) -> tuple[str, str]:
-        """Return what a parallel edit of a node does to the training, and that in words."""
+        """Return the effect of a parallel edit of a node on the training, also in words."""
         meaning, says = SAME, []
         if self.reads_files(node):
             meaning, says = ORDER, ["examples of several files are interleaved"]
@@ -211,9 +211,9 @@ class _Draft:
     def _goes_by_order(self, node: Node) -> bool:
         """Return whether another order of a node's elements would lead to other examples.
 
-        That is so if later transformations take, skip or pair elements, or regroup their parts.
+        It would if later transformations take, skip or pair elements, or regroup their parts.
         """
-        level = 0  # how many batches contain an element
+        level = 0  # number of batches around an element
         for kind in reversed([kind_of(other) for other in self._below(node)]):
             level += ("Batch" in kind) - (kind in ("Unbatch", "FlatMap"))
             if level not in (0, 1) or any(word in kind for word in BY_ORDER):
@@ -229,7 +229,7 @@ class _Draft:
         return self._reader(node) or title_of(node)
 
     def _kind(self, node: Node) -> str:
-        """Return a node's kind with the names of `places`: map (also parallel), its reader, …"""
+        """Return a node's kind, as `places` names it: map (also parallel), its reader, …"""
         kind = plain_kind_of(node)
         return self._reader(node) or ONE_KIND.get(kind, kind)
 
@@ -243,9 +243,9 @@ class _Draft:
         return {"kind": kind, "number": number, "title": title, "inside": inside}
 
     def compare_passes(self, node: Node, batched: bool) -> tuple[float, float]:
-        """Return the share of a second pass's first elements in the first pass [%], and mean bytes.
+        """Return how many of a second pass's first elements the first pass had [%], and mean bytes.
 
-        It is below 100 % if something draws at random; shuffles before the node are left out.
+        Random draws make it less than 100 %. Shuffles before the node are left out.
         """
         graph = tf.compat.v1.GraphDef.FromString(serialize(self._graph))
         source = leave_shuffles_out(graph, node.name)
@@ -257,7 +257,7 @@ class _Draft:
         return 100 * sum(both.values()) / max(1, len(second)), mean_bytes
 
     def cache(self, batch: int) -> Iterator[InputChange]:
-        """Yield a cache after the last transformation that gives the same each epoch, if useful."""
+        """Yield a cache, if useful, after the last transformation with equal results each epoch."""
         for node in self.chain:
             above = list(self._upstream(node))
             kinds = [kind_of(other) for other in above]
@@ -300,13 +300,13 @@ class _Draft:
         if any("ReadVariableOp" in self._functions.ops_within(other) for other in above):
             meaning, says = (
                 DRAWN_ONCE,
-                "it reads a variable, which the training may change, and would do so only once",
+                "it reads a variable, which the training may change; a cache would read it once",
             )
         elif any(map(self.runs_python, above)) or share < EVERYTHING_PCT:
             meaning, says = (
                 DRAWN_ONCE,
-                f"what is made again in each epoch would be made once: {share:.3g} % of an epoch's"
-                " elements had been in the one before; with a cache, all are",
+                f"elements that each epoch makes anew would be made once: {share:.3g} % of an"
+                " epoch's elements had been in the one before; with a cache, all are",
             )
         position = self.position(node)
         inside, adds = position["inside"], f".cache(){order}"
@@ -334,12 +334,12 @@ class _Draft:
         )
 
     def _end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """End an endless dataset where the original ends, because an epoch's end takes time."""
+        """End a repeated dataset after an epoch of the original, so that epochs' ends take time."""
         count = int(self._dataset.cardinality())  # below 0 if endless or unknown
         return dataset.take(count) if count > 0 else dataset
 
     def _order(self, node: Node, per_step: int) -> str | None:
-        """Return the shuffle that must follow a cache, "" for none; None if it cannot be sized."""
+        """Return the shuffle that must follow a cache, or ""; None if its size is unknown."""
         above = list(self._upstream(node))
         at = [number for number, other in enumerate(above) if reshuffles(other)]
         if not at:
@@ -386,7 +386,7 @@ class _Draft:
 
 
 def _say_size(each_bytes: float, count: int | None) -> tuple[str, float]:
-    """Return the size of so many elements, in words and in bytes (infinite if unknown)."""
+    """Return the size of `count` elements, in words and in bytes (infinite if unknown)."""
     if count is None:
         return f"{each_bytes / 2**20:,.2f} MiB for each of an unknown number of elements", math.inf
     return f"{count * each_bytes / 2**20:,.0f} MiB", count * each_bytes

@@ -1,4 +1,4 @@
-"""What changes gain: blocks on a changed input, each compared with unchanged blocks around it."""
+"""Gains of changes: each block on a changed input is compared with the unchanged blocks around."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from whowaits.timing.rounds import median_interval
 
 from .advice import THREADS, WORTH, Tried, find_first
 
-MORE_ROUNDS = 3  # of the best change, so that its gain is not chance
-# With fewer pairs than FEW the interval is wider: by this factor, or, if that is more, by SPREADS
-# root mean squares of how one block of the unchanged input differs from the next.
+MORE_ROUNDS = 3  # further rounds of the best change, so that its gain is not chance
+# With fewer pairs than FEW the interval is wider: by FEW_FACTOR, or, if that is more, by SPREADS
+# times the root mean square difference between successive blocks of the unchanged input.
 FEW, FEW_FACTOR, SPREADS = 3, 1.15, 1.73
 
 
 class Ratios:
-    """Rates of changed inputs, divided by the mean of the unchanged one's before and after."""
+    """Rates of changed inputs, each divided by the unchanged input's mean rate before and after."""
 
     def __init__(self, pace: float) -> None:
-        self._paces = [pace]  # of the unchanged input
+        self._paces = [pace]  # rates of the unchanged input
         self._factors: defaultdict[int, list[float]] = defaultdict(list)  # by number of the change
 
     def add(self, change: int, *, changed: float, unchanged: float) -> None:
@@ -45,7 +45,7 @@ class Ratios:
     def find_doubtful(self, known: Mapping[int, Tried]) -> int | None:
         """Return the number of a change that may lead by chance, or None.
 
-        It has few pairs, and gains most, of all or of those to advise, or would be named first.
+        It has few pairs, and the highest gain of all or of the advisable, or would be named first.
         """
         named = find_first(list(known.values()))
         plain = [at for at in known if known[at].may_be_proven and known[at].meaning != THREADS]
@@ -56,6 +56,6 @@ class Ratios:
 
     @property
     def _spread(self) -> float:
-        """Root mean square of the logarithm of one pace divided by the one before."""
+        """Root mean square of log(pace / previous pace) of the unchanged input."""
         steps = [math.log(after / before) for before, after in zip(self._paces, self._paces[1:])]
         return math.sqrt(statistics.fmean(each * each for each in steps)) if steps else 0.0

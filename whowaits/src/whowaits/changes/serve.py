@@ -16,7 +16,7 @@ EPOCHS_S = 40.0  # for two epochs' batches, or one epoch of training
 
 
 class Served:
-    """A training on request: what can be asked of it, by `ask_` methods."""
+    """A training that answers requests by its `ask_` methods."""
 
     def __init__(self, function: Callable[[Any], Any], training: Any, session: Any) -> None:
         self._dataset, self._steps = training.dataset, training.steps

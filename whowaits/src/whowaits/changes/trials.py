@@ -1,4 +1,4 @@
-"""Measures what changes of its dataset gain a `fit`, each in alternation with the original."""
+"""Measures how much changes of the dataset speed up a `fit`, each in turn with the original."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ratios import Ratios
 
 WARM_UP_S, BLOCK_S, MIN_STEPS = 0.5, 1.0, 4
 MEMORY_FRACTION = 0.5  # share of the free memory that a cache may take
-MEMORY_RESERVE = 2.0  # free memory to try another change, as a multiple of the most that one took
+MEMORY_RESERVE = 2.0  # free memory needed to try a change, in multiples of what the largest took
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Pace:
 
 
 class Trials:
-    """Trains on datasets in alternation; calls `beat` before whatever may take long.
+    """Trains on datasets in alternation; calls `beat` before each step that may take long.
 
-    Begins nothing that would not end before `deadline`.
+    Begins no trial that would end after `deadline`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Trials:
         ratios = Ratios(self._rate(unchanged))
         left, most = _left_bytes(), 0.0
         for number, change in enumerate(changes):
-            # Each one keeps its buffers to the end.
+            # Each dataset keeps its buffers to the end.
             if not self._has_time(2) or left < MEMORY_RESERVE * most:
                 break
             feeds.append(Epochs(self._function, change.dataset, repeats=bool(change.keeps)))

@@ -27,7 +27,7 @@ from .timed_function import TimedFunction
 
 MAX_EPOCHS = 100_000  # so that a training lasts as long as it is measured
 WRITING = frozenset(("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint"))
-# Modules and attributes in which Keras counts the batches of an epoch.
+# Modules and attributes with which Keras counts the batches of an epoch.
 COUNTING = (
     "keras.src.trainers.epoch_iterator",
     "keras.src.backend.tensorflow.trainer",  # in the first versions of Keras 3
@@ -56,7 +56,7 @@ class FitWatch:
             if self.active:
                 return fit(model, *args, **kwargs)
             if not self.session.here:
-                with self.closing(model):  # a callback that it was given may time it
+                with self.closing(model):  # a callback in its arguments may time it
                     return fit(model, *args, **kwargs)
             short = False
             try:
@@ -106,9 +106,9 @@ class FitWatch:
         return self.waits.time(take_batch)
 
     def patch_counting(self, module: Any) -> None:
-        """Let Keras go on after an epoch from which batches were taken for another purpose.
+        """Let Keras continue after an epoch from which batches were taken for another purpose.
 
-        Otherwise it would think the dataset shorter, and end later epochs, or the training, there.
+        Otherwise Keras would take the dataset for shorter, and end later epochs or the training.
         """
         for owner in vars(module).values():
             is_own = isinstance(owner, type) and owner.__module__ == module.__name__
@@ -144,7 +144,7 @@ class FitWatch:
         first = make_callback(keras, _Pause, clock=callback, **facts)
         given: Any = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            # Its callbacks know their model already, and the script may use the list again.
+            # The list's callbacks know their model already, and the script may use it again.
             bound.arguments["callbacks"] = listed = copy.copy(given)
             listed.callbacks = [first, *given.callbacks, callback]
             for each in (first, callback):
@@ -310,7 +310,7 @@ class _Clock:
                 self.session.saves.leave_out()
         self.session.beat(expects=None)  # the next epoch may take long to fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
-        # Other reasons to stop, such as EarlyStopping, see repeated batches in a measured training.
+        # Other callbacks, such as EarlyStopping, judge by repeated batches in a measured training.
         if is_starved or (self.training and self.training.timing.active):
             self.model.stop_training = is_starved
         elif self.training and not self.timed and self.training.finished >= self.training.epochs:

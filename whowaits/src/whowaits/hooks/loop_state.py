@@ -1,4 +1,4 @@
-"""What is known of a loop of the script's own: where its batches come from, and the open step."""
+"""State of one of the script's own loops: where its batches come from, and the open step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEWEST_SHARED = 3  # fewer steps with a batch of another dataset are exceptions
 
 @dataclass
 class Source:
-    """What a loop takes its batches from; `key` identifies it in the next epoch."""
+    """The source of a loop's batches; `key` identifies it in the next epoch."""
 
     key: Hashable
     name: Callable[[], str]
@@ -46,15 +46,15 @@ class Loop:
     iterator: Callable[[], Any] | None = None  #: returns this epoch's iterator
     handed: float | None = None  #: when its last batch was given to the script
     wait_s: float = 0.0  # for that batch
-    marks: int = 0  # gradients taken until then
+    marks: int = 0  # gradients taken before that batch
     others: int = 0  # batches that other loops took within the step
     others_wait_s: float = 0.0
     validates: bool = False  # within the step
     pulls: Pulls = field(default_factory=Pulls)
     trained: int = 0  # steps in which gradients were taken
-    shared: int = 0  # those in which another loop took a batch
+    shared: int = 0  # steps in which another loop took a batch
     single: int = 0  # successive epochs of one batch until now
-    epoch: int = 0  # counts those in which gradients were taken
+    epoch: int = 0  # counts epochs in which gradients were taken
     confirmed: bool = False  #: whether a gradient was taken in this epoch
     batches: int = 0  # in this epoch
     taken: int = 0  # batches for another purpose, in this epoch
@@ -63,11 +63,11 @@ class Loop:
     opens: bool = True
     exhausted: Exception | None = None  #: the error that ended the iterator, if noticed
     memory: list[Any] = field(default_factory=list)
-    copies: deque[Any] = field(default_factory=deque)  #: copies of them that are given next
+    copies: deque[Any] = field(default_factory=deque)  #: copies of `memory` that are given next
     from_memory: bool = False
     warm_up: int = 0
     trials: Generator[Any, float | None, None] | None = None
-    tried_s: float | None = None  # work on the last batch of a trial, if that was its step alone
+    tried_s: float | None = None  # work on a trial's last batch, if the step had only that one
 
     @property
     def current(self) -> Any:

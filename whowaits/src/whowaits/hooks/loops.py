@@ -145,7 +145,7 @@ class LoopWatch:
         return self._between_steps(loop, training, take)
 
     def _tries(self, loop: Loop, training: Training) -> bool:
-        """Return whether changes of the loop's input are tried, from now on or already."""
+        """Return whether changes of the loop's input are being tried; start the trials if due."""
         if loop.trials is None and loop.source.tries is not None:
             done = training.timing.task == "done"
             if self.session.serves(training) or (done and self.session.begin_trials(training)):
@@ -211,7 +211,7 @@ class LoopWatch:
                 other.validates = other.validates or validates
 
     def _end_step(self, loop: Loop, now: float) -> None:
-        """Record a step if it took gradients and did not validate or look at another dataset."""
+        """Record a step unless it took no gradients, validated, or read another dataset."""
         pulls = self._add_pull(loop, now)
         if loop.trials is not None:
             loop.tried_s = None if pulls.validates or pulls.others else pulls.work_s
@@ -257,7 +257,7 @@ class LoopWatch:
     def _between_steps(
         self, loop: Loop, training: Training, take: Callable[[], Any]
     ) -> tuple[Any] | None:
-        """Do what the timing asks for; return a batch from memory, None for the next real one."""
+        """Do the timing's next task; return a batch from memory, or None for the next real one."""
         timing = training.timing
         if timing.task != "alone":
             loop.forget()
@@ -281,7 +281,7 @@ class LoopWatch:
             loop.memory, loop.warm_up = taken.batches, 2
             timing.collected(len(taken.batches))
         if not loop.copies:
-            # All at once, while the device rests: it would not during single copies.
+            # Copy all at once, while the device rests: it would work on during single copies.
             timing.pause_alone()
             loop.copies.extend(map(loop.source.copy, loop.memory))
             timing.settle()

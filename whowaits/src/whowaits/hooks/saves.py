@@ -1,5 +1,5 @@
-"""Skips the script's saves once its training has had batches that were not meant for it: a
-later run would continue from such a save, or take it for a result.
+"""Skips the script's saves once its training has had repeated or changed batches: a later run would
+continue from such a save, or take it for a result.
 
 Libraries' functions are in a table; the script's own file operations are found by their calling
 frame: `open` gets the null device, the others do nothing.
@@ -43,7 +43,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "joblib": ("dump",),
 }
 GENERAL = frozenset(("numpy", "joblib"))  # other libraries may save anything by these
-# The script's own calls that delete files, or replace them by others, which may have been left out.
+# Calls of the script that delete files, or replace them by others, whose save may be skipped.
 FILE_CALLS = {
     os: ("replace", "rename", "remove", "unlink", "link", "symlink"),
     shutil: ("rmtree", "move", "copy", "copy2", "copyfile", "copytree"),
@@ -61,7 +61,7 @@ class SaveWatch:
             imports.on_import(module, functools.partial(self._patch, names=names))
 
     def watch_files(self) -> None:
-        """Watch what the script itself writes from now on."""
+        """Watch the files that the script itself writes from now on."""
         for module, names in FILE_CALLS.items():
             for name in names:
                 self._wrap(module, name, called=f"{module.__name__}.{name}", of_script=True)
@@ -78,7 +78,7 @@ class SaveWatch:
 
     def _saves(self, caller: Any) -> bool:
         """Return whether the script itself makes a call, in its main thread and not for a batch."""
-        here = threading.current_thread() is threading.main_thread()  # batches are made in others
+        here = threading.current_thread() is threading.main_thread()  # other threads make batches
         return here and not self._makes_batch() and calls_by_itself(caller)
 
     def _patch(self, module: Any, names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What a `fit` takes batches from: a tf.data dataset, which can be changed, or something else."""
+"""The source of a `fit`'s batches: a tf.data dataset, which can be changed, or something else."""
 
 import inspect
 import math
@@ -27,7 +27,7 @@ def tried_dataset(model: Any, arguments: dict[str, Any]) -> Any:
 
 
 def explain_untried(model: Any, arguments: dict[str, Any]) -> str:
-    """Say why no change of the input is tried, and what helps; "" if some are, or if unknown."""
+    """Say why no change of the input is tried, and what helps; "" if one is, or if unknown."""
     x = arguments.get("x")
     if is_dataset(x):
         if arguments.get("class_weight"):

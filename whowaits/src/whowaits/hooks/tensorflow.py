@@ -47,7 +47,7 @@ class _Hooks:
             self._patch(getattr(module, ITERATORS[module.__name__]), name)
 
     def patch_datasets(self, module: Any) -> None:
-        """Note on every dataset which line of the script made it, by which call."""
+        """Note on every dataset the line of the script that made it, and the call."""
 
         @replaces(module.DatasetV2, "__init__")
         def _(initialize: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:

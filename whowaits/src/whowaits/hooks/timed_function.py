@@ -1,4 +1,4 @@
-"""A model's train function that is timed, and that does other work between steps if asked."""
+"""Times a model's train function, and does other work between its steps if the timing asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOGETHER_S, MOST_TOGETHER, LONGEST_TOGETHER_S = 0.01, 64, 1.0
 
 
 class TimedFunction:
-    """Times a model's train function, and does what the timing asks for between two steps."""
+    """A timed train function, which between two steps does the work that the timing asks for."""
 
     def __init__(
         self, function: Callable[..., Any], session: Session, training: Training, waits: Waits
@@ -49,7 +49,7 @@ class TimedFunction:
             steps = self.steps_in_epoch
         self._timing.steps_per_epoch = steps or self._timing.steps_per_epoch
         if not self._timing.active:
-            self._waits.take()  # of a validation
+            self._waits.take()  # drops waits of a validation
         self._together = 1
         self._epoch, self._opens, self.steps_in_epoch = self._epoch + 1, True, 0
         self._took = False
@@ -139,7 +139,7 @@ class TimedFunction:
         return max(1, min(MOST_TOGETHER, int(TOGETHER_S * step.steps / max(step.total_s, 1e-9))))
 
     def _between_steps(self, arguments: tuple[Any, ...]) -> None:
-        """Do what the timing asks for, until it asks for a step of the training."""
+        """Do the timing's tasks until it asks for a step of the training."""
         timing = self._timing
         memory: Any = None
         warm_up = 0

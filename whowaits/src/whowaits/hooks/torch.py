@@ -37,8 +37,8 @@ class _Hooks:
         self._opening: dict[int, float] = {}  # time to make an iterator [s]
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._devices: set[Any] = set()  # devices of the parameters that are trained
-        self._arguments_at = ""  # where the script makes TrainingArguments of transformers
-        self._places: dict[int, LoaderPlace] = {}  # of loaders that the script makes, by dataset
+        self._arguments_at = ""  # place of the script's TrainingArguments of transformers
+        self._places: dict[int, LoaderPlace] = {}  # the script's calls for loaders, by dataset
 
     def patch_optimizer(self, module: Any) -> None:
         module.register_optimizer_step_post_hook(self._mark)
@@ -77,7 +77,7 @@ class _Hooks:
         def _(finish: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
             self._arguments_at = find_caller(sys._getframe(1))
             if self._loops.session.ends_the_first:
-                if arguments.max_steps > 0:  # a stream has no length, and needs them
+                if arguments.max_steps > 0:  # a stream has no length, and needs `max_steps`
                     arguments.max_steps = 10**9
                 else:
                     arguments.num_train_epochs = 1e6
@@ -119,7 +119,7 @@ class _Hooks:
             clock = self._loops.session.clock
             began = clock()
             iterator = make_iterator(loader)
-            with contextlib.suppress(AttributeError):  # of another iterator, whose loop is untimed
+            with contextlib.suppress(AttributeError):  # another iterator's loop is not timed
                 # A loader is one loop, on whatever line its epochs start.
                 iterator.whowaits_line = find_caller(sys._getframe(1))
                 where = getattr(loader, "whowaits_loop", "") or iterator.whowaits_line
@@ -131,7 +131,7 @@ class _Hooks:
     def _refer_to_loader(self, loader: Any) -> Callable[[], Any]:
         """Return a function that returns the loader, or None once nobody holds it.
 
-        A loader whose changes may be tried is held, unless it would hold itself by its workers.
+        A loader whose changes may be tried is kept alive, except one with persistent workers.
         """
         persists = getattr(loader, "persistent_workers", False)
         is_held = self._loops.session.ends_the_first and not persists

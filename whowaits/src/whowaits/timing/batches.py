@@ -11,8 +11,8 @@ from typing import Any
 from .machine import memory_left_bytes
 
 MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
-MEMORY_FRACTION = 0.1  # of the memory left
-DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], share of a step; ready batches take less
+MEMORY_FRACTION = 0.1  # share of the memory left
+DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], share of a step: a ready batch takes less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
 ENDS = ("OutOfRangeError", "StopIteration")  # errors by which an iterator says that it is over
 MAX_DEPTH = 8  # levels of nesting; an object may contain itself
@@ -20,7 +20,7 @@ MAX_DEPTH = 8  # levels of nesting; an object may contain itself
 
 @dataclass
 class BatchesTaken:
-    """Batches in order, their iterator, and whether it was exhausted after them."""
+    """Batches in order, their iterator, and whether they were its last (`ended`)."""
 
     batches: list[Any] = field(default_factory=list)
     iterator: Any = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from .rounds import SLOW_S, Block, Round, Step, median_interval
 
 WARM_UP_STEPS = 3  # these trace and compile graphs
-PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # of the training as it is, at first
+PASSIVE_S, PASSIVE_MAX_S = 3.0, 10.0  # at first, the training as it is
 AFTER_PAUSE = 2  # times the compilation: batches prepared meanwhile may last that long
 TRAINING_S, ALONE_S = 1.5, 0.8
 DISCARDED_S = 1.0  # start of a training block, in which empty buffers fill
@@ -31,11 +31,11 @@ LEAST_GAPS = 2  # with fewer, gaps between epochs are no part of the stall
 
 @dataclass
 class Timing:
-    """A training that is timed: what was seen, and what to do next.
+    """A timed training: the observations, and the next task.
 
     `task` is "train" (as it is), "drain" or "collect" (take batches without training), "alone"
-    (train on the collected ones) or "done"; only "train" or "done" unless `active`. `settle` waits
-    for a device that works on after calls: untimed before a block, timed after its last step.
+    (train on the collected ones) or "done"; unless `active`, only "train" or "done". `settle` waits
+    until the device has finished its work: untimed before a block, timed after its last step.
     """
 
     seconds: float
@@ -57,8 +57,8 @@ class Timing:
     took: bool = False  #: whether batches were taken for another purpose than training
     on_first_seconds: Callable[[], object] = lambda: None
     on_took: Callable[[], object] = lambda: None
-    _disturbed: int = -1  # the last epoch in which something else than training was done
-    _switched: bool = False  # to another task, since the last step
+    _disturbed: int = -1  # the last epoch with other tasks than training
+    _switched: bool = False  # whether the task has changed since the last step
     _later: Block | None = None  # after the first epoch; then becomes `passive`
     _pause_s: float = 0.0
     _announced: bool = False
@@ -177,7 +177,7 @@ class Timing:
         self.on_took()
 
     def collected(self, batches: int) -> None:
-        """Time the model alone on the collected batches; with none, go on, or end if it is over."""
+        """Time the model alone on the collected batches; if there are none and time is up, end."""
         if not batches:
             if self.over:
                 self.task = "done"
@@ -189,9 +189,9 @@ class Timing:
         self._next("alone")
 
     def pause_alone(self) -> None:
-        """End the model's time here; what is done before its next batch does not count."""
+        """Stop the model's time until its next batch."""
         self._settle_within(self._alone)
-        self._cores_before_s = math.nan  # what is done takes CPU time, too
+        self._cores_before_s = math.nan  # the work during the pause takes CPU time, too
 
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
         """Record steps on batches from memory; warm-up steps restart the block."""
@@ -236,7 +236,7 @@ class Timing:
     def _next(self, task: str) -> None:
         self.task, self._block, self._block_began = task, Block(), self.now()
         self._switched = True
-        self._counts = False  # the threads' work until then belongs to no block
+        self._counts = False  # the threads' work before the next step belongs to no block
 
     @property
     def steady(self) -> list[Round]:

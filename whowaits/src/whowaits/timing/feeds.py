@@ -1,4 +1,4 @@
-"""How Keras' train functions get their batches, by backend, also from memory."""
+"""Feeds Keras' train functions with batches, in the way of each backend, also from memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_AHEAD = 2  # steps given to a device before it has finished them
 
 
 class Feed:
-    """How a train function gets its batches: what differs between the backends."""
+    """The way in which a train function gets its batches, which differs between backends."""
 
     waits_between_calls = False
     waits_in_graph = False  #: counted in the graph, with nothing to do at a call
@@ -125,7 +125,7 @@ class JaxFeed(Feed):
         return (*state, map(take, itertools.repeat(None)))
 
     def memory(self, taken: BatchesTaken) -> Any:
-        """Return the batches, to be kept and released with a copy of the model's state."""
+        """Return the batches, with a place for a copy of the model's state."""
         return _JaxMemory(super().memory(taken))
 
     def train_alone(self, arguments: tuple[Any, ...], memory: _JaxMemory) -> None:
@@ -201,7 +201,7 @@ def wait_for(result: Any) -> None:
     elif hasattr(result, "block_until_ready"):
         result.block_until_ready()
     elif hasattr(result, "detach"):
-        result.cpu()  # of PyTorch, perhaps on a GPU
+        result.cpu()  # waits for a tensor of PyTorch, perhaps on a GPU
     elif hasattr(result, "numpy"):
         result.numpy()
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-IDLE_CORES = 0.2  # so many in use count as none
+IDLE_CORES = 0.2  # fewer cores in use count as idle
 PAUSE_S, IDLE_PAUSES = 0.02, 3  # idle pauses in a row, because parallel calls pause, too
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
-# A control group's files of limit and usage; what begins its file cache's line in memory.stat.
+# A control group's files of limit and usage; the first word of the file cache in memory.stat.
 GROUP_FILES = ("memory.max", "memory.current", "inactive_file ")
 GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-SLOW_S = 1.0  # a step as long as this is a block by itself
+SLOW_S = 1.0  # a step of this length is a block of its own
 TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interval
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval for the median: the values' range, of seven or more without both ends.
+    """Return an interval for the median: the values' range; of seven or more, without both ends.
 
-    That of nine independent values covers the median of their distribution, whatever that is, with
-    a probability of 96 %, that of five with 94 %.
+    For any distribution, the interval of nine independent values covers the distribution's median
+    with a probability of 96 %, that of five values with 94 %.
     """
     ascending = sorted(values)
     spare = 1 if len(ascending) >= TRIMMING_ROUNDS else 0
@@ -93,7 +93,7 @@ class Step:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a step is a block by itself, not counting the wait for an epoch's first batch."""
+        """Whether a step, without waits for an epoch's first batch, is as long as a whole block."""
         return self.total_s - (self.wait_s if self.opens_epoch else 0.0) >= SLOW_S
 
 
@@ -112,7 +112,7 @@ class Round:
 
     @property
     def model_ms(self) -> float:
-        """Time of the model's step, with what the program does between two steps."""
+        """Time of the model's step, and of the program's work between two steps."""
         between_ms = 1e3 * self.training.between_s / self.training.steps
         if self.synchronous:
             return self.alone.step_ms + between_ms

@@ -1,4 +1,4 @@
-"""Decides whether a training waits for its input, or says what is missing to decide.
+"""Decides whether a training waits for its input, or says why it cannot be decided.
 
 Thresholds follow xprof's input-pipeline analysis (5 % and 20 % of a step); on shared cores the
 lower one is 15 %, since two runs of the same step differ by up to 10 % there.
@@ -22,7 +22,7 @@ INPUT_BOUND_FROM_PCT = 20.0
 MARGIN_PCT = 5.0  # points by which an interval may cross a threshold
 FEW_ROUNDS, FEW_ROUNDS_PCT = 3, 10.0  # with fewer rounds, points added to each side
 CONTRADICTION_PCT = 10.0  # points by which two figures of a training may contradict each other
-DISTURBED_PCT = 20.0  # share of the cores from which on other programs disturb
+DISTURBED_PCT = 20.0  # other programs with this share of the cores disturb
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Conditions:
 
     @property
     def distance_pct(self) -> float:
-        """Points that a stall must be away from a threshold, since other programs' share varies."""
+        """Least distance of a stall from a threshold [points], as other programs' share varies."""
         return self.others_pct / 2 if self.others_pct >= DISTURBED_PCT else 0.0
 
 
@@ -129,7 +129,7 @@ def _judge(timing: Timing, conditions: Conditions) -> Verdict:
 
 
 def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
-    """Return the verdict, or undecided if it rests on stall that the input cannot have caused."""
+    """Return the verdict, or undecided if it needs a stall that the input cannot have caused."""
     stall = verdict.stall
     if stall is None or verdict.name == UNDECIDED or unexplained_pct < CONTRADICTION_PCT:
         return verdict
@@ -144,7 +144,7 @@ def _explained(verdict: Verdict, unexplained_pct: float) -> Verdict:
 
 
 def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
-    """Judge by waits alone: the least the input costs, or the most if a device works meanwhile."""
+    """Judge by waits alone: the least stall, or the most if a device works during waits."""
     if timing.passive.steps < LEAST_STEPS:
         return _undecided(f"too few steps were seen, {timing.seen}, of which the first compile")
     if not timing.passive.wait_s:  # even a batch that is ready takes microseconds
@@ -173,7 +173,7 @@ def _judge_passively(timing: Timing, conditions: Conditions) -> Verdict:
 
 
 def _within_thresholds(stall: Stall, low: float, high: float, conditions: Conditions) -> Verdict:
-    """Decide by the measured ends of the interval; those in `stall` are between 0 and 100 %."""
+    """Decide by the interval [low, high] as measured; `stall` has it cut to 0 to 100 %."""
     least = COMPUTE_BOUND_BELOW_PCT["accelerator" if conditions.on_accelerator else "shared cores"]
     for threshold in (least, INPUT_BOUND_FROM_PCT):
         margin = -conditions.distance_pct or MARGIN_PCT

@@ -1,4 +1,4 @@
-"""How long a step waits for its batch, also inside of a TensorFlow graph.
+"""Times how long a step waits for its batch, also inside of a TensorFlow graph.
 
 While Keras' `tf.function` is traced, two reads of the clock are put around the op that takes a
 batch, and their difference is added to a variable on the host; the step stays the same. Eager code
