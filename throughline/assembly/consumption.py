@@ -1,4 +1,4 @@
-"""When a training consumed an example, computed from the order of its batches."""
+"""Finds when a training consumed an example, from the order of its batches."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Use:
 
 
 def find_uses(pipeline: InputPipeline, rows: np.ndarray, *, steps: int) -> Mapping[int, Use]:
-    """Return when the first `steps` steps consumed rows of the split; without rows never used.
+    """Return when the first `steps` steps consumed `rows` of the split; leaves out unused rows.
 
     Raises:
-      ImpossiblePlan: Which examples they consumed depended on timing, or was drawn within a stream.
+      ImpossiblePlan: Batches depended on timing, are windows, or came from an unrecorded stream.
     """
     per_epoch, order, plan = pipeline.steps_per_epoch, pipeline.order, pipeline.plan
     epochs, rest = divmod(steps, per_epoch)
@@ -64,7 +64,7 @@ def find_uses(pipeline: InputPipeline, rows: np.ndarray, *, steps: int) -> Mappi
     if not doubt and plan.window:
         doubt = "its examples are windows, and have no names"
     if not doubt and order is None and (plan.sampling != "uniform" or rest):
-        doubt = "what a stream draws by class, or had read by then, is not noted"
+        doubt = "a stream keeps no record of its draws by class, or of its position in an epoch"
     if doubt:
         raise ImpossiblePlan(doubt)
     if order is None:
@@ -78,7 +78,7 @@ def find_uses(pipeline: InputPipeline, rows: np.ndarray, *, steps: int) -> Mappi
         for start in range(first, stop, at_once):
             numbers = tf.range(start, min(stop, start + at_once), dtype=tf.int64)
             drawn, sizes = order.rows(numbers).numpy(), order.size(numbers).numpy()
-            drawn[np.arange(drawn.shape[1]) >= sizes[:, None]] = -1  # they only fill up a batch
+            drawn[np.arange(drawn.shape[1]) >= sizes[:, None]] = -1  # rows that fill up a batch
             for place in np.argwhere(np.isin(drawn, rows)):
                 met.setdefault(int(drawn[tuple(place)]), []).append(start + int(place[0]))
     whole_epochs = range(1, epochs + 1) if once else ()
@@ -125,7 +125,7 @@ def list_interrupted(
         path, state = from_here(folder), content["state"]
         if content["work"] != parts:
             echo_problem(
-                f"{path} may have seen them: its parameters, data or code are not those of now"
+                f"{path} may have seen them: its parameters, data or code have changed since"
             )
             continue
         pipeline = open_training_batches(params, name, data, multiple=state["batch_multiple"])

@@ -49,7 +49,7 @@ def complete_metrics(
 def write_evaluation(
     models: Models, params: Params, name: str, data: PreparedData, out: Path
 ) -> Evaluation:
-    """Write what the model confuses, or its targets' errors; of next tokens, only the count."""
+    """Write the classes that the model confuses or its targets' errors; of tokens, only a count."""
     targets, classes = name_targets(params, data), data.shards.classes
     split = "test" if "test" in data.shards.splits else "validation"
     pipeline = open_stored_pipeline(params, name, data, split=split)

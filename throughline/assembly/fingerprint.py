@@ -13,8 +13,8 @@ from throughline.shared.files import digest_file, digest_json
 from throughline.shared.libraries import LIBRARIES, installed_versions
 from throughline.shared.program import digest_code
 
-# Fields of `train` that affect neither weights nor batches. A checkpoint itself records what its
-# batches are multiples of.
+# Fields of `train` that affect neither weights nor batches. A checkpoint itself records the number
+# that its batches are multiples of.
 NO_PART = {"checkpoint_every", "processes", "batch_multiple", "start_timeout_s", "step_timeout_s"}
 
 

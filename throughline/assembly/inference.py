@@ -26,7 +26,7 @@ def inference_ops(params: Params, name: str, data: PreparedData) -> tuple[Op, ..
 def make_inference_spec(
     params: Params, name: str, data: PreparedData, needs: LoadRequirements | None = None
 ) -> InferenceSpec:
-    """Return how a configuration's model is used; `needs` is what loading its file requires."""
+    """Describe the use of a configuration's model; `needs` are requirements of loading its file."""
     targets = name_targets(params, data)
     next_token = make_token_window(params, data) is not None
     return InferenceSpec(
@@ -47,7 +47,7 @@ def make_inference_spec(
 
 
 def describe_changed_data(trained: TrainedModel, name: str, layout: Layout) -> str | None:
-    """Return which of the data has changed since the model was trained; None if nothing."""
+    """Say which parts of the data have changed since the training; None if none has."""
     changed = []
     if (layout.shards / INDEX).exists():
         index = read_shard_index(layout.shards)

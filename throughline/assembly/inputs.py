@@ -34,7 +34,7 @@ FORGOTTEN = re.compile(r"Unknown iteration client id|Iteration id \d+ not found"
 
 
 def open_inputs(params: Params, layout: Layout) -> PreparedData:
-    """Open what ingest, shard and snapshot wrote; check that it fits together and `preprocess`."""
+    """Open the data of ingest, shard and snapshot; check that it fits together and `preprocess`."""
     return open_prepared_data(
         manifest=layout.manifest,
         shards=layout.shards,
@@ -45,7 +45,7 @@ def open_inputs(params: Params, layout: Layout) -> PreparedData:
 
 
 def make_input_spec(params: Params, data: PreparedData, purpose: Purpose) -> InputSpec:
-    """Return what to compute: for `train` everything, for `evaluate` nothing random.
+    """Return the input to compute: for `train` with all ops, for `evaluate` without random ones.
 
     For `compare`, return only the preprocessing and the ops that give examples one shape.
     """
@@ -107,7 +107,7 @@ def infer_input_shape(params: Params, data: PreparedData) -> tuple[int | None, .
 
 @contextmanager
 def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[None]:
-    """Raise CorruptShard, MissingInput or ServiceFailed instead of errors that they explain.
+    """Replace tf.data's errors by CorruptShard, MissingInput or ServiceFailed that explain them.
 
     Without `shards`, shards are not checked after an InvalidArgumentError: models raise it, too.
     """
@@ -125,9 +125,9 @@ def explain_read_errors(data: PreparedData, *, shards: bool = True) -> Iterator[
     except tf.errors.NotFoundError as error:
         if FORGOTTEN.search(error.message):
             raise ServiceFailed(
-                "the dispatcher of the tf.data service was restarted, and has no journal of what it"
-                " has handed out; start it with --work-dir. The same command continues from the"
-                " last checkpoint"
+                "the dispatcher of the tf.data service was restarted, and has no journal of its"
+                " earlier work; start it with --work-dir. The same command continues from the last"
+                " checkpoint"
             ) from error
         missing = error.message.splitlines()[0]
         raise MissingInput(
@@ -231,7 +231,7 @@ def open_stored_pipeline(
 ) -> InputPipeline:
     """Open a split in order, with keys, as input of configuration `name`'s full model.
 
-    It reads the snapshot, or decodes as the configuration does if that is approximate.
+    The pipeline reads the snapshot, or decodes as the configuration does if that is approximate.
     """
     spec = make_input_spec(params, data, "evaluate")
     spec = replace(spec, postprocess=tuple(op for op in spec.postprocess if op.on_labels))
@@ -256,7 +256,7 @@ def _open_in_order(
 
 
 def check_memory(pipelines: Sequence[InputPipeline]) -> None:
-    """Check that what all pipelines keep fits into `KEPT_SHARE` of this worker's memory.
+    """Check that the data kept by all pipelines fits into `KEPT_SHARE` of this worker's memory.
 
     Raises:
       ImpossiblePlan: It does not; the message gives both sizes.

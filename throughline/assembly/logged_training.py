@@ -14,8 +14,8 @@ from throughline.tracking.store import show_address
 def find_recorder(params: Params, layout: Layout, name: str, *, what: str) -> Recorder | None:
     """Return a recorder that adds `what` to the MLflow run of a training; None without a run.
 
-    A run that MLflow has lost is named. If a run with changes has not trained this configuration,
-    the recorder adds to a copy of its MLflow run.
+    Prints a message if MLflow has lost the run. If a run with changes has not trained this
+    configuration, the recorder adds to a copy of the training's MLflow run.
     """
     folder = layout.results(name)
     run = RunRecord.read(folder)

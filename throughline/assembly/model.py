@@ -31,7 +31,7 @@ def configure_process(settings: TrainSettings, worker: TrainingWorker | None = N
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if settings.mixed_precision:
-        # float16 would need loss scaling, in each train step and alike in all processes.
+        # float16 would need loss scaling, in each train step and equal in all processes.
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
 
 
@@ -97,13 +97,13 @@ def _check_origin(path: Path, params: Params, data: PreparedData) -> None:
         file = f", model: FILE}}` and `unzip -p {path} {TOKENIZER} > FILE" if content else "}"
         raise UnknownModel(
             f"model.from: {path} was trained with another tokenizer, and its tokens have other"
-            f" numbers. Use that one, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`, or"
-            " train without `from`"
+            f" numbers. Use its tokenizer, `tokenize: {{kind: {op.kind}, lower: {op.lower}{file}`,"
+            " or train without `from`"
         )
 
 
 def infer_target(params: Params, data: PreparedData) -> Target:
-    """Return what is predicted: a class, numbers, the horizon of a series, or the next token."""
+    """Return the prediction target: a class, numbers, a series' horizon, or the next token."""
     window = make_series_window(params, data)
     if window is not None:
         column = data.memmap("train", data.shards.schema.input.name)[:, list(window.targets)]

@@ -30,8 +30,8 @@ def check_processes(params: Params, name: str, worker: TrainingWorker, *, gpus: 
         )
     if params.train.jit_compile and not gpus:
         raise ImpossiblePlan(
-            f"train.jit_compile: without GPUs, XLA cannot compile what {count} processes exchange"
-            " (train.processes); set it to false"
+            f"train.jit_compile: without GPUs, XLA cannot compile the exchange between {count}"
+            " processes (train.processes); set it to false"
         )
     if 0 < gpus < count and len(list_addresses(os.environ)) != count:
         raise ImpossiblePlan(

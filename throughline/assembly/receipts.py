@@ -58,10 +58,10 @@ def make_receipt(
 def compare_with_receipt(
     receipt: Receipt, pipeline: InputPipeline, parts: Mapping[str, str]
 ) -> str:
-    """Return in which parts `pipeline` and its fingerprint differ, though its batches do not.
+    """Return the parts in which `pipeline` and its fingerprint differ from the receipt.
 
     Raises:
-      MissingInput: The batch that the receipt has noted comes out differently.
+      MissingInput: The sample batch in the receipt cannot be rebuilt.
     """
     differing = ", ".join(
         [part for part in receipt.parts if parts.get(part) != receipt.parts[part]]
@@ -91,6 +91,6 @@ def check_files(receipt: Receipt, folder: Path) -> None:
         path = folder / file
         if digest and path.exists() and digest_file(path) != digest:
             raise MissingInput(
-                f"{from_here(path)} is not what the training wrote; `dvc checkout"
-                f" {from_here(path)}` brings that back"
+                f"{from_here(path)} is not the file that the training wrote; `dvc checkout"
+                f" {from_here(path)}` restores that file"
             )

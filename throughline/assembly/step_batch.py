@@ -43,7 +43,7 @@ class StepBatch:
 
 
 def find_doubt(pipeline: InputPipeline) -> str | None:
-    """Return why the batches of a configuration cannot be known afterwards; None if they can."""
+    """Return why the batches of a configuration cannot be rebuilt later; None if they can."""
     if pipeline.plan.service:
         return "the workers of its tf.data service deliver in the order in which they are ready"
     if not pipeline.plan.deterministic:
@@ -56,7 +56,7 @@ def open_training_batches(
 ) -> InputPipeline:
     """Open the training batches of a configuration in one process, with keys, not postprocessed.
 
-    With `ops`, only that many ops of `augment` run. Raises ImpossiblePlan if that cannot be.
+    With `ops`, only that many ops of `augment` run; ImpossiblePlan if these make no batch.
     """
     spec = make_input_spec(params, data, "train")
     on_labels = tuple(op for op in spec.postprocess if op.on_labels)
@@ -91,7 +91,7 @@ def digest_batch(batch: Batch) -> str:
 def rebuild_batches(
     pipeline: InputPipeline, params: Params, name: str, steps: Iterable[int]
 ) -> Iterator[StepBatch]:
-    """Rebuild the batches of steps of the configuration `name`, whose training batches are open.
+    """Rebuild the batches of `steps` of configuration `name` from its open training batches.
 
     Raises:
       ImpossiblePlan: The content of a batch depends on timing.
@@ -100,7 +100,7 @@ def rebuild_batches(
         raise ImpossiblePlan(f"pipelines.{name}: no batch can be rebuilt, because {doubt}")
     data, multiple = pipeline.data, pipeline.worker.multiple
     feature, augment = data.shards.schema.input.name, [op.name for op in pipeline.plan.spec.augment]
-    opened: dict[int, InputPipeline] = {}  # by how many ops run
+    opened: dict[int, InputPipeline] = {}  # by the number of ops that run
     for count in range(len(augment)):
         with suppress(ImpossiblePlan):  # without later ops, examples differ in shape
             opened[count] = open_training_batches(params, name, data, multiple=multiple, ops=count)
@@ -116,7 +116,7 @@ def rebuild_batches(
 
 
 def check_rows(batch: StepBatch) -> bool:
-    """Compare the batch's rows of the snapshot with the shards' records that they were made from.
+    """Compare the batch's snapshot rows with the records of the shards from which they were made.
 
     Returns False if no snapshot is read, rows are time steps, or the shards are compressed.
 

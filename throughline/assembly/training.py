@@ -85,7 +85,7 @@ def open_split_pipelines(
     """Open the configuration for training, and the held-out splits in order.
 
     Raises:
-      ImpossiblePlan: The configuration cannot work, or what it keeps does not fit into memory.
+      ImpossiblePlan: The configuration cannot work, or its kept data does not fit into memory.
     """
     train = open_input_pipeline(params, name, data, address=address)
     held_out = {
@@ -182,7 +182,7 @@ def prepare(
             model,
             held_out,
             pipelines.validation.steps_per_epoch,
-            agree=replicas.take_chiefs,  # otherwise rounding might end only some processes
+            agree=replicas.take_chiefs,  # rounding could otherwise end only some processes
         )
         # This makes the variables of metrics, whose values may be restored, and shows their names.
         shapes = {"labels": held_out.element_spec[1].shape, "outputs": models.network.output_shape}
@@ -253,7 +253,7 @@ def with_perplexity(values: Mapping[str, float], target: Target) -> dict[str, fl
 
 
 def check_metrics(first: Mapping[str, float], settings: TrainSettings, target: Target) -> None:
-    """Refuse a model that lacks a metric, in those of its `first` batch, that is needed later."""
+    """Refuse a model whose metrics, those of its `first` batch, lack one that is needed later."""
     stopping = settings.early_stopping
     if stopping and (problem := find_monitor_problem(stopping.monitor, first)):
         raise UnknownModel(problem)
