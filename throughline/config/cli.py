@@ -25,7 +25,7 @@ from throughline.shared.scratch import clear_scratch, temporary_files_in_scratch
 from throughline.shared.store_address import check_store_address
 
 Declare = Callable[[argparse.ArgumentParser], object]  # adds options
-UTF8_MODE = ("utf-8", "surrogateescape")  # what PYTHONUTF8 gives for output
+UTF8_MODE = ("utf-8", "surrogateescape")  # as PYTHONUTF8 sets for output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModelContext:
-    """What a command that uses a trained model receives; `trusted`: this project trained it."""
+    """The context of a command with a trained model; `trusted`: this project trained it."""
 
     model: Path
     trusted: bool
@@ -76,7 +76,7 @@ def _parsed(
 def stage_cli(command: Callable[[], None], *, of_runs: bool = False) -> Iterator[Params]:
     """Parse a stage's command line, check all parameters, and report user errors.
 
-    Removes what killed stages left. Imports no TensorFlow. With `of_runs`, --name is accepted.
+    Removes files of killed stages. Imports no TensorFlow. With `of_runs`, --name is accepted.
     """
     opened = options_stage_cli(command, add_run_option if of_runs else lambda _: None)
     with opened as (params, options), _explain_run(options.name if of_runs else None):
@@ -177,7 +177,7 @@ def trained_model_cli(command: Callable[[], None], add: Declare) -> Iterator[Tra
 
 @contextmanager
 def _explain_run(name: str | None) -> Iterator[None]:
-    """Add to errors that advise `dvc repro`: where run `name` has its files, how to redo it."""
+    """Add to errors that advise `dvc repro` where run `name` has its files, and how to redo it."""
     try:
         yield
     except UserError as error:
@@ -250,7 +250,7 @@ def _start_process() -> None:
     hide_tensorflow_chatter()
     out = sys.stdout
     # Within a flow, output is UTF-8 already. A process forked from a server of another encoding
-    # cannot change its output's.
+    # cannot change the encoding of its output.
     if isinstance(out, TextIOWrapper) and (out.encoding, out.errors) != UTF8_MODE:
         with suppress(OSError):
             out.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from throughline.config.params import Params
 
 NEXT_TOKENS = "next tokens"
-# The kinds of data that each built-in model takes, or NEXT_TOKENS if it predicts those. `emulated`
-# takes everything.
+# The kinds of data that each built-in model takes, or NEXT_TOKENS if it predicts next tokens.
+# `emulated` takes everything.
 BUILT_IN_MODELS: Mapping[str, tuple[str, ...]] = {
     "small_cnn": ("images",),
     "mlp": ("images", "numbers"),
@@ -96,7 +96,7 @@ def _find_name_problems(params: Params, encoding: Encoding) -> Iterator[str]:
         yield from _find_module_problems("model.name", name)
         return
     known = model_names()
-    takes = BUILT_IN_MODELS.get(name, ("images",))  # others are of keras.applications
+    takes = BUILT_IN_MODELS.get(name, ("images",))  # other names are from keras.applications
     predicts = NEXT_TOKENS in takes
     if name == "auto":
         yield f"model.name: no built-in model takes {encoding.noun}; name your own as {own}"
@@ -193,7 +193,7 @@ def find_monitor_problem(monitor: str, metrics: Collection[str]) -> str | None:
 
 
 def find_option_problems(model: ModelSettings) -> Iterator[str]:
-    """List options that the model's builder does not accept, as far as its source, not run, tells.
+    """List options that the model's builder does not accept, by its source, which is not run.
 
     Raises:
       InvalidCode: The source is not Python.

@@ -149,7 +149,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
     for section in {*OP_SECTIONS} - given:
         ops[section] = _parse_ops(getattr(parsed, section), section, problems)
     if not any(op.name == "decode" for op in ops["preprocess"]):
-        # It is implied: a stored example can begin with nothing else.
+        # `decode` is implied: a stored example needs it first.
         ops["preprocess"] = [*_parse_ops(["decode"], "preprocess", problems), *ops["preprocess"]]
     parsed_ops = {section: tuple(parsed) for section, parsed in ops.items()}
     params = Params(**{**dict(parsed), **parsed_ops})
@@ -162,7 +162,7 @@ def check(document: Mapping[str, Any], *, name: str = PARAMS_FILE.name) -> Param
 def check_pipelines_exist(
     known: Iterable[str], names: Sequence[str], *, option: str = "--pipeline"
 ) -> None:
-    """Raise UnknownPipeline if a name given with `option` is no configuration; says which exist."""
+    """Raise UnknownPipeline if a name given with `option` is not a configuration."""
     known = list(known)
     for name in names:
         if name not in known:

@@ -40,7 +40,7 @@ def _predicts_number(data: DataSettings) -> bool:
 
 
 def _is_listed(data: DataSettings) -> bool:
-    """Return whether a table lists the examples, which are images or texts, not its rows."""
+    """Return whether a table lists images or texts, so that its rows are not the examples."""
     return SOURCES[data.source].in_table and find_source_encoding(data).modality != "numbers"
 
 

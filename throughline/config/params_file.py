@@ -89,6 +89,6 @@ def _read_value(text: str) -> Any:
     if any(isinstance(event, AliasEvent) for event in YAML(typ="safe", pure=True).parse(text)):
         raise ValueError("aliases are not expanded here")
     value, written = YAML(typ="safe", pure=True).load(text), text.strip()
-    # What YAML takes for a comment may be part of a path, such as `my photos #1`.
+    # A # that YAML takes for a comment may be part of a path, such as `my photos #1`.
     is_cut = isinstance(value, str) and value != "" and written.startswith(value)
     return written if is_cut or written.startswith("#") else value

@@ -35,8 +35,8 @@ def insert_pipeline(path: Path, name: str, config: Mapping[str, Any]) -> bool:
     """Add a configuration to a params.yaml atomically; return False if it is there already.
 
     Raises:
-      Untunable: Another one has that name, or the file's style allows no added lines. The message
-        gives the lines to add by hand.
+      Untunable: Another configuration has that name, or the file's style allows no added lines.
+        The message gives the lines to add by hand.
     """
     with path.open(newline="") as file:
         text = file.read()

@@ -16,8 +16,8 @@ def check_table(
 ) -> None:
     """Read a table of up to `READ_BYTES` as ingest does; of a table of texts only the header.
 
-    Unless `changed` says that the run's parameters differ, not if ingest has read the table since
-    it and params.yaml were last changed. A series must also fit its `window`.
+    Skips a table that ingest has read since the table and params.yaml were last changed, unless
+    the run's parameters are `changed`. A series must also fit its `window`.
 
     Raises:
       UnreadableSource: Lists everything that is wrong with the table.
