@@ -20,12 +20,12 @@ from throughline.plan.steps import (
 from throughline.results.profiling import Breakdown
 from throughline.settings import PipelineConfig
 
-WORTH_PCT = 5.0  # of a step; less is not worth a change
+WORTH_PCT = 5.0  # share of a step; less is not worth a change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is known about a configuration once it has been traced. Sizes in MiB."""
+    """The facts about a configuration that has been traced. Sizes in MiB."""
 
     config: PipelineConfig
     plan: Plan
@@ -39,7 +39,7 @@ class Facts:
     examples: float  # per epoch
     examples_per_step: float  # the mean, if it depends on lengths
     gpu_utilization_pct: float | None = None  # over the whole training
-    stored_fraction: float = 1.0  # of the snapshot's rows
+    stored_fraction: float = 1.0  # fraction of the snapshot's rows
     steps_per_execution: int = 1  # in training; traces have single steps
     padding_pct: float | None = None  # over an epoch of sequences
     padding_pct_in_buckets: float | None = None  # with `batch: {pad_to: auto}`
@@ -64,13 +64,13 @@ class Facts:
         return Parallelism(self.config.map.parallel)
 
     def worthwhile(self, milliseconds: float | None) -> float:
-        """Return a time of each step if it is at least `WORTH_PCT` of the step, else 0."""
+        """Return `milliseconds` of a step if they are at least `WORTH_PCT` of the step, else 0."""
         enough = (self._share_pct(milliseconds) or 0.0) >= WORTH_PCT
         return milliseconds if milliseconds and enough else 0.0
 
     @property
     def warm_steps(self) -> Sequence[Step]:
-        """The steps that still work once caches are full: those after the last cache."""
+        """The steps after the last cache, which still run once caches are full."""
         steps = self.plan.steps
         caches = [number for number, step in enumerate(steps, 1) if isinstance(step, Cache)]
         return steps[max(caches, default=0) :]
@@ -79,8 +79,8 @@ class Facts:
     def shuffled_mib(self) -> float:
         """The size of an example when it is shuffled: its record, or its stored form after a map.
 
-        0 for windows, for a cache in memory, which shares its examples with the buffer, and for
-        file names, which are small.
+        The size is 0 for windows, for a cache in memory, which shares its examples with the shuffle
+        buffer, and for file names, which are small.
         """
         read, cache = self.plan.steps[0], self.config.cache
         if self.plan.window or (cache and cache.where == "memory"):

@@ -18,8 +18,8 @@ MOST_TRIED = 3  # per configuration
 def find_all(name: str, facts: Facts) -> list[Finding]:
     """Return the findings about configuration `name`, in the order of `RULES`.
 
-    Of the changes that can be tried, only the first `MOST_TRIED` keep a `config` for the race;
-    those that need memory in every run come last.
+    Only the first `MOST_TRIED` changes that can be tried keep a `config` for the race; changes that
+    need memory in every run come last.
     """
     found = [each for rule in RULES if (each := _evaluate_rule(rule, name, facts))]
     can_be_tried = [each for each in found if each.config is not None]
@@ -80,7 +80,7 @@ def _find_obstacle(section: str, change: Mapping[str, Any], *, alike: bool) -> s
 
 
 def _drop_defaults(key: str, value: Any) -> Any:
-    """Leave out what a field sets to its default, unless that is all."""
+    """Drop the parts of a value that are defaults, unless all are."""
     default = PipelineConfig().model_dump()[key]
     if not isinstance(value, dict) or not isinstance(default, dict):
         return value

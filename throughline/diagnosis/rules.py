@@ -1,6 +1,6 @@
 """Rules that find faults of an input pipeline, in the order in which their changes are tried.
 
-A rule is a detector, decorated with what it blames and the change that fixes it. A detector returns
+A rule is a detector, decorated with the key to blame and the change that helps. A detector returns
 the evidence, with numbers, or None. The change is merged into the configuration (`config`), or into
 other sections of params.yaml (`other`, by dotted keys); the race measures its gain.
 """
@@ -34,7 +34,7 @@ Detector = Callable[[Facts], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Something that can be wrong: `params_key` is to blame, `cause` says why it costs time.
+    """A possible fault: `params_key` is to blame, and `cause` says why it costs time.
 
     Attributes:
       config: New values for the configuration.
@@ -251,7 +251,7 @@ def _buffer_memory(facts: Facts) -> str | None:
     return f"the shuffle buffer takes up to {used:,.0f} MiB of memory"
 
 
-# Its docstring is the value in the table of rules in docs/measuring.md.
+# The docstring is the value in the table of rules in docs/measuring.md.
 def _count_readers(facts: Facts) -> int:
     """as many as `interleave.cycle_length`"""
     return facts.config.interleave.cycle_length if facts.config.interleave else 1

@@ -2,7 +2,7 @@
 
 An iterator's *work* is time in its own code and in functions that it calls, on any thread, without
 waiting for others. Its *critical* time is the part of training's waits that no other iterator
-explains: each wait is followed from training down the tree, through a parallel map to its running
+explains: each wait is traced from training down the tree, through a parallel map to its running
 calls, and through a prefetch to the iterator that fills it.
 """
 
@@ -36,13 +36,13 @@ _EXECUTES, _CALLS = "ExecutorState::Process", "InstantiatedCapturedFunction::Run
 _PRODUCES = "Produce"
 TREE_ROWS = 14
 STEPS_SHOWN = 6  # in a timeline
-# Points across the window: closer spans would look like one, and only make pages large.
+# Points across the window: spans closer than one point look like one, and only make pages large.
 RESOLUTION = 1500
 _COPY = re.compile(r"memcpy.?h(ost)?.?(to)?.?d", re.IGNORECASE)
 
 
 def break_down(trace: Trace) -> Breakdown:
-    """Sum up a trace from its first step on. What it does not show is empty or None."""
+    """Sum up a trace from its first step on. Fields that it does not show are empty or None."""
     steps = [event for event in trace.host if event.step]
     begin = min((event.start_ms for event in steps), default=0.0)
     host = [event for event in trace.host if event.end_ms > begin]
@@ -130,7 +130,7 @@ class _Tally:
     step: str = ""
     tuned: int | None = None
     call_spans: list[tuple[float, float]] = field(default_factory=list)
-    own_ms: float = 0.0  # of its calls, without calls of its inputs on the same thread
+    own_ms: float = 0.0  # time of its calls, without its inputs' calls on the same thread
     works_elsewhere: bool = False  # whether other threads work for it, while its own calls wait
     # Spans in which its functions ran, by the number of the run.
     function_spans: dict[int, list[tuple[float, float]]] = field(
@@ -258,7 +258,7 @@ class _Span:
             span = span.outer
 
     def find_caller(self) -> Event | None:
-        """Return the iterator's call, or the making of an element, that this is a part of."""
+        """Return the enclosing call of an iterator, or production of an element, or None."""
         for event in self.enclosing():
             if event.iterator or event.name.endswith(_PRODUCES):
                 return event

@@ -31,8 +31,8 @@ class Event:
 
     Attributes:
       label: The name of the plan's step, or "".
-      run: The number of the function run that it belongs to; 0 if it belongs to none.
-      tuned: What AUTOTUNE has set an iterator to: parallel calls, or a buffer's length.
+      run: The number of the function run that the span belongs to; 0 if it belongs to none.
+      tuned: AUTOTUNE's value for an iterator: parallel calls, or a buffer's length.
     """
 
     name: str
