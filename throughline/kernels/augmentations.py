@@ -1,4 +1,4 @@
-"""Kernels of the ops that augment images: geometry, colors, and what OpenCV computes.
+"""Kernels of the ops that augment images: geometry, colors, and ops that OpenCV computes.
 
 TensorFlow draws all numbers. OpenCV (`pixels.py`, `randaugment.py`) computes pixels in one Python
 call for an image or a batch: a loop of TensorFlow's ops over images takes several times as long
@@ -209,7 +209,7 @@ def _(op: augment.RandAugment, element: Element, draw: RandomStream) -> Element:
 def draw_crops(
     ops: Sequence[Op], sizes: tf.Tensor, key: tf.Tensor, draws: Sequence[RandomStream]
 ) -> tf.Tensor:
-    """Return (batch, 5) int32: the box that the first op crops, and whether the others flip it."""
+    """Return (batch, 5) int32: the box that the first op crops, and whether to flip the result."""
     flipped = tf.zeros_like(key, tf.bool)
     for draw in draws[1:]:
         flipped = tf.math.logical_xor(flipped, draw_flipped(key, draw))

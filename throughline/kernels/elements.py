@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: Function) -> Function:
-    """Keep AutoGraph from rewriting this function and what it calls; a decorator.
+    """Keep AutoGraph from rewriting this function and those that it calls; a decorator.
 
     This program's functions use `tf.cond`, not `if`, on tensors; rewriting them took two of the six
     seconds in which a configuration was built. Users' own ops are still rewritten.

@@ -1,4 +1,4 @@
-"""What ops compute in TensorFlow; `augmentations.py` and `tokenizers.py` have further ops.
+"""Kernels: the TensorFlow code of ops; `augmentations.py` and `tokenizers.py` have further ones.
 
 A kernel takes and returns an element: a dict of `image`, `features` or `text`, `label` and `key`
 (before parsing: `record` or `path`). The kernel of an op that takes both examples and batches is
@@ -49,7 +49,7 @@ def compute(op: ops.Op, element: Element, draw: RandomStream) -> Element:
 
 
 def _rewrite_for_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of a user's op as AutoGraph rewrites it in graphs, if it can."""
+    """Return the method of a user's op, rewritten by AutoGraph for graphs if possible."""
     function = getattr(method, "__func__", None)
     if function is None or tf.executing_eagerly():
         return method

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 Salt = str | int | tf.Tensor
-GRAPH_SEED = 1  # of graphs that tf.data calls; there, only the seeds of ops matter
+GRAPH_SEED = 1  # for graphs that tf.data calls, in which only the seeds of ops matter
 # Ops that draw random numbers from their own state, or from a tf.random.Generator's.
 _DRAWING = re.compile(
     r"Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)"

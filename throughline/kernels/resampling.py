@@ -90,7 +90,7 @@ def _averages(first: tf.Tensor, length: tf.Tensor, sources: tf.Tensor, results: 
 def _gaussian(sigma: tf.Tensor, largest: float, sources: int) -> tf.Tensor:
     """Return weights (batch, sources, sources) of Gaussians of `sigma` (batch,) pixels.
 
-    They end at three sigmas and are reflected at borders; for sigma 0 they change nothing.
+    Gaussians end at three sigmas and are reflected at borders; with sigma 0 they change nothing.
     """
     most = (round(largest * 6 + 1) | 1) // 2
     taps = tf.range(-most, most + 1, dtype=tf.float32)
