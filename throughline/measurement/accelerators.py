@@ -1,4 +1,4 @@
-"""Accelerators to plan for: how long a train step takes on each, from published benchmarks."""
+"""Accelerators to plan for, with their times of a train step from published benchmarks."""
 
 from dataclasses import dataclass
 

@@ -57,7 +57,7 @@ def _held_out(split: str, examples: int, metric: float, stderr: float) -> HeldOu
 def standard_error_of_mean(distances: np.ndarray) -> float:
     """Return the standard error of the mean of distances (examples,), which are not negative.
 
-    It is at least that of as many distances, all but one 0, because a few may agree by chance.
+    At least mean ÷ examples, as if one of them were not 0: a few may be equal by chance.
     """
     count = len(distances)
     return float(max(distances.std() / math.sqrt(count), distances.mean() / count))

@@ -21,7 +21,7 @@ from throughline.plan.steps import Batch, BucketBatch, Map, Step
 from throughline.results.build import EpochDraws
 from throughline.shared.errors import UnequalConfigurations
 
-MAX_COUNT_STDERRS = 6  # from a class's expected count, so that none of many classes fails by chance
+MAX_COUNT_STDERRS = 6  # from a class's expected count: even of many classes, none fails by chance
 STEPS_PER_CHECK_CALL = 1024
 
 

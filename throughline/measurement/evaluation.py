@@ -65,8 +65,8 @@ def judge(
 ) -> dict[str, tf.Tensor]:
     """Return the model's `predictions` (batch, …) for a batch, and the `losses` (batch,) float32.
 
-    Of classes, also the `truths` and the `probabilities` of those predicted. The loss of numbers is
-    their mean absolute error; `target_errors` (batch, targets) are the errors of each target.
+    For classes, also the `truths`, and the `probabilities` of the predicted classes. For numbers,
+    the loss is the mean absolute error, and `target_errors` (batch, targets) has each target's.
     """
     outputs = tf.cast(model(select_inputs(batch, schema), training=False), tf.float32)
     if not classes:
@@ -114,7 +114,7 @@ def count_confusions(
 
 
 def _judge_classes(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Return what `judge` does; labels are numbers or vectors, the loss is the cross-entropy."""
+    """Judge classes for `judge`; labels are numbers or vectors, the loss is the cross-entropy."""
     vectors = labels.shape.rank == logits.shape.rank
     truths = tf.argmax(labels, axis=-1) if vectors else tf.cast(labels, tf.int64)
     losses = (

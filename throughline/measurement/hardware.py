@@ -151,8 +151,8 @@ def describe_machine() -> dict[str, str | int | float | list[str]]:
 def read_gpus(handles: Sequence[Any]) -> dict[str, float]:
     """Read the mean utilization of the GPUs [%], and the sums of used memory [MB] and power [W].
 
-    What NVML does not support, such as a MIG slice's utilization, is left out. If NVML does not
-    answer, NVMLError is raised.
+    Values that NVML does not support, such as a MIG slice's utilization, are left out. Raises
+    NVMLError if NVML does not answer.
     """
     count = len(handles)
     asked: dict[str, tuple[Callable[[Any], Any], float]] = {

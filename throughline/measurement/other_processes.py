@@ -1,7 +1,7 @@
 """Measures how much of this machine other processes use, how much is idle, and who uses most.
 
-What others take from us is the busy time of our cores, without our own, and without what a CPU
-quota leaves to others anyway.
+Other processes take from us the busy time of our cores, without our own, and without the time that
+a CPU quota leaves to others anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from throughline.shared.limits import read_quota_usage_s, usable_cores
 
-OTHER_PROGRAMS = "other programs"  # named if no single process took half of it
+OTHER_PROGRAMS = "other programs"  # if no single process took half of the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class OtherProcesses:
 
     @property
     def missed_pct(self) -> float:
-        """The share that others used, less the idle share, which we did not need; at least 0."""
+        """The share that others used, minus the idle share, which we did not need; at least 0."""
         return max(0.0, self.cpu_pct - self.idle_pct)
 
     def __enter__(self) -> OtherProcesses:

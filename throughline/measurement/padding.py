@@ -1,4 +1,4 @@
-"""How much of the batches of texts is padding, and how many shapes they have."""
+"""Measures how much of the batches of texts is padding, and how many shapes batches have."""
 
 import numpy as np
 

@@ -33,8 +33,8 @@ def estimate(
 ) -> Estimate:
     """Estimate a positive number that `measure` computes from rounds, with an interval.
 
-    `fewest` rounds are behind any part of the number, by default all; the interval is one of
-    `compared` that must hold together.
+    Every part of the number rests on `fewest` or more rounds, by default on all. The interval is
+    one of `compared` intervals that must hold together.
     """
     count = len(rounds) if fewest is None else fewest
     if not count:
@@ -54,7 +54,7 @@ def estimate(
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """The rounds of a race, and what trainings of `epochs` epochs cost besides steady epochs."""
+    """The rounds of a race, and the costs of trainings of `epochs` epochs besides steady epochs."""
 
     rounds: Sequence[Round]
     costs: Mapping[str, Cost] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Race:
         return self._at_one_pace(name, lambda rate: rate)
 
     def gain(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return one's speed ÷ the other's."""
+        """Return the speed of contestant `one` ÷ that of `other`."""
         return self._estimate(
             lambda rounds: self._relative(one, rounds) / self._relative(other, rounds),
             one,
@@ -89,7 +89,7 @@ class Race:
         return self._at_one_pace(name, lambda rate: self._total_s(name, rate))
 
     def ratio(self, one: str, other: str, *, compared: int = 1) -> Estimate:
-        """Return the ratio of one's training time to the other's, from the rounds of both."""
+        """Return the training time of `one` ÷ that of `other`, from rounds with both of them."""
         return estimate(
             lambda rounds: (
                 self._total_s(one, _rate(one, rounds)) / self._total_s(other, _rate(other, rounds))
@@ -99,7 +99,7 @@ class Race:
         )
 
     def break_even(self, one: str, other: str) -> int | None:
-        """Return the first epoch after which one has taken no more time than the other, or None."""
+        """Return the first epoch after which `one` took no more time than `other`, or None."""
         rounds = self._rounds_of(one, other)
         if not rounds:
             return None
@@ -124,7 +124,7 @@ class Race:
         return leader
 
     def survivors(self, names: Sequence[str], *, most: int, compared: int = 1) -> list[str]:
-        """Return up to `most` of `names` that the fastest met and does not certainly beat."""
+        """Return up to `most` of `names` that raced the fastest and are not certainly slower."""
         if not names:
             return []
         leader = self.fastest(names)
@@ -152,7 +152,7 @@ class Race:
         return _with(self.rounds, *names)
 
     def _at_one_pace(self, name: str, measure: Callable[[float], float]) -> Estimate:
-        """Estimate `measure` of a rate at the reference's pace; without shared rounds, its own."""
+        """Estimate `measure` of a rate, scaled to all rounds of the reference if they met."""
         reference = self.reference
         if not self._rounds_of(name, reference):
             return estimate(lambda rounds: measure(_rate(name, rounds)), self._rounds_of(name))

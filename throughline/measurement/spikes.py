@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import median_filter
 
-AROUND = 31  # steps by whose median the usual loss, and its usual deviation, are judged
+AROUND = 31  # steps whose median is the usual loss, and the usual deviation from it
 APART = 3  # steps within this distance are one spike
 
 
@@ -20,7 +20,7 @@ class Spike:
 
 
 def find_usual(losses: np.ndarray) -> np.ndarray:
-    """Return the median of the steps around each, (steps,); steps without a loss do not count."""
+    """Return the median loss around each step, (steps,); infinite or NaN: as the overall median."""
     finite = np.isfinite(losses)
     middle = np.median(losses[finite]) if finite.any() else np.nan
     return median_filter(np.where(finite, losses, middle), AROUND, mode="nearest")
@@ -29,9 +29,9 @@ def find_usual(losses: np.ndarray) -> np.ndarray:
 def find_spikes(losses: Sequence[float] | np.ndarray, *, most: int = 5) -> list[Spike]:
     """Return the steps with the highest losses for their place, from `losses` (steps,) float32.
 
-    They are ranked by their distance above the median around them, in units of the median deviation
-    there, or of its mean over the training if that is larger, so that nothing stands out from
-    losses of nearly 0. A loss that is not finite ranks highest; of several, the first.
+    Steps are ranked by the distance of their loss above the median around them. Its unit is the
+    median deviation there, or the mean of these over the training if larger, so that nothing stands
+    out from losses of nearly 0. A loss that is not finite ranks highest; of several, the first.
     """
     values = np.asarray(losses, np.float64)
     finite = np.isfinite(values)

@@ -20,7 +20,7 @@ from whowaits.timing.verdict import (
 
 APART_PCT = 10.0  # allowed difference of rates measured minutes apart
 SAME_MOMENT_PCT = 2.0  # allowed difference of rates of the same rounds
-BETWEEN_S = 0.3  # per epoch, at most, for what turns lack: a checkpoint's end, callbacks
+BETWEEN_S = 0.3  # most time per epoch that turns lack: a checkpoint's end, callbacks
 ONCE_MORE = "run train and race of this configuration again while nothing else runs"
 
 
@@ -58,7 +58,7 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
     drift: float,
     disturbed: bool,
 ) -> str:
-    """Return which other figure contradicts a configuration's rate in the race; "" if none does.
+    """Name the figure that contradicts a configuration's rate in the race; "" if none does.
 
     Args:
       training: The rate of the training in the race [examples/s]; `gain` is its ratio to the model
@@ -84,7 +84,7 @@ def find_contradiction(  # noqa: PLR0913 - the figures of a training
 def judge(stall: Stall, contradiction: str, *, on_accelerator: bool) -> Verdict:
     """Give the verdict; undecided if a figure contradicts the race, or the interval is too wide.
 
-    It is, if it extends beyond both sides of a threshold by more than `MARGIN_PCT`.
+    An interval is too wide if it passes both sides of a threshold by more than `MARGIN_PCT`.
     """
     if contradiction:
         return Verdict(name=UNDECIDED, cause=contradiction, fix=ONCE_MORE)
