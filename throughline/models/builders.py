@@ -282,7 +282,7 @@ def _build(
         return builder(input_shape, outputs, **columns, **settings.options)
     except TypeError as error:
         if ":" in settings.name and error.__traceback__ and error.__traceback__.tb_next:
-            raise  # from within the user's builder: its traceback says more
+            raise  # from within the user's builder: the traceback says more
         raise UnknownModel(
             f"model.options: {settings.name} does not accept {settings.options}: {error}"
         ) from error

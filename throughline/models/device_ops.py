@@ -1,4 +1,4 @@
-"""The `postprocess` ops as Keras layers, which compute on the device what kernels do on the host.
+"""The `postprocess` ops as Keras layers, which compute on the device as kernels do on the host.
 
 Every op with `device = True` has its layers here. They compute in single precision under any
 policy: half precision would keep only 8 bits of a year or a category.

@@ -1,8 +1,8 @@
 """An emulated accelerator: a model whose train step takes a given time but uses no resources.
 
 The step waits on the training's thread, outside of TensorFlow's graph, from the arrival of its
-batch, and uses no core, tf.data thread or memory bandwidth. So it shows what an input pipeline
-achieves for an accelerator that is not there. It learns only the frequency of the classes, or the
+batch, and uses no core, tf.data thread or memory bandwidth. So it shows the speed of an input
+pipeline for an absent accelerator. The model learns only the frequency of the classes, or the
 mean of the targets.
 """
 

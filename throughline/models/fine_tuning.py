@@ -18,7 +18,7 @@ from throughline.shared.progress import echo
 
 ALL_BUT_LAST = "all_but_last"
 NEW_OUTPUT = "new_output"
-SHOWN = 4  # how many missing weights are named
+SHOWN = 4  # most missing weights to name
 
 
 def load_network(
@@ -26,9 +26,9 @@ def load_network(
 ) -> tuple[keras.Model, bool]:
     """Load the network of a Keras file, in safe mode, for postprocessed inputs of `input_shape`.
 
-    Of a model of this program it is the inner network, with its input for columns, if any. It
-    computes in this process's precision, and all its layers are trainable, whatever the file says.
-    Also returns whether its last layer was replaced, to have this number of `outputs`.
+    For a model of this program, that is the inner network, with its input for columns, if any. The
+    network computes in this process's precision, and all its layers are trainable, whatever the
+    file says. Also returns whether the last layer was replaced by one with this many `outputs`.
 
     Raises UnknownModel if it cannot be loaded or replaced, or takes other inputs.
     """
@@ -71,8 +71,8 @@ def _find_network(full_model: keras.Model) -> keras.Model:
 def _apply_precision(network: keras.Model) -> None:
     """Apply `train.mixed_precision` to a loaded network.
 
-    Single precision stays where a mixed network has it; in another one, for rescaling,
-    normalization and the last layers.
+    In a mixed network, layers in single precision stay so; in any other, only rescaling,
+    normalization and the last layers do.
     """
     policy, every = keras.config.dtype_policy(), network._flatten_layers()
     models = [one for one in every if isinstance(one, keras.Model)]
@@ -88,7 +88,7 @@ def _apply_precision(network: keras.Model) -> None:
 
 
 def load_weights(network: keras.Model, path: Path) -> None:
-    """Load weights from a file, layer by layer; print what is missing, UnknownModel if all is."""
+    """Load weights from a file, layer by layer; print missing ones, UnknownModel if all are."""
     weights = [one for one in network.weights if "float" in one.dtype]
     initial = [np.asarray(one) for one in weights]
     for weight, value in zip(weights, initial, strict=True):
@@ -116,7 +116,7 @@ def load_weights(network: keras.Model, path: Path) -> None:
 
 
 def freeze_layers(network: keras.Model, patterns: Sequence[str]) -> None:
-    """Freeze the layers whose names match one of the patterns; `all_but_last` freezes those before.
+    """Freeze the layers that match one of the patterns; `all_but_last` stands for all but the last.
 
     Raises UnknownModel if a pattern matches no layer, or no weights are (left) to train.
     """

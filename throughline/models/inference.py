@@ -97,8 +97,8 @@ def read_spec(path: Path) -> InferenceSpec:
             return parse(InferenceSpec, json.loads(file.read(SPEC)))
     except KeyError as error:
         raise OutdatedModel(
-            f"{path} does not say what its inputs and classes are: it was saved by an earlier"
-            f" version, or by other means than the train stage; {RETRAIN}"
+            f"{path} does not describe its inputs and classes: it was saved by an earlier version,"
+            f" or by other means than the train stage; {RETRAIN}"
         ) from error
     except (TypeError, ValueError) as error:
         raise OutdatedModel(
@@ -137,10 +137,10 @@ def gives_probabilities(model: keras.Model) -> bool:
 
 
 def find_last_activation(model: keras.Model) -> str | None:
-    """Return the name of the activation that a model applies last, or None if it is not known.
+    """Return the name of the activation that a model applies last, or None if unknown.
 
-    Casts, reshapes and averages are skipped. Of operations that are not Keras', only a softmax and
-    a sigmoid are found, by the outputs for random inputs.
+    Casts, reshapes and averages are skipped. If the last operation is not Keras', only a softmax
+    or a sigmoid is found, by the outputs for random inputs.
     """
     return _find_activation_of(model, 0)
 

@@ -33,7 +33,7 @@ LOADABLE = (
 )
 
 
-# How the line of Keras' messages begins that names the cause.
+# Beginnings of the line that names the cause in Keras' messages.
 TELLING = ("Exception encountered", "Error encountered", "Could not locate", "Error when")
 
 
@@ -52,7 +52,7 @@ class LoadRequirements:
     safe: bool
 
     def hint(self) -> str | None:
-        """Return what to know or do before the model is served elsewhere; None if nothing."""
+        """Return advice for serving the model elsewhere; None if none is needed."""
         if not self.safe:
             return (
                 "the model has a Lambda layer, which holds Python code that Keras does not load in"
@@ -125,7 +125,7 @@ def code_paths(objects: Mapping[str, str]) -> list[str]:
 
 
 def check_savable(model: keras.Model, modules: Sequence[str]) -> LoadRequirements:
-    """Save the model, load it again, and return what that needs of `modules`, or UnsavableModel."""
+    """Save and load the model; return its requirements in `modules`, or raise UnsavableModel."""
     with TemporaryDirectory(prefix="throughline-") as folder:
         path = Path(folder) / "model.keras"
         try:

@@ -27,7 +27,7 @@ class TableInput:
     Attributes:
       mean: Mean in the training split, (columns,); 0 for categories.
       deviation: Standard deviation in the training split, (columns,); 1 for categories.
-      categories: How many categories each categorical column has.
+      categories: The number of categories of each categorical column.
     """
 
     mean: tuple[float, ...]
@@ -36,7 +36,7 @@ class TableInput:
 
     @property
     def width(self) -> int:
-        """How many inputs a network gets: one for each number, and one for each category."""
+        """The number of a network's inputs: one for each number, and one for each category."""
         return len(self.mean) - len(self.categories) + sum(self.categories)
 
 

@@ -1,7 +1,7 @@
 """Small transformers over tokens: an encoder that classifies texts, a decoder of next tokens.
 
 The encoder takes a text per row, padded with 0, or several documents per row. A document's outputs
-do not depend on what shares its row: attention stays within its segment, positions start at 0 in
+do not depend on others in its row: attention stays within its segment, positions start at 0 in
 each segment, and every segment is pooled by itself.
 """
 
