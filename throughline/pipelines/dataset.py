@@ -29,9 +29,9 @@ STEPS_PER_ORDER_CALL = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What every step is built from: the pipeline, and the number (int64 scalar) of the epoch.
+    """The context of every step: the pipeline, and the number (int64 scalar) of the epoch.
 
-    Batches begin with `first_step`, counted over all epochs, if it is in this one.
+    Batches begin with `first_step`, counted over all epochs, if it is in this epoch.
     """
 
     pipeline: InputPipeline
@@ -219,7 +219,7 @@ def _(step: steps.BucketBatch, dataset: Dataset, epoch: Epoch) -> Dataset:
 
 @build_step.register
 def _(step: steps.Service, dataset: Dataset, epoch: Epoch) -> Dataset:
-    """Rebatch what the service's workers deliver, since each ends with a smaller batch.
+    """Rebatch the batches of the service's workers, since each worker ends with a smaller batch.
 
     Elements lost with a worker are replaced from a second pass, so that an epoch keeps its length.
 

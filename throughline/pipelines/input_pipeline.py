@@ -136,8 +136,8 @@ class InputPipeline:
     def options(self) -> tf.data.Options:
         """Return tf.data's options for the plan.
 
-        tf.data's default rewrites of the graph would make a naive pipeline less naive, so the plan
-        must ask for them. Processes that share a host share AUTOTUNE's cores and memory.
+        tf.data's default rewrites of the graph would speed up a naive pipeline, so they are off
+        unless the plan asks for them. Processes on one host share AUTOTUNE's cores and memory.
         """
         options = tf.data.Options()
         options.deterministic = self.plan.deterministic
@@ -222,7 +222,7 @@ class InputPipeline:
 
     @cached_property
     def _iterations(self) -> tf.Variable:
-        """How many times the dataset of `epoch_by_epoch` has been iterated."""
+        """The number of times that the dataset of `epoch_by_epoch` has been iterated."""
         with tf.init_scope():
             return tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
 

@@ -32,7 +32,7 @@ from throughline.shared.scratch import Scratch
 from throughline.shared.termination import end_with_parent
 
 START_S = 120
-OUTAGE_S = 120.0  # how long a dispatcher not started here may be away, to be restarted
+OUTAGE_S = 120.0  # time for others to restart a dispatcher that was not started here
 PING_S = 2.0
 CONNECT_S = 10
 STOP_S = 10

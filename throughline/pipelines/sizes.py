@@ -1,4 +1,4 @@
-"""How many bytes a pipeline keeps of a split, and checks of plans against the amount of data.
+"""Estimates the bytes that a pipeline keeps, and checks plans against the amount of data.
 
 Sizes that are not known are estimated from the first records.
 """
@@ -16,13 +16,13 @@ from throughline.plan.steps import Cache, Map, Prefetch, Read, Shuffle, Step, sh
 from throughline.shared.errors import ImpossiblePlan
 from throughline.shared.limits import available_memory
 
-SAMPLED_RECORDS = 16  # records whose mean size is taken for that of all
+SAMPLED_RECORDS = 16  # records whose mean size estimates that of all
 
 
 def estimate_kept_bytes(
     plan: Plan, data: PreparedData, split: str, *, where: Literal["memory", "disk"]
 ) -> float:
-    """Return how many bytes of a split a plan keeps in memory or on disk after its first epoch."""
+    """Return the bytes of a split that a plan keeps in memory or on disk after its first epoch."""
     kept = 0.0
     for before, step in zip((None, *plan.steps), plan.steps, strict=False):
         if where == "memory" and isinstance(step, Read) and step.source == "arrays":
@@ -53,7 +53,7 @@ def estimate_snapshot_bytes(data: PreparedData, split: str, fraction: float = 1.
 def estimate_cached_bytes(before: Step | None, data: PreparedData, split: str) -> float:
     """Return the bytes of a cache after the step `before`.
 
-    After all of preprocessing it is as large as the snapshot; elsewhere it is estimated.
+    After all of preprocessing, the cache is as large as the snapshot; elsewhere it is estimated.
     """
     if not isinstance(before, Map) or before.first_op_position + len(before.ops) == 0:
         return estimate_snapshot_bytes(data, split)

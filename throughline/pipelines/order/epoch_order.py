@@ -54,7 +54,7 @@ class EpochOrder:
     def rows(self, steps: tf.Tensor) -> tf.Tensor:
         """Return the rows (n, batch on this worker) of `steps` (n,).
 
-        Smaller batches are filled up with rows that follow in the epoch, or its last; see `trim`.
+        Smaller batches are filled up with the next rows of the epoch, or its last row; see `trim`.
         """
         epoch, step_of_epoch = steps // self.steps_per_epoch, steps % self.steps_per_epoch
         first, _ = self._bounds(step_of_epoch)

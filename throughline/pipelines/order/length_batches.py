@@ -4,7 +4,7 @@ A bucket holds the examples for which its boundary is the smallest that suffices
 depends on the lengths alone and never changes. Each epoch permutes every bucket, cuts it into
 batches, the last one smaller, and permutes the batches of all buckets. So every example comes once,
 the number of steps is constant, an epoch can be entered anywhere, and no order pads less with these
-boundaries (docs/decisions, 2.3). `make_buckets` says what several workers change.
+boundaries (docs/decisions, 2.3). For several workers, see `make_buckets`.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Buckets:
       rows: (examples,) integers, bucket by bucket.
       boundaries: Length to which a bucket's examples are padded.
       starts: Where a bucket begins in `rows`.
-      counts: How many examples a bucket holds.
-      used: How many of them an epoch uses.
+      counts: Number of examples in a bucket.
+      used: Number of these that an epoch uses.
       sizes: Examples in a full batch over all workers.
       first_steps: The number of a bucket's first batch in an epoch that is not shuffled.
     """
@@ -58,9 +58,9 @@ def make_buckets(
     """Partition examples of `lengths` (examples,) by the smallest boundary that suffices.
 
     `sizes` are the examples of full batches per boundary, multiples of `workers`. To give workers
-    equal slices, a bucket's surplus, its longest examples, moves up one bucket. The rest, fewer
-    examples than workers, is left out of one large bucket, different ones each epoch if shuffled.
-    Buckets of which an epoch uses nothing are dropped.
+    equal slices, a bucket's surplus, its longest examples, moves up one bucket. The remaining
+    examples, fewer than workers, are left out of the largest bucket; a shuffle leaves out others
+    each epoch. Buckets of which an epoch uses no example are dropped.
 
     >>> buckets = make_buckets(np.array([3, 9, 4, 1]), [4, 8, 16], [2, 2, 2])
     >>> print(buckets.rows, buckets.boundaries, buckets.counts, buckets.first_steps)

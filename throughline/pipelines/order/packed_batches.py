@@ -101,7 +101,7 @@ class PackedBatches:
         return self.order.size(step)
 
     def trim(self, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Return the rows (width, segments) of a step (scalar) without those that fill it up."""
+        """Return the rows (width, segments) of a step (scalar), without rows that fill it up."""
         return self.order.trim(rows, step)
 
     @cached_property

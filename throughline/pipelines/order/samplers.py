@@ -15,7 +15,7 @@ import tensorflow as tf
 from throughline.kernels.randomness import fold, mix64
 
 CIPHER_ROUNDS = 16  # with TensorFlow's default of 4, small splits show structure
-# From so many examples on, TensorFlow's cipher pays: it maps ≥ 16 bits, repeated until in range.
+# From this many examples on, TensorFlow's cipher pays: it maps ≥ 16 bits, repeated until in range.
 CIPHER_FROM = 1 << 14
 SWAP_ROUNDS = 24
 CHUNKS_PER_WINDOW = 16

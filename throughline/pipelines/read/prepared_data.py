@@ -74,7 +74,7 @@ class PreparedData:
         return replace(self, fetched=fetched)
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """List what is wrong with the bytes of a shard, and what to do; empty for an intact one."""
+        """List the problems of a shard's bytes, with a remedy; empty for an intact shard."""
         problems = self.shard_files.find_damage(shard)
         return [*problems, self.shard_files.fix_hint(shard)] if problems else []
 
@@ -105,10 +105,10 @@ class PreparedData:
         return rows.rows(self.input_column) / rows.count if rows.count else 1.0
 
     def find_rows(self, split: str, fraction: float) -> int:
-        """Return how many rows of a split, from the first on, make up this fraction of it.
+        """Return the number of rows, from the first on, that make up this fraction of a split.
 
         Raises:
-          StaleSnapshot: The snapshot stores the model's input for fewer.
+          StaleSnapshot: The snapshot stores the model's input for fewer rows.
         """
         rows = self.snapshot.splits[split]
         wanted, stored = count_stored(rows.count, fraction), rows.rows(self.input_column)
@@ -154,7 +154,7 @@ def open_prepared_data(
     preprocess: Sequence[Op],
     storage: Storage | None = None,
 ) -> PreparedData:
-    """Open what earlier stages wrote, and check that its parts belong together.
+    """Open the data of earlier stages, and check that its parts belong together.
 
     Shards and columns that are not in their folders are fetched from `storage` when first read.
 
@@ -221,7 +221,7 @@ def read_labels_and_weights(
     """Return each example's class, (examples,) int64, and each class's weight, (classes,) float64.
 
     Raises:
-      ImpossiblePlan: A weight is for an unknown class, all are 0, or one is not but has no example.
+      ImpossiblePlan: A weight is for an unknown class, all are 0, or a drawn class has no example.
       CorruptColumn: A label is no class.
     """
     classes = data.shards.classes
@@ -238,8 +238,8 @@ def read_labels_and_weights(
     counts = np.bincount(labels, minlength=len(classes))
     if len(counts) > len(classes):
         raise CorruptColumn(
-            f"{data.snapshot_folder} has the class {len(counts) - 1} of {len(classes)}; find what"
-            " is damaged with `python -m tasks.verify`"
+            f"{data.snapshot_folder} has the class {len(counts) - 1} of {len(classes)}; find the"
+            " damage with `python -m tasks.verify`"
         )
     missing = [classes[number] for number in np.flatnonzero((weights > 0) & (counts == 0))]
     if missing:

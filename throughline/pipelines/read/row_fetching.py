@@ -1,4 +1,4 @@
-"""Fetches rows other than by a gather: crops from mapped columns, records from indexed shards.
+"""Fetches rows that no gather can read: crops from mapped columns, records from indexed shards.
 
 Records are numbered like the snapshot's rows: with the same seed, both deliver the same examples in
 the same steps. One Python call per batch reads them from mapped files, so workers of a tf.data
@@ -32,7 +32,7 @@ def open_record_table(data: PreparedData, split: str) -> RecordTable:
     """Map the uncompressed shards of a split, and read their indexes.
 
     Raises:
-      MissingInput, CorruptShard: Shards are compressed, or have no offsets or those of others.
+      MissingInput, CorruptShard: Shards are compressed, or their offsets are missing or wrong.
       ObjectStoreFailed, DiskRefused: A shard cannot be fetched.
     """
     shards = data.shards.for_split(split)
@@ -51,7 +51,7 @@ def fetch_records(table: RecordTable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def make_crop_fn(data: PreparedData, split: str, op: Op) -> CropFn:
-    """Return a function that crops boxes of images, as `op` does, reading no other pixels."""
+    """Return a function that crops boxes of images, as `op` does, and reads only their pixels."""
     column = data.input_column
     values = np.asarray(data.memmap(split, column.name))
     extents = np.asarray(data.memmap(split, column.extent.name)) if column.ragged else None

@@ -1,4 +1,4 @@
-"""Which rows make each batch, and how sequences of variable length are padded or packed.
+"""Chooses the rows of each batch, and pads or packs sequences of variable length.
 
 A ragged column stores all values back to back; a second column says where each value begins and how
 long it is (`throughline/data/columns/ragged.py`). A batch is one gather, of any number of

@@ -189,7 +189,7 @@ class SnapshotReader:
         )
 
     def _make_crop_fetch_fn(self) -> FetchFn:
-        """Return a function that reads of each image only the box that the first op crops."""
+        """Return a function that reads only the box of each image that the first op crops."""
         ops, column = self.gather.fetched_ops, self.data.input_column
         crop = make_crop_fn(self._own_data, self.split, ops[0])
 

@@ -1,7 +1,6 @@
 """Copies rows of an earlier snapshot of the same shards: between files, or within an object store.
 
-Each shard is still read and compared with its digest, and each copied chunk, too, so that nothing
-damaged is copied.
+Each shard and each copied chunk is still compared with its digest, so that no damage is copied.
 """
 
 import itertools
@@ -59,9 +58,9 @@ def find_earlier_rows(
 ) -> Mapping[tuple[str, str], EarlierRows]:
     """Return the rows of whole shards in an earlier run's snapshot, by split and shard digest.
 
-    They were made by the same program, these ops and the same `files`, are stored in equal columns,
-    and in the destination's store, if it has one. The result is empty if there are none, if they
-    cannot be read, or if a store has them under this `key` already.
+    The same program, these ops and the same `files` made the rows. They are in equal columns, and
+    in the destination's store, if it has one. The result is empty if there are no such rows, if
+    they cannot be read, or if a store has them under this `key` already.
     """
     earlier, store = destination.earlier, destination.store
     if earlier is None:
@@ -88,7 +87,7 @@ def find_earlier_rows(
 def _find_objects(
     earlier: Layout, index: SnapshotIndex, shards: ShardIndex, store: ObjectStore
 ) -> dict[str, list[ColumnObject]]:
-    """Return the objects of a snapshot by split; a store that has its index has them all."""
+    """Return the objects of a snapshot by split; a store with the snapshot's index has them all."""
     fetched = FetchedColumns(
         storage=Storage(url=store.url, cache=earlier.root / "fetched"),
         snapshot_folder=earlier.snapshot,
@@ -98,7 +97,7 @@ def _find_objects(
     check_stored_index(store, index.key, earlier.snapshot)
     extents = [column.extent for column in index.columns if column.ragged]
     for split, extent in itertools.product(index.splits, extents):
-        fetched.fetch(split, extent)  # they tell the sizes of the objects of values
+        fetched.fetch(split, extent)  # the offsets give the sizes of the objects of values
     return {
         split: [
             one

@@ -1,4 +1,4 @@
-"""What writing a snapshot's rows needs and returns: the context, a shard's place, and its rows."""
+"""Arguments and results of writing a snapshot's rows: the context, a shard's place, its rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shapes = Annotated[np.ndarray, PlainValidator(lambda lists: np.asarray(lists, np
 class EarlierRows:
     """The rows of one shard in an earlier snapshot that the same ops and program made.
 
-    They begin at row `start` of the split. They are in `objects` of a store, or below `folder`,
+    The rows begin at row `start` of the split. They are in `objects` of a store, or below `folder`,
     whose input column has `stored` rows.
     """
 
@@ -54,10 +54,10 @@ class PlacedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteContext:
-    """What writing one shard's rows needs to know of the whole snapshot.
+    """The properties of the whole snapshot that writing one shard's rows needs.
 
     Attributes:
-      stored: How many rows of each split, from the first on, store the model's input.
+      stored: Number of rows of each split, from the first on, that store the model's input.
       key: The snapshot's key, below which a store holds the columns.
       store: If given, columns are put there; the folder holds everything else.
     """
@@ -91,7 +91,7 @@ class WriteContext:
         return self.columns_of_all_rows if self.value.ragged else self.columns
 
     def stored_of(self, placed: PlacedShard) -> int:
-        """Return how many rows of a shard, from its first on, store the model's input."""
+        """Return the number of a shard's rows, from the first on, that store the model's input."""
         left = self.stored[placed.shard.split] - placed.start
         return min(max(0, left), placed.shard.examples)
 
@@ -138,7 +138,7 @@ class ColumnFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRows:
-    """What is known about the written rows of one shard.
+    """Facts about the written rows of one shard.
 
     Attributes:
       moments: Moments of the values, for the training split.

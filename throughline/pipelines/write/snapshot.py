@@ -46,14 +46,14 @@ from throughline.shared.progress import echo_problem, progress
 if TYPE_CHECKING:
     from throughline.pipelines.write.tokenizer_fitting import PreparedTokenizer
 
-UNKNOWN_SHARE = 0.05  # of the tokens; above it, the tokenizer does not seem to fit the texts
+UNKNOWN_SHARE = 0.05  # with more unknown tokens, the tokenizer does not seem to fit the texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenSnapshot:
-    """A snapshot's index, and how its examples came into it.
+    """A snapshot's index, and the origin of its examples.
 
-    As many were `copied` from an earlier snapshot, or there from an interrupted run (`resumed`);
+    `copied` counts examples from an earlier snapshot, `resumed` those from an interrupted run;
     writing the others took `rows_s` seconds.
     """
 
@@ -74,12 +74,12 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write the preprocessed examples of all splits into `out`.
 
-    Columns are image, features or text, the table input, label and key; images of different sizes,
-    and tokens, make a ragged one. The rows of a series are time steps without labels. `settings`
-    may store only the first images; all are still preprocessed, for the statistics and to find
-    damage now. With an object store, the same bytes go there, and the folder holds the index and
-    small files. Rows that an earlier snapshot has from the same shards, in the same kind of place,
-    are copied. `names` gives the ids of examples by key, for messages.
+    Columns are image, features or text, the table input, label and key; tokens, and images of
+    different sizes, make a ragged column. The rows of a series are time steps without labels. If
+    `settings` store only the first images, all are still preprocessed, for the statistics and to
+    find damage now. With an object store, the columns go there, and the folder holds the index and
+    small files. Rows are copied from an earlier snapshot of the same shards, if it is in the same
+    kind of place. `names` gives the ids of examples by key, for messages.
 
     Raises:
       CorruptShard: A record cannot be read or decoded (names shard and example), or the shard index
@@ -228,7 +228,7 @@ def _find_undecodable(
 def _identify_partial(
     key: str, destination: Destination, settings: SnapshotSettings, damage: Damage
 ) -> str:
-    """Return the digest of all that must be the same for an interrupted run to be resumed."""
+    """Return the digest of everything that must be unchanged to resume an interrupted run."""
     return digest_json(
         {
             "key": key,
@@ -243,7 +243,7 @@ def _identify_partial(
 
 
 def _complete(context: WriteContext, index: SnapshotIndex, objects: Iterable[str]) -> None:
-    """Write the index, also next to the store's `objects`, and remove what only resuming needs."""
+    """Write the index, also next to the store's `objects`, and remove files only for resuming."""
     folder, store = context.folder, context.store
     if store:
         check_put(store, context.key, objects)
@@ -300,8 +300,7 @@ def _prepare_tokenizer(
     if prepared.unknown_share > UNKNOWN_SHARE:
         echo_problem(
             f"{prepared.unknown_share:.0%} of the tokens of the first training texts are unknown:"
-            " the model learns nothing from what they stand for. Use a tokenizer made for such"
-            " texts, one fitted on them (without tokenize.model), or kind: bytes; see also"
-            " tokenize.lower"
+            " the model learns nothing from their text. Use a tokenizer made for such texts, one"
+            " fitted on them (without tokenize.model), or kind: bytes; see also tokenize.lower"
         )
     return prepared

@@ -25,7 +25,7 @@ SAMPLE_BYTES = 4 << 20
 PIECE = 1000  # characters; longer lines are cut, because SentencePiece drops them
 # WordPiece's learner is Python: it gets only the most frequent words, and no long ones.
 MOST_WORDS, LONGEST_WORD = 10_000, 24
-_THREADS = 8  # of SentencePiece; another number sums in another order and gives another file
+_THREADS = 8  # SentencePiece's; another number sums in another order and gives another file
 _NARROW = 1 << 16
 
 
