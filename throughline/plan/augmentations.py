@@ -106,8 +106,8 @@ class Mixup(NeedsClasses):
     """Blend every example of a batch, and its label, with the next one. Needs `one_hot`. Source:
     Zhang et al., ICLR 2018.
 
-    An example's share is drawn from Beta(alpha, alpha) by its key; its partner depends on the order
-    of the epoch.
+    An example's share is drawn from Beta(alpha, alpha) by the example's key; the epoch's order
+    decides which example is the next.
     """
 
     name = "mixup"
@@ -168,8 +168,8 @@ class RandomResizedCrop(ResizedCrop):
     evaluation, use the center of the image. Source: Szegedy et al., CVPR 2015, drawn as in
     torchvision.
 
-    The first of ten drawn rectangles that fits is used; if none fits, the largest central rectangle
-    of an allowed aspect.
+    Up to ten rectangles are drawn, and the first that fits is used; if none fits, the largest
+    central rectangle of an allowed aspect is used.
     """
 
     name = "random_resized_crop"
@@ -185,7 +185,7 @@ class RandomResizedCrop(ResizedCrop):
     )
 
     def in_evaluation(self) -> Op:
-        """Return the center crop of the same size, such as 224 of a shorter side of 256 pixels."""
+        """Return a center crop of the same size, such as 224 pixels of a shorter side of 256."""
         return ResizedCenterCrop(
             height=self.height,
             width=self.width,

@@ -1,6 +1,6 @@
 """Combinations of fields that would be wrong or useless in a configuration, each with its reason.
 
-A reason begins with the field it concerns. Where a check is implemented depends on what it needs:
+A reason begins with the field it concerns. The place of a check depends on the values it needs:
 
 * one value: its type in `throughline/settings/`
 * one configuration, with the ops: here, a `yield`
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from throughline.plan.ops import Op
 from throughline.settings import PipelineConfig
 
-# Kinds of shuffle that a stream cannot do.
+# Kinds of shuffle that are impossible for a stream.
 RANDOM_ACCESS = {
     "global": "a global permutation",
     "window": "a permutation within windows",

@@ -1,6 +1,6 @@
-"""Why a configuration or an op does not fit the data: its kind, windows, sizes and targets.
+"""Problems of a configuration or an op with the data: with its kind, windows, sizes and targets.
 
-`constraints.py` has what holds for all data, and lists where each constraint belongs.
+`constraints.py` has the constraints for all data, and lists where each constraint belongs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def find_data_problems(
 ) -> Iterator[str]:
     """Yield problems of a configuration with data of this encoding.
 
-    `windows`: how data are cut, if so. `columns`: they have a table input. `ops`: (section, op).
+    `windows`: the data is cut into windows. `columns`: it has a table input. `ops`: (section, op).
     """
     text = encoding.modality == "text"
     yield from find_fraction_problems(config.snapshot.fraction, encoding)
@@ -101,7 +101,7 @@ def _of_windows(config: PipelineConfig, encoding: Encoding) -> Iterator[str]:
 
 
 def _of_sizes(ops: Sequence[Op]) -> Iterator[str]:
-    """Yield problems of ops on images that are decoded at a smaller size."""
+    """Yield problems of ops with images that are decoded at a smaller size."""
     for op in ops:
         if op.counts_pixels:
             yield (
@@ -122,7 +122,7 @@ def find_ops_problems(
 ) -> Iterator[str]:
     """Yield problems that ops, given as (section, op), have with data of this encoding.
 
-    `columns`: the data have a table input.
+    `columns`: the data has a table input.
     """
     for section, op in ops:
         yield from _of_op(op, section=section, encoding=encoding)

@@ -88,6 +88,6 @@ def describe_problem(where: str, kind: type[BaseModel], item: Any) -> str:
         return f"{place} is not an argument; {hint}"
     if item["type"] == "missing":
         return f"{place} is missing"
-    if item["type"] == "value_error":  # one of our validators, which says what to do
+    if item["type"] == "value_error":  # our validators' messages have a remedy
         return f"{place}: {item['ctx']['error']}; found {item['input']!r}"
     return f"{place}: {item['msg'].lower()}; found {item['input']!r}"

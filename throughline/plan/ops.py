@@ -1,8 +1,8 @@
 """The base class of ops, and the ops of pre- and postprocessing. Each op is a frozen value.
 
 This module imports no TensorFlow, so that a plan can be made, checked and printed in milliseconds;
-`kernels.py` computes the ops. A change of what an op computes needs a new `version`, which changes
-its snapshots' keys. A new op is a class with `@register` here, a kernel there and an equality test.
+`kernels.py` computes the ops. If an op computes other results, it needs a new `version`, which
+changes its snapshots' keys. A new op is a class with `@register`, a kernel and an equality test.
 `augmentations.py` has the ops that augment images.
 """
 
@@ -32,7 +32,7 @@ REGISTRY: dict[str, type[Op]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What `Op.bind` may use of the data.
+    """Facts about the data that `Op.bind` may use.
 
     Attributes:
       mean, deviation: Per channel or column of the training split; 0 and 1 for categories.
@@ -61,17 +61,17 @@ class Op(BaseModel):
     Attributes:
       takes: Whether the kernel accepts one example, a batch (a leading dimension on every feature),
         or both.
-      random: It draws anew each epoch, as a pure function of (seed, epoch, example key).
-      device: It can also run as the first layer of the model.
-      works_on: Modalities of the data that it accepts (`plan/schema.py`); empty: all.
-      on_labels: It changes labels, and stays on the host.
-      mixes_labels: It mixes the labels of examples, which become vectors.
-      counts_pixels: Its arguments count pixels of the full-size image.
-      crops: Its result is a rectangle of the image, perhaps resized, which `draw_crop_windows`
-        draws, so that a fetch from the snapshot reads nothing else.
-      flips: It mirrors images, and can be part of such a fetch.
-      opencv: OpenCV computes its pixels, in one Python call.
-      host_only: It has no form that an accelerator could run within the train step.
+      random: The op draws anew each epoch, as a pure function of (seed, epoch, example key).
+      device: The op can also run as the first layer of the model.
+      works_on: Modalities of the data that the op accepts (`plan/schema.py`); empty: all.
+      on_labels: The op changes labels, and stays on the host.
+      mixes_labels: The op mixes the labels of examples, which become vectors.
+      counts_pixels: The op's arguments count pixels of the full-size image.
+      crops: The op's result is a rectangle of the image, perhaps resized. `draw_crop_windows`
+        draws it, so that a fetch from the snapshot reads only the rectangle.
+      flips: The op mirrors images, and can be part of such a fetch.
+      opencv: OpenCV computes the op's pixels, in one Python call.
+      host_only: The op has no form that an accelerator could run within the train step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -113,7 +113,7 @@ class Op(BaseModel):
         return before
 
     def in_evaluation(self) -> Op | None:
-        """Return what replaces this op in evaluation if it is random; None: it is left out."""
+        """Return the op that replaces this random one in evaluation; None: it is left out."""
         return None
 
     def bind(self, facts: DataFacts) -> Op:
@@ -138,7 +138,7 @@ class NeedsClasses(Op):
 
 
 class Sized(Op):
-    """An op whose result is of one (height, width), whatever the size before."""
+    """An op whose result always has the same (height, width)."""
 
     height: int = Field(gt=0, le=LONGEST_SIDE, description="rows of the result")
     width: int = Field(gt=0, le=LONGEST_SIDE, description="columns of the result")
@@ -190,7 +190,7 @@ class DecodeImage(Op):
     crop: tuple[int, int] | None = None
 
     def shape(self, before: Shape) -> Shape:
-        """Return the crop's shape, or else `before`, or None if a ratio scales only the JPEGs."""
+        """Return the crop's shape; without a crop, `before`, or None if a ratio shrinks images."""
         if self.crop:
             return (*self.crop, self.channels)
         return before if self.ratio == 1 else None
@@ -270,7 +270,7 @@ class Resize(Op):
         return height * shorter // shortest, width * shorter // shortest
 
 
-def _smaller(one: Any, other: Any) -> Any:  # of whole numbers or tensors
+def _smaller(one: Any, other: Any) -> Any:  # takes whole numbers or tensors
     return (one + other - abs(one - other)) // 2
 
 

@@ -50,7 +50,7 @@ Ops = tuple[Op, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """What all configurations of a run compute alike; `batch_size` counts all workers' examples."""
+    """The common input of all configurations of a run; `batch_size` is over all workers."""
 
     schema: Schema
     preprocess: Sequence[Op]
@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def batching(self) -> BatchSettings | None:
-        """How sequences are batched by their lengths; None if they are not."""
+        """The settings for batches of sequences by length; None without such batches."""
         found = (step for step in self.steps if isinstance(step, Gather | BucketBatch))
         return next((step.batching for step in found), None)
 
@@ -274,7 +274,7 @@ def _stream_steps(
 ) -> list[Step]:
     """Lay out a pipeline that streams its examples, in the order in which they pass through it."""
     ops = preprocess
-    # The number of ops that see images of variable size, which cannot be batched.
+    # The number of ops that see images of variable size, which no batch can hold.
     variable = ops_until_uniform(preprocess + after_preprocess, spec.schema) or 0
 
     # No shuffle buffer is large enough, so the order of shards changes each epoch, too. Windows,
@@ -286,7 +286,7 @@ def _stream_steps(
 
     if config.cache:  # costly work whose result is the same in every epoch
         names = [op.name for op in ops]
-        # It is at the end for `preprocess`, or a fused crop.
+        # The cache is at the end for `preprocess`, or a fused crop.
         end = names.index(config.cache.after) + 1 if config.cache.after in names else len(ops)
         steps += [_map(config, ops[:end]), Cache(where=config.cache.where)]
         ops = ops[end:]
@@ -323,7 +323,7 @@ def _stream_steps(
 
 
 def _preprocess(config: PipelineConfig, spec: InputSpec) -> Ops:
-    """Return the ops that turn what is read into what a snapshot stores."""
+    """Return the ops that turn the examples as read into those that a snapshot stores."""
     opening: dict[str, Ops] = {"files": (Load(feature=spec.schema.input.name),), "arrays": ()}
     opened = opening.get(config.read, (Parse.of(spec.schema),))
     return opened + resolve_decode(spec.preprocess, spec.schema, config)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from throughline.settings import PipelineConfig
 
 Role = Literal["input", "target"]
-# Where ingest stores the values that become records: rows of values.npy, blocks of such rows, byte
+# Ingest's places for the values that become records: rows of values.npy, blocks of such rows, byte
 # ranges of documents.bin, files, or, for numbers, the manifest's own table.
 Storage = Literal["rows", "blocks", "documents", "files", "table"]
 Shape = tuple[int | None, ...]
@@ -25,7 +25,7 @@ COLUMNS = "columns"  # the name of the feature for the table input
 
 
 class Encoding:
-    """How the values of a feature are stored in records and decoded.
+    """The way in which the values of a feature are stored in records and decoded.
 
     Attributes:
       modality: The kind of the data, which decides the ops and models for it.
@@ -86,7 +86,7 @@ class TableColumns:
       categories: Vocabularies of the trailing columns; an empty word is the empty cell.
       medians: Replacements for empty cells, by the names of numeric columns.
       decimal: The decimal mark in numbers that are text.
-      thousands: The separator of thousands in them, if any.
+      thousands: The separator of thousands in such numbers, if any.
     """
 
     names: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How data is decoded and cut into windows, and its shape after each op. No TensorFlow."""
+"""Finds how data is decoded and cut into windows, and its shape after each op. No TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def resolve_decode(
 
 
 def ops_until_uniform(ops: Sequence[Op], schema: Schema) -> int | None:
-    """Return after how many of `ops` all examples have one shape for good; None if never."""
+    """Return the number of first `ops` after which shapes stay equal; None if they never do."""
     shape: Shape = schema.input.batch_shape
     needed = None if shape is None else 0
     for count, op in enumerate(ops, 1):

@@ -72,8 +72,8 @@ class Step(ABC):
 class Window(Step):
     """Windows of a series: `length` steps of all columns, then `horizon` steps of `targets`.
 
-    `targets` are indices of columns. No window crosses one of the `cuts`, each a split and the
-    number of a time step in it before which others are missing.
+    `targets` are indices of columns. No window crosses one of the `cuts`. A cut is a split and the
+    number of the time step in it that follows missing ones.
     """
 
     params_key = "window"
@@ -235,7 +235,7 @@ class Map(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleByClass(Step):
-    """Draw each example's class by weight (balanced: all alike), and then an example of it."""
+    """Draw a class by weight (balanced: equal weights), then an example of this class."""
 
     params_key = "sampling"
     trace_name: ClassVar[str] = "sample"

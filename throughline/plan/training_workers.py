@@ -44,7 +44,7 @@ class TrainingWorker:
         return first, start + size * (self.index + 1) // self.count
 
     def shared(self, examples: int, batch_size: int) -> int:
-        """Return how many of an epoch's examples all workers together train on."""
+        """Return the number of an epoch's examples on which all workers together train."""
         return examples - examples % batch_size % self.multiple
 
     def check(self, examples: int, batch_size: int, *, lanes: int | None = None) -> None:
@@ -95,7 +95,7 @@ def find_training_worker(
     batch_multiple: int | Literal["auto"],
     gpus: int,
 ) -> TrainingWorker:
-    """Return which worker this is: by TF_CONFIG, or else the first of `processes`.
+    """Return this process's worker: by TF_CONFIG, or else the first of `processes`.
 
     With `processes` auto, there is one for each of the `gpus`, at least one.
 
@@ -128,11 +128,11 @@ def list_addresses(environment: Mapping[str, str]) -> list[str]:
 
 
 def training_worker_from_tf_config(environment: Mapping[str, str]) -> TrainingWorker:
-    """Return which worker this is by TF_CONFIG, the chief first; the only one if it names no other.
+    """Return this process's worker by TF_CONFIG, the chief first; without one, the only worker.
 
     Raises:
       ImpossiblePlan: TF_CONFIG cannot be read, has other roles than chief and worker, or does not
-        say which of them this is.
+        identify this process.
     """
     text = environment.get(TF_CONFIG) or "{}"
     try:
