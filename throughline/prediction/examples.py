@@ -18,7 +18,7 @@ KINDS_SHOWN = 5  # kinds of unread files that are named
 
 
 def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
-    """Report how many files of which other kinds in a folder are not read."""
+    """Report the numbers of skipped files in a folder, by kind."""
     if skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in [*skipped.items()][:KINDS_SHOWN])
         note(f"{folder}: skipped {kinds}: not {noun}")
@@ -28,7 +28,7 @@ def note_skipped(folder: Path, skipped: Mapping[str, int], noun: str) -> None:
 class Example:
     """One thing to predict.
 
-    `value` is what the model's shards store: the bytes of a file or text, or an array. `columns`
+    `value` is as in the model's shards: the bytes of a file or text, or an array. `columns`
     (columns,) float32 is the table input, if any. `row` is the last time step of a window, from 1.
     """
 

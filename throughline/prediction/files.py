@@ -157,7 +157,7 @@ def read_arrays(path: Path, trained: TrainedModel, wanted: Wanted) -> Examples:
     values = read_array(path, trained.spec.data.features)
     shape, rows = feature.shape, feature.encoding.storage == "rows"
     if feature.encoding.modality == "images":
-        with suppress(UnreadableSource):  # refused below, with what the model takes
+        with suppress(UnreadableSource):  # refused below, with the inputs that the model takes
             values, _ = as_images(values, str(path))
     elif values.ndim == len(shape) and shape[-1] == 1:
         values = values[..., None]

@@ -40,7 +40,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of predicted and rejected inputs, the first rejects, and what the model accepts."""
+    """Numbers of predicted and rejected inputs, the first rejects, and the accepted inputs."""
 
     predicted: int
     rejected: int
@@ -57,7 +57,7 @@ def write_predictions(
     batch_size: int,
     show_progress: bool = True,
 ) -> Counts:
-    """Predict what is at `paths` and write the CSV, if anything; ImpossiblePlan for next tokens."""
+    """Predict all inputs at `paths` and write the CSV; ImpossiblePlan for next tokens."""
     if trained.spec.task == "next_token":
         raise ImpossiblePlan(
             "this model predicts the next token of a text, not a label; export it as a SavedModel"
@@ -218,7 +218,7 @@ def _open(read: Reader, path: Path, trained: TrainedModel, wanted: Wanted) -> Ex
 
 
 def _find_misuse(path: Path, spec: InferenceSpec) -> str | None:
-    """Return why a model cannot take a path, judged by its kind and first bytes, or None."""
+    """Return why a model cannot take a path, by its kind, suffix and first bytes; or None."""
     encoding = spec.schema.input.encoding
     if not path.exists():
         return "does not exist"
@@ -259,7 +259,7 @@ def _guarded(path: Path, items: Iterable[Example | Rejected]) -> Iterator[Exampl
 
 
 def _explain(error: UserError, path: Path) -> str:
-    """Return what is wrong with the file at `path` in one line, without its path or a remedy."""
+    """Return the problem of the file at `path` in one line, without its path or a remedy."""
     found = [str(error)]
     if isinstance(error, UnreadableSource):
         found = [one.problem for one in error.several or [error]]

@@ -96,7 +96,7 @@ def _inspect(found: Texts, path: Path, trained: TrainedModel) -> Iterator[Exampl
 
 
 def _locate(document_id: str, path: Path) -> str:
-    """Return where a document is by its id within `path`: `FILE`, or `FILE:3` for a line or row."""
+    """Return the place of a document in `path` by its id: `FILE`, or `FILE:3` for a line or row."""
     if (numbered := _NUMBERED.fullmatch(document_id)) is None:
         return str(path / document_id)
     file = path / numbered["file"] if path.is_dir() else path
