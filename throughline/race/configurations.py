@@ -35,11 +35,11 @@ from throughline.shared.limits import usable_cores
 from throughline.shared.progress import echo
 from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
-SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # of `measure.seconds`, at most
+SHARES = {OWN: 0.6, CHANGES: 0.25, INPUTS: 0.15}  # largest shares of `measure.seconds`
 LEAST_ROUNDS, INPUT_ROUNDS = 5, 4
 LOOKS = 5  # interim looks that intervals allow for: else equals would differ in 10 % of races
-PRECISE_PCT = 2.0  # an interval so narrow needs no more rounds
-# Fields of a configuration that the text of its plan shows in full.
+PRECISE_PCT = 2.0  # an interval this narrow needs no more rounds
+# Fields of a configuration that the text of the plan shows in full.
 IN_PLAN = {
     *("read", "snapshot", "snapshot_on", "interleave", "map", "vectorize", "cache", "shuffle"),
     *("batch", "prefetch", "postprocess_on", "service"),
@@ -63,7 +63,7 @@ class Measured:
     Attributes:
       models: The contestant that trains without input, by configuration.
       changes: The contestant that tries a rule's change, by configuration and rule.
-      costs, opened, lost: By contestant; why it was lost.
+      costs, opened, lost: By contestant; `lost` has the reasons.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Measured:
         return self.of_phase(OWN)
 
     def change_gain(self, name: str, rule: str) -> Estimate:
-        """Return how many times as fast a configuration is with the change that a rule proposes."""
+        """Return the speed of a configuration with a rule's change ÷ its speed without."""
         contestant = self.changes.get((name, rule), "")
         phase = OWN if contestant in self.models else CHANGES
         return self.of_phase(phase).gain(contestant, name)
@@ -105,7 +105,7 @@ class Measured:
         return gain.times(self.training.speed(self.pace).value) if gain.rounds else None
 
     def gain(self, name: str) -> Estimate:
-        """Return how many times as fast a configuration trains as its model alone."""
+        """Return the speed of a configuration's training ÷ that of its model alone."""
         return self.training.gain(name, self.models.get(name, ""))
 
 
@@ -178,8 +178,8 @@ class ConfigurationRace:
     ) -> None:
         """Race the contestants until the phase's results are decided, or its time is up.
 
-        After `LEAST_ROUNDS`, only those with an undecided result race on, with the reference.
-        Those of `inputs` race without a model, for `INPUT_ROUNDS`.
+        After `LEAST_ROUNDS`, only contestants with an undecided result race on, with the reference.
+        Contestants in `inputs` race without a model, for `INPUT_ROUNDS`.
         """
         least, planned = (MIN_ROUNDS, INPUT_ROUNDS) if inputs else (LEAST_ROUNDS, LEAST_ROUNDS)
         allowed_s = SHARES[phase] * share * self._params.measure.seconds

@@ -53,8 +53,8 @@ class ContestantLost(Exception):
     def transient(self) -> bool:
         """Whether another try may succeed.
 
-        It may after a kill or a timeout, after errors of disks, memory and other processes, and
-        after a bug of this program, which says nothing about the configuration.
+        Another try may succeed after a kill or a timeout, after errors of disks, memory and other
+        processes, and after a bug of this program, which says nothing about the configuration.
         """
         failure = self.failure
         return failure is None or bool(failure.traceback) or failure.kind in TRANSIENT
@@ -94,7 +94,7 @@ class Contestant:
     def ask(self, order: str, *arguments: Any, timeout_s: float = ANSWER_S) -> list[Any]:
         """Call a method of the job in each process, and return the results.
 
-        The processes are woken for it and frozen afterwards.
+        The processes are woken for the call and frozen afterwards.
 
         Raises:
           ContestantLost: If a process failed, was killed, or did not answer in time.
@@ -110,7 +110,7 @@ class Contestant:
     def take_turn(self, order: str = "train", *, turn_s: float = TURN_S) -> Turn:
         """Let the contestant train for about `turn_s`, or follow another `order`.
 
-        Its first turn with an order is run twice, and only the second one counts, because the first
+        The first turn with an order is run twice, and only the second one counts, because the first
         starts without the buffers that a turn leaves.
 
         Raises:
@@ -223,7 +223,7 @@ def _find_context() -> Any:
 
 
 def usual_turn_s(params: Params) -> float:
-    """Return how long a turn is [s]: longer with remote data, whose requests are never frozen."""
+    """Return the length of a turn [s]: longer with remote data, whose requests are never frozen."""
     remote = params.storage.url or is_address(params.data.path)
     return REMOTE_TURN_S if remote else TURN_S
 

@@ -1,4 +1,4 @@
-"""What runs in the process of a contestant: a job that the race gives orders to.
+"""Runs a job, which takes orders from the race, in the process of a contestant.
 
 Also holds the values that both sides exchange. Only the job that `work` imports needs TensorFlow.
 """
@@ -57,8 +57,8 @@ class Opened:
 def work(pipe: Connection, job: str, arguments: tuple[Any, ...], log: str) -> None:
     """Call the `job` "module:name", and answer orders until the pipe is closed.
 
-    The first answer is what it returns, or the `opened` of that. An order is the name of a method
-    with its arguments. A failure is the last answer.
+    The first answer is the job's result, or the `opened` of that. An order is the name of a method
+    of the result, with arguments. A failure is the last answer.
     """
     _live_for_the_race()
     raise_malloc_thresholds()

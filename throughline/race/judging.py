@@ -58,7 +58,7 @@ def judge_race(
             judged = judge_raced(subject, measured, on_accelerator=accelerated)
         if judged:
             raced[name] = judged
-            lost.pop(name, None)  # it was lost after that
+            lost.pop(name, None)  # it was lost after its rounds
         else:
             lost.setdefault(name, lost.get(measured.models[name], "it did not race"))
     return RaceResult(
@@ -217,7 +217,7 @@ def _comparable_epochs(subject: Subject) -> float | None:
 
 
 def _exchange_ms(subject: Subject, training: Estimate) -> float | None:
-    """Return the time of a step in training beyond the race [ms]; None if nothing is exchanged."""
+    """Return the extra time of a step in training over the race [ms]; None for one process."""
     step = subject.trained.step
     if subject.trained.processes == 1 or step is None:
         return None

@@ -42,7 +42,7 @@ class Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for contestant in self._open.values():  # all at once, whatever interrupts the loop below
+        for contestant in self._open.values():  # all at once, even if the loop below is interrupted
             contestant.kill()
         for name in list(self._open):
             self.end(name)

@@ -38,19 +38,19 @@ from throughline.training.step_model import Feed, make_step_model
 # The least steps of a turn, besides its duration. An input that waits while it is frozen gets up to
 # a batch per turn for nothing, so turns of few steps last twice as long.
 TURN_STEPS, MANY_STEPS = 10, 30
-LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # after LONGEST_TURN_S, FEWEST_STEPS are enough
+LONGEST_TURN_S, FEWEST_STEPS = 5.0, 3  # a turn this long ends after FEWEST_STEPS
 WARM_UP_STEPS = 10  # in which graphs are traced and AUTOTUNE starts
-LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # fewer, if those after the first call take WARM_UP_S
+LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5.0  # fewer steps, if those after the first call take WARM_UP_S
 MANY_EPOCHS = 1_000_000  # more than a race gets through, even if epochs have few steps
 BATCHES_IN_MEMORY = 64
 MOST_READY, READY_S = 512, 0.004  # ready batches, and the time to get one, at most
-SAMPLE_BYTES = 64 * 2**20  # of shards
+SAMPLE_BYTES = 64 * 2**20  # size of the shards in a sample
 
 
 class Training:
     """Trains through a configuration, or only takes its batches, turn by turn.
 
-    Memory and caches hold only a sample, by whose rate a whole epoch's time is known.
+    Memory and caches hold only a sample, whose rate gives the time of a whole epoch.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -68,7 +68,7 @@ class Training:
         next(self._batches)
         first_batch_s = time.perf_counter() - started_at - self._saved_s
         if pipeline.plan.caches:
-            self._train_on_zeros(entry)  # builds the graph, and what the device needs for it
+            self._train_on_zeros(entry)  # builds the graph, and its kernels on the device
         else:
             warm_up(self._step, self._advance, seconds=WARM_UP_S)
         on_device, last = pipeline.plan.gathers_on_device, _last_batch_size(pipeline)
@@ -122,15 +122,15 @@ class Training:
         saved_s = self._saved_s / sample.share
         if done == first:
             return (ended_at - started_at) / sample.share + saved_s
-        # What happens once per epoch, such as opening files, does not grow with the examples.
+        # Work done once per epoch, such as opening files, does not grow with the examples.
         more = (sample.steps / sample.share - first) / (done - first)
         return began_at - started_at + (ended_at - began_at) * more + saved_s
 
     def train(self, seconds: float) -> float:
         """Train for a moment, and return the number of examples.
 
-        Buffers are as the last turn left them. Before the first turn, which does not count, they
-        are emptied, because the batches that are ready by then took no turn's time.
+        Buffers are as the last turn left them. They are emptied before the first turn, which does
+        not count, because no turn has paid for the batches that are ready by then.
         """
         if not self._is_drained and not self._pipeline.plan.gathers_on_device:
             self._drain()
@@ -233,7 +233,7 @@ def sample_shards(data: PreparedData, sampling: Sampling = "uniform") -> Prepare
 
 
 def _last_batch_size(pipeline: InputPipeline) -> int | None:
-    """Return this process's share of a smaller last batch; None without one, or for whole texts."""
+    """Return this process's share of a smaller last batch; None if there is none, or for texts."""
     texts = pipeline.plan.spec.schema.is_text and pipeline.plan.window is None
     if texts or pipeline.plan.batching or pipeline.steps_per_epoch == 1:
         return None
