@@ -1,4 +1,4 @@
-"""The production checklist: what guides ask of an input pipeline, each point with evidence."""
+"""The production checklist: guides' demands on an input pipeline, each with evidence."""
 
 from collections.abc import Sequence
 

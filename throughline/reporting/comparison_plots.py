@@ -20,7 +20,7 @@ from throughline.reporting.plots import (
 )
 from throughline.results.comparison import Row
 
-SHORTEST_LABELED = 0.15  # share of the axis from which on a bar contains its rate
+SHORTEST_LABELED = 0.15  # a bar of at least this share of the axis contains its rate
 
 
 def plot_throughput(rows: Sequence[Row], folder: Path) -> None:

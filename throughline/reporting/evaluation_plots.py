@@ -1,4 +1,4 @@
-"""Pictures of a training: which classes it confuses, its losses, and the images of a batch."""
+"""Pictures of a training: confused classes, losses, and the images of a batch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from throughline.results.receipt import Receipt, name_step, read_losses
 
 PER_ROW = 6  # pictures
 LONGEST_NAME = 18  # characters
-DRAWN = 1000  # most points of a curve; each is the range of as many steps as it takes
-DARK = 0.5  # share of the color scale from which on numbers are white
+DRAWN = 1000  # most points of a curve; a point shows the range of several steps if necessary
+DARK = 0.5  # numbers are white above this share of the color scale
 
 
 def plot_confusion(confusion: Confusion, stem: Path) -> None:
@@ -66,7 +66,7 @@ def plot_losses(losses: np.ndarray, spikes: Sequence[Spike], per_epoch: int, ste
     last, lines, top = -len(losses), 0, 0.0
     for spike in sorted(spikes, key=lambda spike: spike.step):
         axes.plot(spike.step + 1, spike.loss, "o", color=WAITING, markersize=4)
-        # Names of spikes that are near are one above the other.
+        # Put the names of neighboring spikes one above the other.
         near = spike.step - last < len(losses) / 20
         last, lines = spike.step, lines + 1 if near else 0
         top = max(top, spike.loss) if near else spike.loss

@@ -1,7 +1,7 @@
 """The result of a comparison, or of one configuration, as a sentence.
 
-It says what is certain, names what is not, and never calls examples or quality the same without a
-check. The terminal, the report, Prefect and MLflow show it.
+The sentence says what is certain and what is not, and never calls examples or quality the same
+without a check. The terminal, the report, Prefect and MLflow show it.
 """
 
 import math
@@ -107,7 +107,7 @@ def _span(raced: Raced) -> str:
 
 
 def _same_examples(top: Row, base: Row) -> str:
-    """Say what is the same: the examples, all of them but the pixels, or only the data."""
+    """Say what both have in common: the examples, the examples but for pixels, or the data."""
     drawn = [row.pipeline for row in (base, top) if row.drawn_by_class]
     what = "the same data" if drawn else "same examples"
     apart = [row.difference_mean for row in (base, top) if row.difference_mean is not None]
@@ -141,7 +141,7 @@ def _other_order(top: Row, base: Row) -> str:
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    """List names as people do; many are counted.
+    """List names as in a sentence; count those beyond the first few.
 
     >>> _enumerate(["a"]), _enumerate(["a", "b"]), _enumerate(["a", "b", "c", "d"])
     ('`a`', '`a` and `b`', '`a`, `b` and 2 others')

@@ -10,8 +10,8 @@ from throughline.shared.files import atomic_file
 
 INK, TRAIN, INPUT, MODEL, WAITING = "#5b6472", "#2f6fde", "#16a085", "#e08e2b", "#d64545"
 TRAIN_LANE, WAITING_LANE = "train step", "waiting for input"
-# Plan steps by what they do in traces: deliver stored examples in an order, or work on them. So do
-# maps, whose lanes have the names of their ops.
+# Steps of a plan that in traces deliver stored examples in an order, or work on examples. Maps work
+# on examples, too; their lanes have the names of their ops.
 READING = (
     "columns", "epochs", "gather", "interleave", "order", "read", "records", "sample", "shards",
     "steps",

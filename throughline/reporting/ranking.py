@@ -1,4 +1,4 @@
-"""Which configuration is best, and which are as good within the noise.
+"""Ranks configurations: which is best, and which are as good within the noise.
 
 Rates are compared by their paces relative to the contestant with most rounds. A ratio's interval
 allows for choosing the best of several: all ratios' intervals hold together in 95 of 100 races.
@@ -18,8 +18,8 @@ from throughline.results.train import SIGNIFICANT_STDERRS, standard_error
 from whowaits.timing.verdict import UNDECIDED
 
 BASELINE = "naive"
-# If the ratio of two configurations may be 1, they count as equally fast, unless its interval, high
-# end to low end, is at least so wide and says nothing.
+# Two configurations count as equally fast if the interval of their ratio contains 1, unless the
+# interval, high end ÷ low end, is at least this wide and so says nothing.
 WIDE = 1.3
 
 
@@ -35,7 +35,7 @@ class Ranking:
 
     @property
     def names(self) -> list[str]:
-        """The configurations that have a place, in given order; all of them if none has."""
+        """The configurations without contradictory figures, in the given order; if none, all."""
         sound = [name for name, raced in self.raced.items() if not raced.contradiction]
         return sound or list(self.raced)
 
@@ -49,7 +49,7 @@ class Ranking:
         return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
-        """Return the ratio of the training speeds; without common rounds, that of the two rates."""
+        """Return the speed of `one` ÷ that of `other`, by common rounds, or else by their rates."""
         if one == other:
             return Estimate(value=1.0, low=1.0, high=1.0, rounds=len(self.race.rounds))
         count = len(self.raced)
@@ -76,7 +76,7 @@ class Ranking:
 
     @cached_property
     def tied(self) -> list[str]:
-        """The fastest, and all that it does not beat beyond the noise; no beaten baseline."""
+        """The fastest, and all that it does not beat beyond the noise, but no beaten baseline."""
         beaten = self.baseline if self.winners else None
         top = max(self.names, key=lambda name: self.gains[name].value)
         return [
@@ -87,13 +87,13 @@ class Ranking:
 
     @property
     def best(self) -> str:
-        """The configuration to use: of the winners among the tied, that with the lowest stall."""
+        """The configuration to use: the winner with the lowest stall among the tied ones."""
         candidates = [name for name in self.tied if name in self.winners] or self.winners
         return min(candidates or self.tied, key=lambda name: self.raced[name].stall_pct)
 
     @cached_property
     def open(self) -> list[str]:
-        """The configurations that may be faster or not: their interval contains 1 and is wide."""
+        """The configurations that may or may not be faster: a wide interval contains 1."""
         return [
             name
             for name in self.names

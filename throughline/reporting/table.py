@@ -103,7 +103,7 @@ def comparison_table(comparison: Comparison) -> Table:
 def _figure(
     heading: str, unit: str, path: str, *, digits: int = 0, essential: bool = True
 ) -> TableColumn:
-    """Make a column of the figure at a dotted `path`; `ABSENT` if a part of the path is None."""
+    """Make a column of the figure at a dotted `path`; `ABSENT` if a part of this path is None."""
 
     def cell(row: Row) -> Cell:
         value: Any = row

@@ -1,4 +1,4 @@
-"""A picture of a search: each candidate's training time, and what it needs."""
+"""A picture of a search: each candidate's training time, memory and disk."""
 
 from pathlib import Path
 
