@@ -52,7 +52,7 @@ class ResultFile:
 
 
 def name_machine(machine: Mapping[str, Any]) -> str:
-    """Describe what makes a machine fast, without its name, which differs in each container."""
+    """Describe a machine's cores and GPUs, without its name, which differs in each container."""
     gpus = ", ".join(machine.get("gpus", ())) or "no GPU"
     return f"{machine.get('cores')} cores of {machine.get('cpu')} with {gpus}"
 

@@ -20,7 +20,7 @@ class ExamplesDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far approximate pixels are from the exact ones in a sample [levels of 256]."""
+    """The differences between approximate and exact pixels in a sample [levels of 256]."""
 
     mean: float
     max: float
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochDraws:
-    """How many examples an epoch draws, how many distinct ones, and the highest count of one."""
+    """The draws and the distinct examples of an epoch, and the most draws of one example."""
 
     examples: int
     distinct: int
@@ -50,8 +50,8 @@ class SequenceBatches:
 class BuildResult(ResultFile, file="input.json", stage="build@{name}"):
     """A configuration's input pipeline, proven to deliver the right examples.
 
-    `pixel_difference` is of approximate pixels, `sequence_batches` of texts; `epoch_draws` and,
-    where classes are sampled, `class_frequencies` are of draws that can be checked.
+    `pixel_difference` is set for approximate pixels, `sequence_batches` for texts, `epoch_draws` if
+    the draws can be checked, and `class_frequencies` if classes are sampled, too.
     """
 
     plan: str

@@ -11,10 +11,10 @@ from throughline.results.train import HeldOut
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The figures of a configuration: of the race, unless named so; None: not measured.
+    """The figures of a configuration, from the race unless stated otherwise; None: not measured.
 
     Attributes:
-      train_examples_per_s, fit_step_ms_p50: Of the warm epochs of its own training.
+      train_examples_per_s, fit_step_ms_p50: From the warm epochs of its own training.
       epochs_doubt: Why the training's epochs do not compare with the race; "" if they do.
       held_out: The split of the final metric.
     """
@@ -64,7 +64,7 @@ class Row:
     drawn_by_class: bool = False
     sequence_batches: SequenceBatches | None = None
     tokens_per_s: float | None = None
-    mixed_examples: int | None = None  # how many a shuffle mixes with each other
+    mixed_examples: int | None = None  # number of examples that a shuffle mixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class Comparison(ResultFile, file="summary.json", stage="report"):
 
     Attributes:
       tied: Configurations that may be the fastest.
-      undecided: Those that may or may not be faster than the baseline.
-      measure_again: The undecided ones, those without a verdict, and those that the race lost.
+      undecided: Configurations that may or may not be faster than the baseline.
+      measure_again: Undecided configurations, those without a verdict, and those lost in the race.
       missing: Why a configuration is left out, by its name.
       disturbed_by: How other programs disturbed the race; "" if they did not.
     """

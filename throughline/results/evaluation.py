@@ -8,9 +8,9 @@ from throughline.results.base import ResultFile
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often examples of each class (rows) were taken for each class (columns).
+    """The confusion matrix: counts by true class (rows) and predicted class (columns).
 
-    Only the most confused classes, in the order of the outputs; `left_out` counts the others.
+    Holds only the most confused classes, in the order of the outputs; `left_out` counts the others.
     """
 
     classes: tuple[str, ...]
@@ -20,7 +20,7 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(ResultFile, file="evaluation.json", folder="evaluation", stage="train@{name}"):
-    """The evaluation of a held-out split: of classes their `confusion`, of targets their errors."""
+    """The evaluation of a held-out split: the `confusion` of classes, or the errors of targets."""
 
     split: str
     examples: int

@@ -18,8 +18,8 @@ class IteratorTime:
     """All calls of an iterator in the traced window; times are summed over calls and threads [ms].
 
     Attributes:
-      call_ms_p50: Of the functions it calls, or else of its own calls, as is `call_ms_p95`.
-      parallelism: How many threads were busy on average.
+      call_ms_p50, call_ms_p95: Times of the functions it calls, or else of its own calls.
+      parallelism: Number of busy threads on average.
       critical_pct: Its share of all waits.
       tuned: The parallelism or buffer size that AUTOTUNE has set.
     """
@@ -40,7 +40,7 @@ class IteratorTime:
 
     @property
     def named(self) -> bool:
-        """Whether it is a step of the plan, rather than one that tf.data inserted."""
+        """Whether the iterator is a step of the plan, rather than one that tf.data inserted."""
         return bool(self.step) and AUTOMATIC not in self.step
 
     @property
@@ -74,7 +74,7 @@ class Breakdown(ResultFile, file="breakdown.json", folder="profile", stage="prof
         }
 
     def worst(self) -> IteratorTime | None:
-        """Return the plan's step with the most waits, of equal ones the most work; None if none."""
+        """Return the plan's step with the most waits, then the most work; None if there is none."""
         named = [item for item in self.iterators if item.named]
         return max(named, key=lambda item: (round(item.critical_pct), item.self_ms), default=None)
 
@@ -90,14 +90,14 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that may be wrong, with evidence, cause, and the exact change.
+    """A possible problem, with evidence, cause, and the exact change.
 
     Attributes:
       step: The step of the plan that held training up most, by its name in traces; else the key.
       params_key: The key of params.yaml that is to blame, with its section.
       change: New values by dotted keys of params.yaml.
       config, plan: Of the changed configuration; None if it is not raced, because of `untried`.
-      gain: How many times as fast training is with the change, measured by the race.
+      gain: The speed of training with the change ÷ that without, measured by the race.
     """
 
     rule: str

@@ -11,11 +11,11 @@ from throughline.results.profiling import Breakdown, Finding
 from throughline.results.train import TrainResult, train_metrics
 from whowaits.timing.verdict import COMPUTE_BOUND
 
-DISTURBED_PCT = 10.0  # of all cores, taken by other programs in a round
+DISTURBED_PCT = 10.0  # share of all cores that other programs take in a disturbed round
 METRICS_FILE = "metrics.json"
 # The phases: configurations against their models alone, changes of them, the input of each alone.
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
-# What `dvc metrics show` compares, by names in MLflow, next to verdict and quality.
+# Figures that `dvc metrics show` compares, by names in MLflow, besides verdict and quality.
 COMPARED = (
     "throughput/train_examples_per_s",
     "throughput/input_examples_per_s",
@@ -74,11 +74,11 @@ class Raced:
     """A configuration in the race. Rates are in examples per second.
 
     Attributes:
-      stall_pct: What training loses against its model alone in the same rounds.
+      stall_pct: The loss of training against its model alone in the same rounds.
       input: The rate of its input alone.
       model: The name of the contestant that is its model alone.
-      contradiction: Which other figure contradicts the race; the verdict is then undecided.
-      note: How it was measured, and why so, if not in turns; else "".
+      contradiction: The figure that contradicts the race; the verdict is then undecided.
+      note: The kind of measurement and its reason, if not in turns; else "".
       gain: The gain of the finding to act on; None if no raced change is worthwhile.
     """
 
@@ -132,9 +132,9 @@ METRICS: Mapping[str, Callable[[Raced], float | str | None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult(ResultFile, file="race.json", stage="race"):
-    """A race of all configurations, each trained by so many `processes`.
+    """A race of all configurations, each trained by this number of `processes`.
 
-    `disturbed_by` says how other programs disturbed most rounds; `lost`, who was lost, and why.
+    `disturbed_by` says how other programs disturbed most rounds; `lost` has the reasons by name.
     """
 
     machine: Mapping[str, Any]

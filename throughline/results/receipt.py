@@ -1,4 +1,4 @@
-"""The receipt of a training: what its batches and its model were made from."""
+"""The receipt of a training: the origin of its batches and its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class SampleBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(ResultFile, file="receipt.json", stage="train@{name}"):
-    """What any batch of a training can be rebuilt from, and checked with.
+    """The values by which any batch of a training can be rebuilt and checked.
 
     Attributes:
       config: The configuration's fields that differ from their defaults.
-      steps: How many were taken, over all epochs.
+      steps: The number of steps taken, over all epochs.
       parts: The digest of each part that defines the training: data, code, settings, versions.
       sample: The first batch of the last epoch; None if batches depend on timing.
-      commit: Of git, "" without one; with `changed`, its code or parameters were edited since.
+      commit: The git commit, or ""; with `changed`, code or parameters differed from it.
       model, losses: The digests of the files.
     """
 
@@ -60,7 +60,7 @@ def name_step(step: int, per_epoch: int) -> str:
 
 
 def read_losses(folder: Path) -> np.ndarray:
-    """Read a training's losses (steps,) float32: none if emulated, NaN if its step tells none.
+    """Read a training's losses (steps,) float32: empty if emulated, NaN if the step reports none.
 
     Raises:
       MissingInput, DamagedFile: There is no such file, or it holds something else.

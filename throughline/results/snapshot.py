@@ -1,4 +1,4 @@
-"""The cost of the snapshot, apart from what other stages depend on."""
+"""The cost of the snapshot, in a file of its own, on which no other stage's results depend."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from throughline.results.base import ResultFile
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotCost(ResultFile, file="snapshot.json", stage="snapshot"):
-    """How long the snapshot took to write, and how much disk it takes."""
+    """The time that writing the snapshot took, and the disk space that it takes."""
 
     seconds: float
     examples_per_s: float

@@ -1,4 +1,4 @@
-"""The result of train: how fast and how well it trained, what it used, and its MLflow run."""
+"""The result of train: speed, quality and used resources of a training, and its MLflow run."""
 
 import csv
 import math
@@ -18,7 +18,7 @@ HISTORY = "history.csv"
 SIGNIFICANT_STDERRS = 3
 # Fewer steps are mostly starts and ends of epochs.
 LEAST_STEPS = 20
-# The share of useless models that pass for better than a constant prediction.
+# The share of useless models that may pass as better than a constant prediction.
 CHANCE = 0.05
 
 
@@ -28,7 +28,7 @@ class HeldOut:
 
     `constant_metric` is that of the best constant prediction: the accuracy of the most frequent
     class or token, or the mean absolute error of the training split's median. Its standard error
-    takes the `examples` as independent, except in a series.
+    assumes that the `examples` are independent, except in a series.
     """
 
     split: str
@@ -71,11 +71,11 @@ class TrainResult(ResultFile, file="train.json", stage="train@{name}"):
     """The result of a training.
 
     Attributes:
-      last_epoch: Metrics by Keras' names; those of validation with the weights that are kept.
+      last_epoch: Metrics by Keras' names; those of validation belong to the weights that are kept.
       test: Metrics on the test split; empty without one.
       throughput: None if nothing was timed.
       step: None if all steps had been trained before an interruption.
-      processes: How many trained it; with random layers, only as many repeat it exactly.
+      processes: Their number; with random layers, only the same number repeats it exactly.
       machine: Cores and GPUs of the first process.
     """
 
@@ -142,13 +142,13 @@ def validation_metrics(trained: TrainResult) -> dict[str, float]:
 
 
 def standard_error(share: float, examples: int) -> float:
-    """Return the standard error of a share of `examples`; never 0: one example could differ."""
+    """Return the standard error of a share of `examples`; never 0, as one example could differ."""
     one = 1 / max(2, examples)
     return math.sqrt(max(share * (1 - share), one * (1 - one)) / examples)
 
 
 def count_trials(share: float, stderr: float) -> int:
-    """Return how many independent trials give a share this standard error; 0 if unknown."""
+    """Return the number of independent trials that gives a share this standard error, or 0."""
     return round(share * (1 - share) / stderr**2) if stderr > 0 else 0
 
 
@@ -180,7 +180,7 @@ def beats_constant(metric: str, value: float, *, constant: float, stderr: float)
 
 
 def write_history(folder: Path, epochs: Sequence[Mapping[str, float]]) -> None:
-    """Write history.csv: one line per epoch; cells are empty for what only other epochs have."""
+    """Write history.csv: one line per epoch; a cell is empty if its epoch lacks the value."""
     columns = dict.fromkeys(name for epoch in epochs for name in epoch)
     with atomic_file(folder / HISTORY) as temporary, temporary.open("w", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, [*columns])

@@ -8,13 +8,13 @@ from throughline.results.base import ResultFile
 
 TUNED = "tuned"  # the configuration that a search adds to params.yaml; ignored by the next search
 # found: `chosen` is new · kept: the user's fastest stays · compute-bound: no input could gain 5 % ·
-# undecided: other programs disturbed the search, the time was up, or one of the user's was lost.
+# undecided: other programs disturbed the search, the time was up, or it lost one of the user's own.
 Outcome = Literal["found", "kept", "compute-bound", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a configuration needs; parts keep splits in memory, or are not yet on the disk."""
+    """The needs of a configuration: `kept_bytes` of memory hold splits, `written_bytes` are new."""
 
     ram_bytes: float
     disk_bytes: float
@@ -45,11 +45,11 @@ class TuningResult(ResultFile, file="tune.json", stage="tune"):
     """The result of a whole search.
 
     Attributes:
-      baseline, incumbent: What the choice is compared with; the latter is the user's fastest.
+      baseline, incumbent: Configurations to compare with; the incumbent is the user's fastest.
       ceiling_examples_per_s: The rate of the model alone.
       stored: The fraction of the snapshot's rows that was stored.
       lost: Candidates that were dropped for reasons that may pass.
-      needed, refused: What the choice needs, and what the candidates beyond the limits need.
+      needed, refused: The needs of the choice, and those of the candidates beyond the limits.
       mlflow_run_id: None until `recorded`, or if MLflow could not be reached.
     """
 
