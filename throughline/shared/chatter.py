@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 
-# How the lines of these messages begin. Lines with errors are not matched.
+# Beginnings of the lines to hide. Lines with errors are not matched.
 CHATTER = (
     r"[IW][0-9]{4} [0-9]{2}:[0-9]{2}:|WARNING: All log messages before absl"
     r"|To enable the following instructions"
@@ -28,7 +28,7 @@ def hide_tensorflow_chatter() -> None:
         return
     unwanted = CHATTER if NVIDIA_DRIVER.exists() else CHATTER + NO_GPU
     own = os.dup(2)
-    # The filter is a process of its own, so that it still passes on what a library writes just
+    # The filter is a process of its own, so that it still passes on lines that a library prints
     # before it aborts. Without `site` it starts in 10 ms.
     command = [sys.executable, "-ISE", str(Path(__file__).with_name("line_filter.py"))]
     remaining = Popen([*command, unwanted], stdin=PIPE, stdout=own, start_new_session=True)
@@ -41,10 +41,10 @@ def hide_tensorflow_chatter() -> None:
 
 def _end(process: int, own: int, remaining: Popen[bytes]) -> None:
     """Wait up to `LAST_LINES_S` for the filter to end; children may still write to it."""
-    if os.getpid() != process:  # a fork, whose parent does this
+    if os.getpid() != process:  # in a fork: the parent waits
         return
     os.dup2(own, 2)
     try:
         remaining.wait(LAST_LINES_S)
     except TimeoutExpired:
-        remaining.returncode = 0  # it ends with whoever still writes
+        remaining.returncode = 0  # the filter ends with the last process that still writes

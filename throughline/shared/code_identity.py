@@ -28,9 +28,9 @@ def code_digest(
 ) -> str:
     """Return a digest of `modules` and all modules below `roots` that they import.
 
-    Those in `without` are left out. One of `modules` that is there or outside `roots` counts with
-    its own file alone, or with its name if it has no Python file. By default, `roots` are the
-    current folder and the folder that holds this program.
+    Modules in `without` are left out. If one of `modules` is in `without` or outside `roots`, only
+    its own file counts, or its name if it has no Python file. By default, `roots` are the current
+    folder and the folder that holds this program.
     """
     files = project_files(*modules, roots=roots, without=without)
     others = [(name, find_source(name)) for name in modules if name not in files]
@@ -45,7 +45,7 @@ def project_files(
 ) -> dict[str, Path]:
     """Return the files of `modules` and of all that they import below `roots`, by module name.
 
-    They include packages' `__init__.py`, but nothing of the modules and packages in `without`.
+    Includes packages' `__init__.py`, but leaves out the modules and packages in `without`.
     """
     searched = [Path.cwd(), HERE] if roots is None else list(roots)
     files: dict[str, Path] = {}
@@ -67,10 +67,10 @@ def project_files(
 
 
 def computation_digest(files: Iterable[Path]) -> str:
-    """Return the digest of what the modules in `files` compute.
+    """Return the digest of the computations in the modules `files`.
 
-    It covers their functions, and the constants and classes in these modules that the functions
-    use, also indirectly. Docstrings and fields of classes, which only hold values, do not count.
+    It covers the modules' functions, and the constants and classes in them that the functions use,
+    also indirectly. Docstrings and fields of classes, which only hold values, do not count.
     """
     trees = [_without_fields(parse_source(file)) for file in files]
     definitions: defaultdict[str, list[ast.stmt]] = defaultdict(list)

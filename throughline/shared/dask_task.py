@@ -1,4 +1,4 @@
-"""What a Dask worker does for a stage: checks its program and files, then calls its function."""
+"""Code of a Dask worker for a stage: checks program and files, then calls the stage's function."""
 
 import io
 import os
@@ -99,11 +99,11 @@ def check_worker(stage: Stage) -> None:
 
 
 _MODULES: dict[str, str] = {}  # digests of modules' files, as this process first saw them
-_VERSIONS: dict[str, str] = {}  # of libraries, likewise
+_VERSIONS: dict[str, str] = {}  # versions of libraries when this process first saw them
 
 
 def _first_seen(name: str, path: Path) -> str:
-    """Return the digest that a module's file had when this process, which runs it, first saw it."""
+    """Return the digest that a module's file had when this process first saw it."""
     loaded = getattr(sys.modules.get(name), "__file__", None) or path
     return _MODULES.setdefault(name, _digest(loaded))
 
@@ -147,5 +147,5 @@ def _roots() -> tuple[Path, Path]:
 
 @lru_cache(maxsize=1)
 def _load(function: bytes) -> Callable[[Any], Any]:
-    """Unpickle the stage's function; cached, so that what it has opened serves later items."""
+    """Unpickle the stage's function; cached, so that files it has opened serve later items."""
     return pickle.loads(function)

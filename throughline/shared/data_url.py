@@ -41,7 +41,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def open_below(path: str) -> ObjectStore:
-    """Open the store of what is below `data.path`, without a request; raises ObjectStoreFailed."""
+    """Open the store below `data.path` without sending a request; raises ObjectStoreFailed."""
     try:
         return open_store(to_store_url(path))
     except ValueError as error:

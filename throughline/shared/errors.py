@@ -48,7 +48,7 @@ class DataNotFound(UserError):
 
 
 class UnexpectedFiles(UserError):
-    """What a stage or command is to write exists already or holds files that it did not write; or
+    """An output of a stage or command exists already or holds files that it did not write; or
     files to upload or objects to read are links, unreadable or ambiguous. All are left unchanged.
     """
 
@@ -58,7 +58,7 @@ class UnreadableSource(UserError):
     lengths, a broken archive, files that change meanwhile), or could be read in several ways.
     """
 
-    # `remedy` says which parameter helps; `several` are the errors that this one joins.
+    # `remedy` names the parameter that helps; `several` are the errors that this one joins.
     def __init__(
         self, problem: str, remedy: str = "", *, several: Sequence[UnreadableSource] = ()
     ) -> None:
@@ -242,7 +242,7 @@ class WorkspaceProblem(UserError):
     """A run's name, or the state of git, DVC or the project's files, does not allow the command."""
 
 
-# Which stage wrote a file. Files of throughline/results/ know their stage themselves.
+# The stage that wrote a file. Files of throughline/results/ know their stage themselves.
 _WRITERS = {
     "origin.json": "fetch",
     "manifest.json": "ingest", "examples.parquet": "ingest", "rejected.csv": "ingest",
@@ -286,7 +286,7 @@ def rebuild_hint(path: Path, stage: str) -> str:
 
 
 def explain_index_alone(folder: Path, what: str) -> str:
-    """Return what to do about a folder with an index but without its `what` (shards, columns)."""
+    """Return a remedy for a folder that has an index, but no `what` (shards, columns)."""
     return (
         f"{folder} holds only the index: its {what} are in an object store or lost; set storage.url"
         " to that store, or write them here with `dvc repro --force --single-item shard snapshot`"

@@ -1,4 +1,4 @@
-"""How a failed command or stage ends: with a paragraph, or with the traceback of a bug."""
+"""Ends a failed command or stage with a paragraph, or with the traceback of a bug."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from throughline.shared.errors import DiskRefused, OutOfMemory, UserError
 
-FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # where a stage that a flow runs writes why it failed
+FAILURE_FILE = "THROUGHLINE_FAILURE_FILE"  # variable: a flow's stage writes its failure there
 
 # Disk errors of everything that writes files. TensorFlow and HDF5 repeat the system's words in
 # errors of their own.
@@ -144,7 +144,7 @@ def _disk_number(error: Exception) -> int | None:
     return None
 
 
-# What TensorFlow's and XLA's allocators found no memory for.
+# Errors of TensorFlow's and XLA's allocators, with the tensor or bytes that found no memory.
 _UNALLOCATED = re.compile(
     r"OOM when allocating tensor with (?P<what>shape\S+ and type \w+)"
     r" on \S*device:(?P<device>\w+:\d+)"

@@ -42,7 +42,7 @@ def hold_when_free(
     *,
     silent_s: float = 0.0,
 ) -> Iterator[Held]:
-    """Repeat `attempt` until it yields no None; hold that. `on_wait` is called after `silent_s`."""
+    """Repeat `attempt` until it yields a lock, and hold it; call `on_wait` after `silent_s`."""
     started_at, waits = time.monotonic(), False
     while True:
         with attempt() as held:
@@ -115,8 +115,8 @@ def describe_holder(path: Path) -> str:
 def hold_outputs(folder: Path, work: str) -> Iterator[None]:
     """Hold the lock of a folder into which only one process may write results; or AlreadyRunning.
 
-    DVC and flows ensure this for what they start; the lock is for commands started by hand. It is a
-    file, because NFS and Lustre lock no folders across machines. `work` says what writes there.
+    DVC and flows ensure this for their stages; the lock is for commands started by hand. It is a
+    file, because NFS and Lustre lock no folders across machines. `work` names the writer's work.
     """
     with hold_if_free(folder / OUTPUT_LOCK, work) as held:
         if held is None:

@@ -1,7 +1,7 @@
 """Files that are either complete or absent: atomic writes, resumable folders, digests.
 
 Every stage writes next to its destination and renames at the end, so that a kill or a power failure
-leaves the old output or the new one. The next start removes what a kill left behind.
+leaves the old output or the new one. The next start removes leftovers of a kill.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ from blake3 import blake3
 from throughline.shared.errors import expect_current_schema
 
 PARTIAL = ".partial"
-DIGITS = 12  # of the key's digest in the name of a partial folder
+DIGITS = 12  # digits of the key's digest in the name of a partial folder
 OLD = ".old"
 THROWN = ".thrown"
 COPIED_BYTES = 1 << 20  # at a time
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
-# What another machine left is a leftover after this time: nobody here can ask if its process lives.
+# Another machine's files are leftovers after this time: nobody here can ask if its process lives.
 FORGOTTEN_S = 86_400.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
@@ -139,7 +139,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def copy_whole(source: Path, path: Path, *, digest: str) -> bool:
-    """Copy a file atomically if it exists and has this BLAKE3 digest; return whether it does."""
+    """Copy a file atomically if it exists and has this BLAKE3 digest; return whether it did."""
     if not source.is_file():
         return False
     with suppress(_Damaged), atomic_file(path) as temporary:
@@ -176,13 +176,13 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
-    """Yield a folder `NAME.DIGEST.partial` next to `path`, with what an interrupted run left there.
+    """Yield a folder `NAME.DIGEST.partial` next to `path`, with the files of an interrupted run.
 
-    On success it replaces `path`; after a failure or kill it stays, for a run of the *same* work
-    (equal `key`). Those of other work are removed, even if a process still writes there.
+    On success, the folder replaces `path`; after a failure or kill, it stays for a run of the
+    *same* work (equal `key`). Folders of other work are removed, even if a process writes there.
     """
     for old in (path.with_name(f".{path.name}{OLD}"), *path.parent.glob(f".{path.name}.*{OLD}")):
-        # What `replace_folder` left if it was killed between two renames.
+        # `replace_folder` has left this if it was killed between two renames.
         if old.exists() and not path.exists():
             os.replace(old, path)
         shutil.rmtree(old, ignore_errors=True)
@@ -197,7 +197,7 @@ def resumable_folder(path: Path, *, key: str) -> Iterator[Path]:
     for folder in (partial, *(one for one in partial.rglob("*") if one.is_dir())):
         clear_leftovers(folder)
     yield partial
-    for file in partial.rglob(".*.tmp*"):  # whichever machine wrote it
+    for file in partial.rglob(".*.tmp*"):  # of any machine
         if _TEMPORARY.fullmatch(file.name):
             file.unlink(missing_ok=True)
     replace_folder(partial, path)

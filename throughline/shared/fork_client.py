@@ -18,7 +18,7 @@ from collections.abc import Sequence
 STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of the server's socket
 REFUSED = b"refused"
 HEAVY_STAGES = ("build", "ingest", "profiling", "race", "report", "shard", "snapshot", "train")
-# Their own imports take less time than waiting for all imports of their server.
+# Modules whose own imports take less time than waiting for all imports of their server.
 NOT_WAITING = ("dvc", "tasks.ingest", "tasks.shard")
 READY = ".ready"  # suffix of a file next to the socket: the server has imported everything
 STREAMS = 3  # standard input, output, error

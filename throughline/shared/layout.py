@@ -9,9 +9,9 @@ from pathlib import Path
 WORKSPACES = Path(".throughline") / "workspaces"  # a worktree per run with changes, by its name
 GLANCE, SHEET = "glance.md", "glance.png"
 MODEL_FILE = "model.keras"
-MODEL_SPEC = "throughline/inference.json"  # in that file: how the model is used
+MODEL_SPEC = "throughline/inference.json"  # in the model's file: how to use the model
 DVC_COPIES = (".dvc", "tmp", "exps")  # below a project: copies that DVC makes and removes
-ORIGIN = "origin.json"  # the note of the fetch stage about what it wrote
+ORIGIN = "origin.json"  # the fetch stage's note about its files
 STORE_HOME = "THROUGHLINE_HOME"  # variable: the project whose MLflow store is used without a server
 
 
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def glance(self) -> Path:
-        """Markdown: the number of examples by class and split, and what was left out."""
+        """Markdown: the number of examples by class and split, and the data left out."""
         return self.manifest / GLANCE
 
     @property

@@ -1,4 +1,4 @@
-"""The libraries whose versions decide what a stage writes, and a check of them against uv.lock.
+"""The libraries whose versions decide a stage's output, and a check of them against uv.lock.
 
 A version has the same effect as a line of code: another decoder gives other pixels. DVC watches
 uv.lock, so the installed versions must match it.
@@ -32,7 +32,7 @@ _OF_OPS = frozenset({"snapshot", "build", "train", "profile", "race"})
 
 
 def stage_libraries(stage: str, preprocess: Iterable[str]) -> tuple[str, ...]:
-    """Return the libraries that decide what a stage writes, with the ops' own if it runs them."""
+    """Return the libraries that decide a stage's output, with those of the ops that it runs."""
     return (*LIBRARIES.get(stage, ()), *(preprocess if stage in _OF_OPS else ()))
 
 

@@ -10,8 +10,8 @@ import psutil
 KEPT_SHARE = 0.8  # share of the available memory in which a training may keep a split
 
 
-# By the type of a cgroup's file system: the files of its memory limit and usage, and what the names
-# of the fields in `memory.stat` begin with.
+# By the type of a cgroup's file system: the files of its memory limit and usage, and the prefix of
+# the fields in `memory.stat`.
 MEMORY_FILES = {
     "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     "cgroup2": ("memory.max", "memory.current", ""),
@@ -21,7 +21,7 @@ MEMORY_FILES = {
 def available_memory(process: Path = Path("/proc/self")) -> int:
     """Return the bytes that this process can take without swapping or being killed.
 
-    The minimum of the machine's available memory and of what is left below the limit of each
+    This is the minimum of the machine's available memory and the rest below the limit of each
     cgroup, from the process's own up to the root. Pages of files count as free, because the kernel
     drops them before it kills. `process` is the folder in /proc that lists the cgroups.
     """
@@ -33,7 +33,7 @@ def available_memory(process: Path = Path("/proc/self")) -> int:
 
 
 def usable_cores(process: Path = Path("/proc/self")) -> int:
-    """Return how many cores this process can use: those allowed, or a lower quota, rounded up."""
+    """Return the number of usable cores: the allowed ones, or a lower quota, rounded up."""
     quotas = (math.ceil(quota) for quota, _ in _list_quotas(process))
     return min([len(os.sched_getaffinity(0)), *quotas])
 
@@ -122,7 +122,7 @@ def _left_below_limit(folder: Path, limits: str, usages: str, prefix: str) -> in
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return how many cores one cgroup may use; None without a quota."""
+    """Return the number of cores that one cgroup may use; None without a quota."""
     try:
         if (file := folder / "cpu.max").exists():
             quota, period = file.read_text().split()

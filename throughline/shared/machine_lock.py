@@ -1,6 +1,6 @@
 """The lock that every measurement on this machine holds, so that none disturbs another.
 
-It is a kernel lock: a process that has ended, even by kill -9, holds nothing.
+The kernel releases it when its process ends, even by kill -9.
 """
 
 import errno

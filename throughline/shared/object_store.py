@@ -25,7 +25,7 @@ URL_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or azure://CONTAINER/PREFIX"
 RETRIES = 3  # after a server error, a lost connection or a timeout
 CONNECT_S = 5
 REQUEST_S = 60  # from the first byte sent to the last received
-# Waits between tries: 0.5 s, then up to 1.5 and 4.5 s, within which a restarting store is back.
+# Waits between tries: 0.5 s, then up to 1.5 and 4.5 s, enough for a store to restart.
 BACKOFF = {
     "init_backoff": timedelta(milliseconds=500),
     "max_backoff": timedelta(seconds=5),
@@ -39,10 +39,10 @@ _PUTTING = threading.BoundedSemaphore(PUTS_AT_ONCE)
 # Simultaneous reads of sources share the network, the time limit and memory, too.
 READS_AT_ONCE = 32
 _READING = threading.BoundedSemaphore(READS_AT_ONCE)
-# Where the client looks for credentials if the environment has none: services of cloud machines.
+# Services of cloud machines, which the client asks for credentials if the environment has none.
 CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _TRUE = ("1", "true", "yes", "on")
-# The client's error about an object name, because of which it lists nothing at all.
+# The client's error about one object's name, which keeps it from listing any object.
 _ODD_NAME = re.compile(r'(?:parsing )?Path "(.+?)"(?: contained empty|: Encountered illegal)', re.S)
 # Error codes of expired temporary credentials, and of a clock that invalidates signatures.
 _EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
@@ -93,9 +93,9 @@ class StoredObject:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """A bucket, or what is below a prefix in it, to which names are relative. Thread-safe.
+    """A bucket, or the part of it below a prefix, to which names are relative. Thread-safe.
 
-    All methods raise ObjectStoreFailed, which names the object and what to do.
+    All methods raise ObjectStoreFailed, which names the object and a remedy.
     """
 
     url: str
@@ -241,7 +241,7 @@ def open_store(url: str) -> ObjectStore:
     endpoint = os.environ.get(f"{provider.endpoint}_S3") if provider.variables == "AWS" else None
     try:
         client = from_url(
-            quote(checked, safe=":/"),  # it decodes % otherwise
+            quote(checked, safe=":/"),  # otherwise obstore decodes %
             config={"endpoint": endpoint} if endpoint else None,
             client_options={
                 "allow_http": plain,
@@ -269,7 +269,7 @@ def _describe(meta: Any) -> StoredObject:
 
 
 def _explain(error: Exception, provider: Provider) -> str:
-    """Explain obstore's error and what to do, without XML and without signatures in URLs."""
+    """Explain obstore's error, with a remedy, but without XML and signatures of URLs."""
     text = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"status code: (\d{3})", text)

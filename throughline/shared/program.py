@@ -1,6 +1,6 @@
-"""The digest of the program that decides what a stage writes: its module and those that it imports.
+"""The digest of the program that decides a stage's output: its module and those that it imports.
 
-It is part of a stage's identity, by which DVC knows what to run (tasks/identities.py), and of
+It is part of a stage's identity, by which DVC knows stale stages (tasks/identities.py), and of
 partial folders and checkpoints, which only the same program continues.
 """
 
@@ -19,7 +19,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "profile": ("tasks.profiling", "throughline.shared.allocator"),
     "race": ("tasks.race", "throughline.race.training", "throughline.shared.allocator"),
 }
-# Left out: messages, checks, bookkeeping and settings. What these decide reaches a stage as values.
+# Left out: messages, checks, bookkeeping and settings. Their effects reach a stage as values.
 _ENGINES = ("dask_engine", "dask_task", "engine", "object_store")
 _IDENTITIES = ("code_identity", "layout", "libraries", "program")
 _PROCESSES = ("file_lock", "fork_client", "gc_pause", "scratch", "termination")

@@ -58,17 +58,17 @@ def echo(message: str) -> None:
 
 
 def echo_result(message: str) -> None:
-    """Print what a stage has made, in one line; a flow adds stage and time."""
+    """Print a stage's result, in one line; a flow adds stage and time."""
     echo(f"{RESULT_MARK}{message}")
 
 
 def echo_fact(message: str) -> None:
-    """Print what a stage found or did; a flow shows three such lines at most below the result."""
+    """Print a fact about a stage's work; a flow shows at most three such lines below the result."""
     echo(f"{FACT_MARK}{message}")
 
 
 def echo_problem(message: str) -> None:
-    """Print a problem: what was left out, is undecided, or could not be done."""
+    """Print a problem: something was left out, is undecided, or could not be done."""
     echo(f"{PROBLEM_MARK}{message}")
 
 

@@ -1,7 +1,7 @@
 """Folders for a process's own temporary files, such as tf.data's caches, removed when it ends.
 
-They are in `.throughline/scratch` of the project, on its disk. The next process removes the folder
-of a killed one, whose lock is free, and those of other machines after a day.
+The folders are in `.throughline/scratch` of the project, on its disk. The next process removes the
+folder of a killed process, whose lock is free, and those of other machines after a day.
 """
 
 import os
@@ -54,7 +54,7 @@ def temporary_files_in_scratch(root: Path) -> Iterator[None]:
 
 
 def clear_scratch(root: Path) -> None:
-    """Remove what ended processes left in a project's scratch folder."""
+    """Remove ended processes' files from a project's scratch folder."""
     parent = root / SCRATCH
     for name in {one.name.removesuffix(LOCK) for one in parent.glob("*")}:
         # Do not try locks of other machines: some file systems do not share locks.

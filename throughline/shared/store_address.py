@@ -16,7 +16,7 @@ from throughline.shared.errors import InvalidParams
 ADDRESS = "MLFLOW_TRACKING_URI"
 FILE_STORE_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # required by MLflow
 SERVERS, DATABRICKS = ("http", "https"), ("databricks", "databricks-uc", "uc")
-DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # of a client, of a cluster
+DATABRICKS_HOSTS = ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION")  # for clients, on clusters
 SQLITE = "sqlite"
 DRIVERS = {"postgresql": "psycopg2", "mysql": "mysqldb", "mssql": "pyodbc"}  # the usual ones
 # Modules of SQLAlchemy's drivers that have other names.
@@ -41,15 +41,15 @@ def make_absolute(address: str, home: Path) -> str:
 def check_store_address(environment: Mapping[str, str] = os.environ) -> None:
     """Raise InvalidParams if MLFLOW_TRACKING_URI is set, but runs can never be sent there.
 
-    Then it is not an address, names a store that MLflow does not write, or lacks a package or
-    credentials.
+    The reason: it is no address, MLflow cannot write to such a store, or a package or credentials
+    are missing.
     """
     address = environment.get(ADDRESS)
     if not address:
         return
     try:
         scheme = urlsplit(make_absolute(address, Path("/"))).scheme or address
-    except ValueError:  # its message may repeat a password
+    except ValueError:  # the error's message may repeat a password
         raise InvalidParams([f"{ADDRESS} is not an address such as http://HOST:5000"]) from None
     if problem := _find_problem(address, scheme, environment):
         raise InvalidParams(

@@ -1,4 +1,4 @@
-"""How a process ends: orderly after SIGTERM, in one line after Ctrl-C, or with its parent."""
+"""Ends a process: orderly after SIGTERM, with one line after Ctrl-C, or with its parent."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ SAME_END_S = 5.0  # supervisors wait a few seconds before they kill
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM raise SystemExit with its exit code; repeats within seconds are ignored."""
+    """Let SIGTERM raise SystemExit with its exit code; ignore repeats within seconds."""
     ends_at: list[float] = []
 
     def end(number: int, _: object) -> None:
@@ -26,7 +26,7 @@ def exit_on_sigterm() -> None:
 
 
 def say_little_of_interrupts() -> None:
-    """Have Ctrl-C end a command started by `python -m` with one line, also during its imports."""
+    """Let Ctrl-C end a command started by `python -m` with one line, also during its imports."""
     if sys.argv[:1] == ["-m"]:
         sys.excepthook = _say
 
@@ -39,7 +39,7 @@ def _say(kind: type[BaseException], error: BaseException, at: TracebackType | No
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process, even if stuck, when the thread that started it ends."""
+    """Let the kernel kill this process, even if stuck, when the thread that started it ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent had already ended
