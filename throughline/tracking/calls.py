@@ -1,4 +1,4 @@
-"""A recorder's calls: how each kind is sent to MLflow's active run, or kept for later."""
+"""Sends a recorder's calls, by their kind, to MLflow's active run, or keeps them for later."""
 
 import json
 import shutil
@@ -137,7 +137,7 @@ def send(kind: str, *values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """The calls of a run that are kept for later, and its tags; `follows` tags what they add to."""
+    """A run's calls that are kept for later, and its tags; `follows` tags the run to add to."""
 
     run_key: RunKey
     run_id: str | None
@@ -148,7 +148,7 @@ class PendingRun:
 
 
 def enqueue(folder: Path, unsent: PendingRun) -> None:
-    """Keep a run with copies of its files, whose worktree may go; nothing remains on OSError."""
+    """Keep a run with copies of its files, as its worktree may go; an OSError leaves nothing."""
     file = folder / f"{time.time_ns()}-{unsent.run_key.pipeline}.json"
     calls: list[list[Any]] = []
     try:
@@ -163,7 +163,7 @@ def enqueue(folder: Path, unsent: PendingRun) -> None:
 
 
 def list_pending(folder: Path) -> Iterator[tuple[Path, PendingRun]]:
-    """Yield the runs that are kept, the oldest first, with their files; at the end DamagedFile."""
+    """Yield the kept runs with their files, the oldest first; raise DamagedFile at the end."""
     damaged = ""
     for file in sorted(folder.glob("*.json")):
         try:

@@ -1,7 +1,7 @@
 """Decides which model is a dataset's champion: the fastest configuration's, if it is good enough.
 
-It is judged by the final metric on held-out examples; differences below three standard errors are
-chance.
+A model is judged by the final metric on held-out examples; differences below three standard errors
+count as chance.
 """
 
 import math
@@ -19,7 +19,7 @@ from throughline.results.train import (
     standard_error,
 )
 
-SCORE_TAG_PREFIX = "score."  # of a champion version's tags
+SCORE_TAG_PREFIX = "score."  # prefix of a champion version's tags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ from throughline.tracking.store import (
 UI_URL = "THROUGHLINE_MLFLOW_UI"  # MLflow's address for browsers, if it differs
 OPEN = Path(".throughline") / "comparisons"  # a lock file for each open parent run
 CHAMPION = "champion"
-REUSED_TAG = "reused_run_id"  # of a copy of a run: the id of the original
+REUSED_TAG = "reused_run_id"  # tag of a copied run: the id of the original
 # Whether a comparison chooses the champion: never, by merit, or on request.
 Promotion = Literal["none", "earned", "asked for"]
 NOT_REQUESTED = (
@@ -118,7 +118,7 @@ def open_comparison(
 
 
 def _end_killed() -> None:
-    """End this store's parent runs of ended processes: their lock is free, its file there."""
+    """End this store's parent runs whose processes have ended: the lock's file exists, unlocked."""
     for file in (store_home() / OPEN).glob("*"):
         with suppress(*STORE_ERRORS):
             if find_run(file.name) is None:
@@ -138,12 +138,12 @@ def close_comparison(
     note: str,
     promotion: Promotion,
 ) -> bool:
-    """Complete the parent run, and return whether the store has all of it.
+    """Complete the parent run, and return whether the store has the complete run.
 
-    Every configuration whose run the store has gets a child run: if it was trained elsewhere, a
-    copy, tagged `reused_run_id`. Unless `promotion` is `none`, the best model may become champion.
-    `note` (Markdown) is shown on the run's first page. If the store cannot be reached, children and
-    champion are not kept for later.
+    Every configuration whose run is in the store gets a child run; after a training elsewhere, that
+    is a copy with the tag `reused_run_id`. Unless `promotion` is `none`, the best model may become
+    champion. `note` (Markdown) is shown on the run's first page. If the store cannot be reached,
+    children and champion are not kept for later.
     """
     rows = list(comparison.configurations)
 
@@ -185,10 +185,10 @@ def close_comparison(
 
 
 def has_comparison(report: Path) -> bool:
-    """Return whether the store has all of a folder's comparison, if any; True without an answer."""
+    """Return whether the store has a folder's whole comparison, if any; True without an answer."""
     try:
         digest = digest_json(to_json(Comparison.read(report)))
-    except UserError:  # there is none, or of another version
+    except UserError:  # no comparison, or one of another version
         return False
     use_store()
     with suppress(*STORE_ERRORS):
@@ -199,7 +199,7 @@ def has_comparison(report: Path) -> bool:
 def register_champion(run_id: str, rows: Sequence[Row], best: str, *, asked_for: bool) -> str:
     """Give the best configuration's model the alias `champion` if it may; return the decision.
 
-    One that was set by hand, or is judged by another metric, is replaced only if `asked_for`.
+    A champion that was set by hand, or has another metric, is replaced only if `asked_for`.
     """
     client = mlflow.MlflowClient()
     experiment = mlflow.get_experiment(mlflow.get_run(run_id).info.experiment_id)
@@ -246,7 +246,7 @@ def _complete_children(parent: str, rows: Sequence[Row]) -> None:
     client = mlflow.MlflowClient()
     for row in rows:
         run = find_run(row.mlflow_run_id)
-        if run is None:  # of another store, or deleted
+        if run is None:  # the run is in another store, or deleted
             continue
         own, tags = run.data.tags.get(PARENT_TAG) == parent, {PARENT_TAG: parent}
         target = run.info.run_id
@@ -281,7 +281,7 @@ def copy_run(run: Run, name: str, tags: Mapping[str, str]) -> str:
 
 
 def find_copy(run: Run, tags: Mapping[str, str | None]) -> str | None:
-    """Return the id of a run's copy with these tags, or None; a tag of None must be absent."""
+    """Return the id of a run's copy with these tags, or None; a None tag must be absent."""
     for copy in search_runs(f"tags.{REUSED_TAG} = '{run.info.run_id}'"):
         if all(copy.data.tags.get(key) == value for key, value in tags.items()):
             return copy.info.run_id

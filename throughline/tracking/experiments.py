@@ -1,4 +1,4 @@
-"""Which MLflow experiment a run belongs to: one per dataset and task.
+"""Chooses the MLflow experiment of a run: one per dataset and task.
 
 An experiment is named after the dataset's folder or file and the first digest of its content. When
 data is added or moved, it is recognized by a sketch of the content, the smallest hashes of
@@ -40,7 +40,7 @@ class RunKey:
     """The dataset, configuration and task of a run; becomes its experiment, name and tags.
 
     `sketch` are hexadecimal hashes in ascending order; if empty, the dataset is known by name only.
-    `task` is a digest of what is predicted: only results of the same task are comparable.
+    `task` is a digest of the prediction task: only results of the same task are comparable.
     """
 
     dataset: str
@@ -84,7 +84,7 @@ def make_run_key(
 
 
 def describe_task(summary: Mapping[str, Any], window: WindowSettings | None) -> str:
-    """Return a digest of what is predicted: the label's kind, classes, columns and windows."""
+    """Return a digest of the prediction task: the label's kind, classes, columns and windows."""
     schema, windows = parse(Schema, summary["schema"]), None
     if window and window.tokens is not None:
         windows = [window.tokens]

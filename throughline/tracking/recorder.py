@@ -50,7 +50,7 @@ from throughline.tracking.store import (
     use_store,
 )
 
-MOST_NAMED = 3  # of what a store refuses
+MOST_NAMED = 3  # refused values in a message
 UNSENT = Path(".throughline") / "unsent"
 UNSENT_TAG = "throughline.unsent"
 
@@ -166,8 +166,8 @@ class Recorder:
     def log_model(self, path: Path, objects: Mapping[str, str] | None = None) -> None:
         """Log a model from its .keras file, so that it can be registered and served.
 
-        `objects`, module:name by name, are what it needs of the project; their code is logged, too.
-        A model that cannot be loaded is logged as a file.
+        `objects`, module:name by name, are the project's objects that the model needs; their code
+        is logged, too. A model that cannot be loaded is logged as a file.
         """
         self._send("model", str(path.resolve()), dict(objects or {}))
 
@@ -196,7 +196,7 @@ class Recorder:
         send(kind, *values)
 
     def _leave_out_known(self, values: Mapping[str, Any], step: int | None) -> dict[str, float]:
-        """Return the metrics of a step that the run lacks, or has with other values, as numbers."""
+        """Return a step's metrics as numbers, without those that the run has with equal values."""
         numbers = {key: float(value) for key, value in values.items()}
         if self._earlier is None or step is None:
             return numbers
@@ -226,7 +226,7 @@ class Recorder:
 
     def _start(self) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # Otherwise it prints a traceback for each failure, which is reported in one line anyway.
+        # Otherwise MLflow prints a traceback for each failure, besides the line that reports it.
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         use_store()
         tags = {
@@ -241,7 +241,7 @@ class Recorder:
         self._earlier, self._known = find_run(self.run_id), {}
         if (run := self._earlier) is not None:
             tags.pop(PARENT_TAG, None)
-            if self._kept and run.info.status == "FINISHED":  # something has continued it since
+            if self._kept and run.info.status == "FINISHED":  # another recorder has continued it
                 self._ends_as, tags = "FINISHED", {}
             mlflow.start_run(run_id=self.run_id, tags=tags, log_system_metrics=False)
             return
@@ -303,14 +303,14 @@ def find_sent(unsent: str) -> str | None:
 
 
 def sync() -> tuple[int, int]:
-    """Send what is kept in .throughline/unsent/; return how many runs were sent, how many remain.
+    """Send the kept calls in .throughline/unsent/; return the numbers of sent and remaining runs.
 
-    What belongs to a run that the store does not have remains. Raises DamagedFile at the end.
+    Calls remain if the store does not have the run that they add to. Raises DamagedFile at the end.
     """
     sent, waiting = 0, list[tuple[Path, PendingRun]]()
     with contextlib.suppress(DamagedFile):  # raised below, once the others are sent
         waiting.extend(list_pending(store_home() / UNSENT))
-    # Runs come before what belongs to them.
+    # Runs come before the calls that add to them.
     for file, unsent in sorted(waiting, key=lambda each: bool(each[1].follows)):
         if is_gone(unsent.run_id, unsent.follows):
             echo(
@@ -328,7 +328,7 @@ def sync() -> tuple[int, int]:
                 recorder._send(*call)
         if recorder.lost:
             break
-        remove(file)  # what could not be sent is in a new file
+        remove(file)  # a new file has the calls that could not be sent
         sent += recorder.sent
         try:
             mlflow.search_experiments(max_results=1)
@@ -340,7 +340,7 @@ def sync() -> tuple[int, int]:
 def is_gone(run_id: str | None, unsent: str | None) -> bool:
     """Return whether a run, by its id or tag, is neither in the store nor kept for it.
 
-    It then belongs to another store, or was deleted. False if the store does not answer.
+    A run that is gone belongs to another store, or was deleted. False if the store does not answer.
     """
     with contextlib.suppress(*STORE_ERRORS, UserError):
         use_store()

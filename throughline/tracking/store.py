@@ -1,4 +1,4 @@
-"""Which MLflow store runs are sent to, and what its errors mean.
+"""Chooses the MLflow store of runs, and explains its errors.
 
 The address comes from the environment. A relative path in it refers to the project, not to the
 worktree of a stage. A password in it goes to the store only; it is never shown or written.
@@ -55,7 +55,7 @@ def use_store() -> None:
     address = make_absolute(os.environ.get(ADDRESS) or OWN_STORE, home)
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.username and parts.password:
-        # MLflow's client reads them from there, and never puts them into a message.
+        # MLflow's client reads user and password from there, and never puts them into a message.
         os.environ |= {USER: unquote(parts.username), PASSWORD: unquote(parts.password)}
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     mlflow.set_tracking_uri(address)
