@@ -114,7 +114,7 @@ CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
         (keras.optimizers.LossScaleOptimizer(SGD(clipvalue=1)), "mse", "clipval"),
         (SGD(gradient_accumulation_steps=4), "mse", "accumulation_steps synchronizes"),
         (SGD(use_ema=True, ema_overwrite_frequency=9), "mse", "overwrite_frequency"),
-        ("sgd", CROSS_ENTROPY(ignore_class=3), "ignore_class divides it by what counts"),
+        ("sgd", CROSS_ENTROPY(ignore_class=3), "ignore_class divides it by the counted"),
         ("sgd", CROSS_ENTROPY(reduction="mean_with_sample_weight"), "by the weights of each slice"),
         ("sgd", mean_of_all, "mean_of_all .* it is one number per slice"),
         ("sgd", keras.losses.Dice(), "dice .* one number"),

@@ -31,7 +31,7 @@ from throughline.shared.progress import echo_problem
 
 MAX_TO_KEEP = 2
 MAX_OTHERS = 3  # kept trainings with other settings, data or code
-# Errors that show that a file is not what was written: it is missing, invalid or altered.
+# Errors that show that a file is missing, invalid or altered.
 DAMAGED = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, MissingInput)
 # Errors that TensorFlow raises if intact files do not hold these variables.
 UNFITTING = (
@@ -61,8 +61,8 @@ class CheckpointStore:
     """The checkpoints of one training, in a folder of their own below `root`.
 
     `fingerprint` maps each part that defines the training (data, code, settings, …) to its digest.
-    Another training's checkpoints are never resumed from: those of the newest few are kept, and
-    what differs is reported. `root` is removed when a training completes.
+    A training never resumes from another training's checkpoints: the newest few of those trainings
+    are kept, and the differences reported. `root` is removed when a training completes.
     """
 
     def __init__(self, root: Path, fingerprint: Mapping[str, str]) -> None:
@@ -117,7 +117,7 @@ class CheckpointStore:
                 folder.mkdir(parents=True)
                 flush(folder.parent)
         temporary, final = self._folder / ".writing", self._folder / f"at-{epoch:06d}-{step:010d}"
-        # Left by an interrupted training; if usable, this one would have resumed from it.
+        # An interrupted training left this; if it were usable, this training would have resumed it.
         for stale in (temporary, final):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
@@ -126,7 +126,7 @@ class CheckpointStore:
             (temporary / name).write_bytes(content)
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
         whole = {"work": self.fingerprint, "files": files, "state": dict(state)}
-        whole = json.loads(dump_json(whole))  # as it will be read
+        whole = json.loads(dump_json(whole))  # as a restore will read it
         write_json(temporary / STATE, {**whole, "digest": digest_json(whole)})
         for path in temporary.iterdir():
             flush(path)
@@ -181,13 +181,13 @@ def _positions(folder: Path) -> list[Path]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any]:
-    """Verify a checkpoint's files and return what `STATE` holds; raise one of DAMAGED if wrong."""
+    """Verify a checkpoint's files and return the content of `STATE`; or raise one of DAMAGED."""
     content = read_json(folder / STATE)
     if content.pop("digest") != digest_json(content):
-        raise ValueError(f"{STATE} is not what was written")
+        raise ValueError(f"{STATE} has changed since it was written")
     for name, digest in content["files"].items():
         if digest_file(folder / name) != digest:
-            raise ValueError(f"{name} is not what was written")
+            raise ValueError(f"{name} has changed since it was written")
     return content
 
 

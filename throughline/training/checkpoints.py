@@ -67,7 +67,7 @@ class CheckpointCallback(StepFollower):
 
     Attributes:
       losses: The loss of each step up to the last checkpoint or end of an epoch, float32.
-      measured_steps: How many steps the monitor has measured, without those that build a graph.
+      measured_steps: Number of steps that the monitor has measured, without those building a graph.
       ended: Whether the restored training had already ended.
     """
 
@@ -93,7 +93,7 @@ class CheckpointCallback(StepFollower):
         self._restored: list[tuple[tf.Variable, np.ndarray]] = []  # values until the epoch begins
         self._metrics: list[Any] = []  # metrics' values within the resumed epoch
         self._logged_at = 0.0
-        self._step = 0  # how many steps of the current epoch have run
+        self._step = 0  # steps of the current epoch that have run
         self._steps_of_last = pipeline.steps_per_epoch  # steps of the last row's epoch
         self._rate: float | None = None  # learning rate of the current epoch's last step
 
@@ -153,7 +153,7 @@ class CheckpointCallback(StepFollower):
         return self._start
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """If resumed, undo what other callbacks set at their start, and restore their state."""
+        """If resumed, undo the changes of other callbacks' starts, and restore their state."""
         if self._others_state is not None:
             self._go_on(self._others_state)
             self._network.stop_training = self.ended
@@ -167,7 +167,7 @@ class CheckpointCallback(StepFollower):
         self._agree_to_end()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Restore an interrupted epoch's metrics, and undo the other callbacks' restart of it."""
+        """Restore an interrupted epoch's metrics; undo what other callbacks set at its start."""
         resumed = epoch == self._start.epoch and self._start.step > 0
         if resumed and self._others_state is not None:
             self._go_on(self._others_state)

@@ -19,7 +19,7 @@ from throughline.settings import NamedObject, TrainSettings
 from throughline.shared.errors import UnknownModel
 
 AUTO = "auto"
-ROWS = 4  # batch size with which a loss is tried
+ROWS = 4  # batch size for trying a loss
 LOSSES = {
     "class": "sparse_categorical_crossentropy",
     "next_token": "sparse_categorical_crossentropy",
@@ -71,7 +71,7 @@ def compile_model(
     """
     if not getattr(model, "compiled", False):
         _compile(model, settings, target=target, steps=steps)
-        model.compiled_by_settings = True  # a network that is also timed alone is compiled twice
+        model.compiled_by_settings = True  # a network that is also timed alone comes here twice
     elif not getattr(model, "compiled_by_settings", False):
         _keep_own(model, settings)
     if target.kind == "regression":
@@ -240,7 +240,7 @@ def make_named(spec: NamedObject, module: Any, *, key: str, defaults: Mapping[st
     """Make the object that a name, or {name: arguments}, stands for; raises UnknownModel.
 
     The name is a class of Keras' `module`, or a user's `package.module:name`. It is called with the
-    arguments and those of the `defaults` that it accepts; a user's function given none is not.
+    arguments and the `defaults` that it accepts. A user's function without arguments is not called.
     """
     name, given = (spec, {}) if isinstance(spec, str) else next(iter(spec.items()))
     kind = import_object(name, key=key) if ":" in name else _find_class(name, module)

@@ -43,7 +43,7 @@ class Deadline:
 
     @contextmanager
     def within(self, seconds: float, what: str) -> Iterator[None]:
-        """End this process if the block exceeds `seconds`; then restart the limit around it."""
+        """End this process if the block exceeds `seconds`; then restart the enclosing limit."""
         before = self._waits
         self.begin(seconds, what)
         try:

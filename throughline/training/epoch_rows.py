@@ -60,7 +60,7 @@ def read_rate(optimizer: Any, *, ahead: int) -> float:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     schedule = getattr(inner, "_learning_rate", None)  # `learning_rate` is its current value
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        steps = getattr(inner, "_iterations", inner.iterations)  # as its current rate is computed
+        steps = getattr(inner, "_iterations", inner.iterations)  # the rate follows from these
         return float(np.asarray(schedule(steps + ahead)))
     return float(np.asarray(getattr(inner, "learning_rate", float("nan"))))
 

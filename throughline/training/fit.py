@@ -19,7 +19,7 @@ from throughline.training.step_model import find_network
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a training has come: complete epochs, and steps of the current epoch."""
+    """The position of a training: complete epochs, and steps of the current epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -83,8 +83,8 @@ def fit(
 
     On a GPU the host is one step ahead, unless a callback reads the logs of each step. Callbacks
     get the trained network and the calls of Keras' `fit`; they may also end the training before an
-    epoch starts. If a training resumes within an epoch, `on_epoch_begin` is called for it again,
-    and the last callback must undo what that changes. `last_logs` are those of the last complete
+    epoch starts. If a training resumes within an epoch, `on_epoch_begin` is called for that epoch
+    again, and the last callback must undo its effects. `last_logs` are those of the last complete
     epoch, for a training that has no steps left.
 
     Raises TrainingDiverged if the loss of an epoch is not finite.

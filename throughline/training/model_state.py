@@ -40,7 +40,7 @@ def find_incomplete(model: keras.Model) -> str | None:
 
 
 def find_draws(graph: tf.Graph) -> set[str]:
-    """Find a graph's random ops whose state is in no variable of the model, as Keras' own are."""
+    """Find a graph's random ops whose state is in no variable of the model, unlike Keras' own."""
     draws = find_stateful_draws(graph.as_graph_def())
     shared = get_global_attribute(GLOBAL_SEED_GENERATOR)
     read = {id(one) for one in getattr(graph, "variables", ())}

@@ -1,7 +1,7 @@
 """Starts and ends the processes of this host that train together; imports no TensorFlow.
 
-The first one, the chief, writes and prints. Another one's output is shown only if it is the first
-to fail. All end with the process that started them, however that ends.
+The first process, the chief, writes and prints. The output of another process is shown only if it
+is the first to fail. All end with the process that started them, however that process ends.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 CHECK_S = 0.1
 # Seconds for the others to end by themselves after a failure, and to end on SIGTERM.
 GRACE_S, TERMINATE_S = 15.0, 5.0
-CHIEF_FIRST_S = 3.0  # how long the others continue after SIGTERM, so that the chief ends first
+CHIEF_FIRST_S = 3.0  # after SIGTERM the others continue for this time, so that the chief ends first
 LAST_LINES = 30
 
 
@@ -95,7 +95,7 @@ def reserve_addresses(count: int) -> Iterator[list[str]]:
 def run_one_of_several(main: Callable[[], None]) -> None:
     """Run the main function of a process that may train with others, and ends with its parent.
 
-    On SIGTERM the chief ends first: alone it would wait in its step, unknown to MLflow.
+    On SIGTERM the chief ends first: left alone, it would wait in its step and not tell MLflow.
     """
     if STARTED_HERE in os.environ:
         lifeline = os.dup(0)  # a copy of standard input, which other code may close
@@ -160,7 +160,7 @@ def _raise_failure(processes: Sequence[Process]) -> None:
     if not ends:
         return
     rank, how, first = min(ends, key=lambda end: (end[0], end[2].index))
-    if first.index == 0 and rank > 0:  # it has said why itself
+    if first.index == 0 and rank > 0:  # the chief has printed the reason
         raise SystemExit(first.code)
     for line in first.lines:
         sys.stderr.write(f"process {first.index}: {line}\n")
@@ -171,7 +171,7 @@ def _raise_failure(processes: Sequence[Process]) -> None:
 
 
 def _describe_end(process: Process) -> tuple[int, str] | None:
-    """Rank an end, causes before consequences, and describe it; None of a success or no end."""
+    """Rank and describe an end, causes before consequences; None after success or while running."""
     code = process.code
     if code is None:
         return (0, "is frozen: a signal has stopped it") if process.is_stopped else None

@@ -1,7 +1,7 @@
-"""What processes that train together exchange besides gradients: digests, weights, measurements.
+"""Exchanges digests, weights and measurements between processes that train together.
 
-Each has one replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own slice of
-every batch. A single process has no strategy and exchanges nothing.
+Each process has one replica of the model in a MultiWorkerMirroredStrategy, and feeds it its own
+slice of every batch. A single process has no strategy and exchanges nothing.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class Replicas:
         self.exchange([0], timeout_s=float("inf"))
 
     def check_same(self, parts: Mapping[str, str | int], *, remedy: str) -> None:
-        """Raise ProcessesDiffer if parts of the work, values or digests, are not the chief's."""
+        """Raise ProcessesDiffer if parts of the work (values, digests) differ from the chief's."""
         names = sorted(parts)
         digests = self.exchange([digest_to_int(str(parts[name]).encode()) for name in names])
         for number, differs in enumerate(digests != digests[0]):
@@ -113,7 +113,7 @@ class Replicas:
 def join(worker: TrainingWorker, addresses: Sequence[str], settings: TrainSettings) -> Replicas:
     """Connect to the other processes at `addresses`; a single process connects to none.
 
-    Raises ImpossiblePlan if this one sees several GPUs or its port is taken; and ProcessLost.
+    Raises ImpossiblePlan if this process sees several GPUs or its port is taken; and ProcessLost.
     """
     if worker.count == 1:
         return Replicas(worker=worker)

@@ -16,7 +16,7 @@ from throughline.training.replicas import Replicas, count_training_gpus, digest_
 from throughline.training.step_function import StepFunction
 
 RANDOM_STATE = "seed_generator_state"  # Keras' name for the state of random layers
-# What options of an optimizer do with several processes.
+# Effects of an optimizer's options with several processes.
 _CLIPS = "clips the gradient of each slice, not that of the batch"
 _SKIPS = "synchronizes in some steps only, which TensorFlow cannot do"
 UNFIT = {
@@ -55,8 +55,8 @@ def check_weights(replicas: Replicas, model: keras.Model) -> None:
 def check_gradients_add_up(model: keras.Model) -> None:
     """Raise UnknownModel unless the slices' gradients add up to those of the whole batch.
 
-    They do not if the optimizer clips gradients or synchronizes only in some steps, if outputs
-    have a mask, or if a loss is not divided by the number of examples.
+    Gradients do not add up if the optimizer clips them or synchronizes only in some steps, if
+    outputs have a mask, or if a loss is not divided by the number of examples.
     """
     optimizer, outputs = model.optimizer, getattr(model, "outputs", None) or ()
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
@@ -69,15 +69,15 @@ def check_gradients_add_up(model: keras.Model) -> None:
                 )
     if any(getattr(each, "_keras_mask", None) is not None for each in outputs):
         raise UnknownModel(
-            "the model's outputs have a mask, so with several processes the loss is divided by what"
-            " counts in each slice, not in the batch; end the mask before the outputs, or train in"
-            " one process"
+            "the model's outputs have a mask, so with several processes the loss is divided by the"
+            " unmasked values of each slice, not of the batch; end the mask before the outputs,"
+            " or train in one process"
         )
     for given in keras.tree.flatten(getattr(model, "loss", None)):
         loss: Any = keras.losses.get(given)
         name = getattr(loss, "name", getattr(loss, "__name__", given))
         if getattr(loss, "ignore_class", None) is not None:
-            reason = "ignore_class divides it by what counts in each slice, not in the batch"
+            reason = "ignore_class divides it by the counted labels of each slice, not of the batch"
         elif getattr(loss, "reduction", None) == "mean_with_sample_weight":
             reason = "its reduction divides it by the weights of each slice, not of the batch"
         elif gives_one_number(loss, model):
@@ -91,7 +91,7 @@ def check_gradients_add_up(model: keras.Model) -> None:
 
 
 def make_random_layers_differ(replicas: Replicas, model: keras.Model) -> None:
-    """Derive the random layers' seeds from the chief's: equal ones would mask all slices alike."""
+    """Derive the random layers' seeds from the chief's, so that slices get different masks."""
     if replicas.is_chief:
         return
     for variable in model.variables:

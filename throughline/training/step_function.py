@@ -1,9 +1,9 @@
 """Runs a model's train or test step several times per call into the runtime, and times it.
 
 Keras runs ⌈steps / k⌉ executions of k steps per epoch: if k does not divide the steps of an epoch,
-or the rest of a resumed one, it would consume batches of the next. Here the last execution of an
-epoch has as many steps as are left. Processes that train together run the step on their slices of
-each batch; logs and losses are their mean.
+or the rest of a resumed one, Keras would consume batches of the next epoch. Here the last execution
+of an epoch has as many steps as are left. Processes that train together run the step on their
+slices of each batch; logs and losses are their mean.
 
 The host is kept one execution ahead of a GPU, so that the next batch is ready in time. The call of
 a step returns as soon as its work is queued, and reading its loss would wait for all queued work.
@@ -40,7 +40,7 @@ class StepFunction:
     the steps that are left, in the same graph. On a GPU the host is one execution ahead.
 
     Attributes:
-      steps: How many steps the last execution ran.
+      steps: Number of steps in the last execution.
       draws: Random ops of the step whose state no checkpoint holds; known once the graph is built.
       builds_graph: Whether the next execution builds the graph, so that it takes longer.
       losses: The loss of each step since `begin`, float32; NaN if the model has none of that name.
@@ -152,9 +152,9 @@ def make_execution(
 def with_loss(model: keras.Model, *, trains: bool) -> Callable[[Any], tuple[Any, tf.Tensor]]:
     """Return the model's step, which also returns the loss of its batch, a float32 scalar.
 
-    Keras' logs have the mean over the epoch so far. So the loss is the mean of what the step adds
-    to the metric `loss`, or the log of that name if it adds nothing. It is NaN without either, and
-    if the step adds to the metric within a graph of its own.
+    Keras' logs have the mean over the epoch so far. So the loss is the mean of the values that the
+    step adds to the metric `loss`, or the log of that name if it adds none. The loss is NaN without
+    either, and if the step adds to the metric within a graph of its own.
     """
     step, network = model.train_step if trains else model.test_step, find_network(model)
 

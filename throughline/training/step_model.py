@@ -1,4 +1,4 @@
-"""Runs a model's own train step on what an input pipeline delivers.
+"""Runs a model's own train step on the batches of an input pipeline.
 
 The pipeline delivers stored examples, which the device postprocesses, or step numbers, whose
 batches the device gathers. The network's own step does not depend on that.
