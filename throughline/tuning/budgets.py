@@ -1,6 +1,6 @@
-"""The budgets of a search (memory, disk, preparation, epochs, its own time), and what exceeds them.
+"""The budgets of a search (memory, disk, preparation, epochs, its own time), and checks of them.
 
-Budgets are written as `8GiB` or `10min`, and capped by what the machine has left. Imports no
+Budgets are written as `8GiB` or `10min`, and capped by the machine's free resources. Imports no
 TensorFlow.
 """
 
@@ -33,7 +33,7 @@ SIZES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12} | {
 }
 TIMES = {"s": 1, "min": 60, "h": 3600}
 SHORTEST_SEARCH_S = 60
-KEY_BYTES = 8  # of each row in the snapshot
+KEY_BYTES = 8  # size of a row's key in the snapshot
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 
 Allowance = Literal["approximate", "unordered"]
@@ -134,7 +134,7 @@ def as_numbers(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Budgets as numbers, capped by what is left; `kept_bytes` is for splits kept in memory."""
+    """Budgets as numbers, capped by free resources; `kept_bytes` is for splits kept in memory."""
 
     ram_bytes: float
     kept_bytes: float
@@ -146,7 +146,7 @@ class Limits:
 def find_limits(budgets: Budgets, folder: Path) -> Limits:
     """Convert budgets to numbers, capped by free memory and disk.
 
-    Disk is what is free in the project's `folder`, plus what its snapshot occupies.
+    Free disk is the free space in the project's `folder`, plus the space of its snapshot.
     """
     memory, snapshot = available_memory(), Layout(folder).snapshot.rglob("*")
     taken = sum(file.stat().st_size for file in snapshot if file.is_file())
@@ -163,7 +163,7 @@ def find_limits(budgets: Budgets, folder: Path) -> Limits:
 def find_excess(needs: Mapping[str, Need], limits: Limits) -> dict[str, str]:
     """Return why configurations exceed the limits, by name.
 
-    If all do, InvalidBudget says why those do that need the least memory.
+    If all exceed them, raises InvalidBudget with the reasons of those that need the least memory.
     """
     excess = {name: why for name, need in needs.items() if (why := describe_excess(need, limits))}
     if len(excess) == len(needs):
@@ -212,7 +212,7 @@ def format_bytes(count: float) -> str:
 def refuse_large_snapshot(params: Params, root: Path, budgets: Budgets) -> None:
     """Refuse to write a snapshot that exceeds `--disk`, if it is local and of images of one size.
 
-    InvalidBudget says how much it needs, and which fraction of it fits.
+    InvalidBudget gives the disk that the snapshot needs, and the fraction that fits.
     """
     allowed = parse_size(budgets.disk)
     if allowed == math.inf or params.storage.url:  # the stage itself reports a full disk

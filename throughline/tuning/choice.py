@@ -1,4 +1,4 @@
-"""Which configuration a search chooses, and the sentence about it. Pure.
+"""Chooses the configuration that a search finds, and writes the sentence about it. Pure.
 
 The whole training counts: preparation, first epoch, remaining epochs. The incumbent, the fastest of
 the user's own configurations, stays unless another one certainly beats it. Among equals, the least
@@ -28,7 +28,7 @@ NONE_OF_OWN = "none of your own configurations can be trained within the budgets
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The choice of a search; `to_…` are its time as a multiple of the other's."""
+    """The choice of a search; `to_…` is its time ÷ the time of the other configuration."""
 
     outcome: Outcome
     name: str
@@ -38,7 +38,7 @@ class Choice:
     to_incumbent: Estimate
     pays_from: int | None  # the epoch, as by `find_break_even`
     reason: str = ""
-    lost: bool = False  # one of the user's own was lost, and may have been the fastest
+    lost: bool = False  # a configuration of the user's own was lost, and may have been the fastest
 
 
 def choose(
@@ -52,8 +52,8 @@ def choose(
 ) -> Choice:
     """Choose among `rivals`, which have all raced.
 
-    `own` are those of the user; if there are none, any rival may be chosen. `unraced` are those
-    that there was no time for. Intervals allow for choosing the best of several.
+    `own` are the user's configurations; if there are none, any rival may be chosen. `unraced` had
+    no time to race. Intervals allow for choosing the best of several.
     """
 
     def compare(one: str, other: str) -> Estimate:
@@ -187,7 +187,7 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
 
 
 def _format_gain(ratio: Estimate) -> list[str]:
-    """Format how many times as fast a training is that takes `ratio` of the other's time."""
+    """Format the speed-up of a training that takes `ratio` of another one's time."""
     digits = 2 if TWO_DIGITS_BELOW * ratio.high > 1 else 1
     ends = (ratio.value, ratio.high, ratio.low)
     return [f"{1 / end:.{digits}f}" if end > 0 else "∞" for end in ends]

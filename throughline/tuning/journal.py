@@ -20,8 +20,8 @@ class Entrance:
     """The costs and the memory of a contestant that has opened."""
 
     cost: Cost
-    ram_bytes: float  # of its training, with the cache full
-    held_bytes: float  # the most that the contestant itself has held
+    ram_bytes: float  # memory of its training, with the cache full
+    held_bytes: float  # the most memory that the contestant itself has held
     disturbed: bool = False  # whether other programs disturbed the measurement of the cost
 
 
@@ -43,7 +43,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pages = Pages()
-        with suppress(OSError, ValueError, TypeError):  # there is none, or it has another form
+        with suppress(OSError, ValueError, TypeError):  # no journal, or one of another form
             self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
             # Contestants that were lost, or took too much memory, are tried again.
             self.pages.dropped, self.pages.lost = dict(self.pages.refuted), []
@@ -67,7 +67,7 @@ class Journal:
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
-        """Drop a contestant, unless the model alone, that needs too much memory; say whether."""
+        """Drop a contestant that needs too much memory, except the model alone; return whether."""
         taken = self.pages.entrances[name].ram_bytes
         is_large = taken > allowed_bytes and name != CEILING
         if is_large:

@@ -42,7 +42,7 @@ PROOF_S = 24 * 3600.0  # reads every example twice
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The candidates, what they and the model alone need, by name, and the size of the data.
+    """The candidates, their needs and the model alone's, by name, and the size of the data.
 
     Trainings need `besides_steps_bytes` of memory beyond their contestants' steps. A contestant's
     memory or cache holds the share `sampled_share` of the examples of all splits.
@@ -58,7 +58,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The question of a search; `shared` is as in `Conditions`."""
+    """The parameters, project and budgets of a search; `shared` is as in `Conditions`."""
 
     params: Params
     root: Path
@@ -97,12 +97,12 @@ def digest_question(
     own_files: Sequence[str],
     needs: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the key of a question, by which its answer is found again.
+    """Return the key of a question, under which its answer is kept.
 
-    It covers the prepared data, all parameters except `pipelines.tuned`, the budgets except the
-    time, the machine, the program, its libraries and the user's own files. `own_files`, models,
-    ops, tokenizers and weights, are relative to the layout's root; `needs` are the digests of files
-    and versions of libraries that these need. Raises MissingInput if the data is not prepared.
+    The key covers the prepared data, all parameters except `pipelines.tuned`, the budgets except
+    the time, the machine, the program, its libraries and the user's own files. `own_files` (models,
+    ops, tokenizers, weights) are relative to the layout's root; `needs` are the digests of files
+    and versions of libraries that they need. Raises MissingInput if the data is not prepared.
     """
     index = read_shard_index(layout.shards)
     values = {field.name: repr(getattr(params, field.name)) for field in dataclasses.fields(params)}
@@ -118,11 +118,11 @@ def digest_question(
 
 
 def survey_data(question: Question, folder: Path) -> Survey:
-    """Find the candidates and what each needs, in a process whose log is in `folder`.
+    """Find the candidates and their needs, in a process whose log is in `folder`.
 
     Raises Untunable if the data cannot be read or trained on, or its epochs are too short.
     """
-    echo("surveying the data: what can be kept where, and what that needs")
+    echo("surveying the data: possible candidates, and their needs of memory and disk")
     params, root, allow = question.params, question.root, question.budgets.allow
     log = folder / "survey.log"
     try:

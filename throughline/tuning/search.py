@@ -49,8 +49,8 @@ from throughline.tuning.space import (
 
 ROUNDS, FINAL_ROUNDS, OWN_PHASE, FINAL = 5, 15, "own", "final"
 MOST_FAMILIES, FORMS_EACH, MOST_FINALISTS = 3, 4, 6
-MOST_OWN = 2  # of the user's own configurations that stay in the race
-RACING_SHARE = 0.8  # of the time; the rest is for proving
+MOST_OWN = 2  # most configurations of the user's own that stay in the race
+RACING_SHARE = 0.8  # share of the time for racing; the rest is for proving
 
 
 class Search:
@@ -125,7 +125,7 @@ class Search:
         first = {family: forms[0].name for family, forms in families.items()}
         standing = self._race_groups(pool, "families", [*first.values()], standing, MOST_FAMILIES)
         dropped = [family for family, name in first.items() if self._is_dropped(name)]
-        leanest = [find_leanest(families[family]) for family in dropped]  # they may fit
+        leanest = [find_leanest(families[family]) for family in dropped]  # these may fit
         lean = [form.name for form in chain(*leanest)]
         standing = self._race_groups(pool, "lean", lean, standing, MOST_FAMILIES)
         best = {self.candidates[name].family for name in standing if name in self.candidates}
@@ -182,7 +182,7 @@ class Search:
         return name in self.journal.pages.dropped
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
-        """Keep candidates that may be the fastest, and what they are compared with; end others."""
+        """Keep candidates that may be the fastest, and those to compare with; end the others."""
         left = [name for name in names if name in self.rivals]
         searched = [name for name in left if self._is_searched(name)]
         kept = {CEILING, *pick_survivors(self.race, left, searched, most=most)}
@@ -207,7 +207,7 @@ class Search:
                 return
             if number == done:
                 echo(f"racing {phase}: {', '.join(names)}")
-                # First those that others are compared with, then those that have not raced yet, in
+                # First the contestants to compare with, then those that have not raced yet, in
                 # case the time does not suffice for all.
                 compared = {CEILING, *(self._own[:1] if phase == OWN_PHASE else self._own)}
                 raced = {*self.race.names} - compared
@@ -248,7 +248,7 @@ class Search:
         return replace(choice, outcome="undecided", reason=why, lost=True)
 
     def _list_unraced(self) -> list[str]:
-        """List what there was no time for: given candidates, and families without any race."""
+        """List given candidates, and families, that had no time to race."""
         tried = {*self.race.names, *self.journal.pages.dropped}
         given = [name for name in self.candidates if not self._is_searched(name)]
         forms = {
@@ -339,7 +339,7 @@ def _explain(search: Search, choice: Choice, name: str) -> str:
     if name not in race.names:
         return NOT_RACED
     ratio = race.ratio(name, choice.name, compared=len(search.rivals))
-    if not ratio.rounds:  # it left before the choice raced
+    if not ratio.rounds:  # the candidate left before the choice raced
         times = race.seconds(name).value / race.seconds(choice.name).value
         return f"{times:.1f}× as long"
     span = f"{ratio.value:.2f}× as long, {ratio.low:.2f} to {ratio.high:.2f}"

@@ -1,8 +1,8 @@
 """The configurations that a search considers: families and their forms. Pure; no TensorFlow.
 
-Families differ in what is kept where, and by 2 to 100 times in speed. The forms of a family do the
-same work with different calls, and differ by less. Impossible combinations are refused by the plan,
-whose reason is kept.
+Families differ in the values they keep and in the place for them, and by 2 to 100 times in speed.
+The forms of a family do the same work with different calls, and differ by less. The plan refuses
+impossible combinations; its reason is kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from throughline.shared.errors import ImpossiblePlan
 
 CEILING = "model alone"
 OWN, RULES = "own", "rules of thumb"  # families of given configurations, which are not searched
-# What people choose without measuring: all cores everywhere, or all left to tf.data.
+# Configurations that people choose without measuring: all cores everywhere, or AUTOTUNE everywhere.
 HEURISTIC: Mapping[str, Any] = {
     "read": "shards",
     "interleave": {"cycle_length": 4, "parallel": "cores"},
@@ -55,7 +55,7 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions on which families depend."""
+    """Properties of data, machine and options that decide which families are possible."""
 
     approximate: bool = False
     unordered: bool = False
@@ -121,7 +121,7 @@ def group_families(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]
 
 
 def read_stored(own: Mapping[str, PipelineConfig], fraction: float = 1.0) -> PipelineConfig:
-    """Return a reader of `fraction` of the snapshot, with sampling and batches of `own`'s first."""
+    """Return a reader of `fraction` of the snapshot, with sampling and batch of the first `own`."""
     part = {"snapshot": {"fraction": fraction}}
     return PipelineConfig(**{"read": "snapshot", **part, **GLOBAL, **_delivered(own)})
 

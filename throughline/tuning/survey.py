@@ -1,7 +1,7 @@
 """Surveys the data before a search's race; proves after it that the winner's examples are equal.
 
-The survey finds the candidates and what each needs. Beyond the steps that contestants run, a
-training validates, writes checkpoints, saves the model and logs it to MLflow.
+The survey finds the candidates and their needs. Beyond the steps that contestants run, a training
+validates, writes checkpoints, saves the model and logs it to MLflow.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from throughline.tuning.budgets import Limits, Need
 from throughline.tuning.question import Survey
 from throughline.tuning.space import CEILING, Candidate, Conditions, lay_out_space, read_stored
 
-EPOCHS, VALIDATION_STEPS = 2, 2  # of the training whose memory is measured
-EPOCH_S = 2.0  # if its steps are slow, epochs end after about so long
+EPOCHS, VALIDATION_STEPS = 2, 2  # in the training whose memory is measured
+EPOCH_S = 2.0  # if steps are slow, epochs end after about this time
 # For the growth over epochs, the test split and recording: 67 MiB in 30 epochs of an MLP.
 GROWTH_BYTES = 96 * 2**20
 SAMPLE_EVERY_S = 0.02
@@ -62,7 +62,7 @@ SAMPLE_EVERY_S = 0.02
 def survey(
     params: Params, root: Path, allow: Sequence[str], limits: Limits, shared: bool = False
 ) -> Survey:
-    """Lay out the candidates for prepared data, and estimate what each needs."""
+    """Lay out the candidates for prepared data, and estimate the needs of each."""
     configure_process(params.train)
     data, stored = open_inputs(params, Layout(root)), params.snapshot.stored_fraction
     whole = replace(params, pipelines={"whole": read_stored(params.pipelines, stored)})
@@ -149,7 +149,7 @@ def watched() -> Iterator[list[int]]:
 def _estimate_needs(
     candidates: Sequence[Candidate], data: PreparedData, root: Path, *, least_bytes: float
 ) -> dict[str, Need]:
-    """Estimate what candidates need for all splits; once for all with equal reads and caches."""
+    """Estimate candidates' needs for all splits, once for those with equal reads and caches."""
     known, needs = dict[object, list[dict[str, float]]](), dict[str, Need]()
     snapshot, splits = SnapshotBytes.of(data), data.shards.splits
     count = data.shards.examples("train")
