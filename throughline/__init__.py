@@ -1,11 +1,11 @@
-"""The library that stages and commands are made of: from what is on disk to a trained model and
-what is known of it. Nothing in here imports Prefect or DVC.
+"""The library behind stages and commands: from data on disk to a trained model and its figures.
+It imports neither Prefect nor DVC.
 
-`from throughline import Project` is where a training loop of your own begins.
+A training loop of your own begins with `from throughline import Project`.
 
-Importing the package sets the defaults of the environment that every process of Throughline runs
-in. They must stand before TensorFlow, MLflow or DVC are imported, which read them once; what the
-user has set stays.
+Importing the package sets default environment variables for every process of Throughline. They must
+be set before TensorFlow, MLflow or DVC are imported, which read them once. Variables that the user
+has set stay.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from typing import Any
 DEFAULT_ENVIRONMENT = {
     # TensorFlow: errors alone, neither start-up chatter nor warnings.
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # Takes of a GPU's memory what it needs, not all: others work on it, too, and what a training
-    # needs is what NVML then reads.
+    # TensorFlow takes only the GPU memory that it needs: other programs use the GPU, too, and NVML
+    # then shows the memory that a training needs.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     # No tool sends usage data unless the user turns it on.
     "DO_NOT_TRACK": "1",
@@ -30,7 +30,7 @@ DEFAULT_ENVIRONMENT = {
 for _name, _value in DEFAULT_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
-# What listens on this machine is asked directly, whatever proxy leads to the rest of the world.
+# Servers on this machine are asked directly, without the proxy for other hosts.
 LOOPBACK = ("127.0.0.1", "localhost")
 _direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
 if _direct != "*":
@@ -40,7 +40,7 @@ os.environ |= {"no_proxy": _direct, "NO_PROXY": _direct}
 
 
 def __getattr__(name: str) -> Any:
-    """`Project`, which imports TensorFlow, when it is asked for."""
-    if name == "Project":  # by its name: no stage depends on all that a project is made of
+    """Return `Project`, whose import needs TensorFlow, at its first use."""
+    if name == "Project":  # imported by name, so that no stage depends on the modules of a project
         return importlib.import_module("throughline.assembly.project").Project
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from pydantic import (
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 W = TypeVar("W")
 M = TypeVar("M")
-# With tags, a problem is reported only for the one of both types that is meant.
+# With tags, pydantic reports a problem only for the type that is meant.
 OrMapping = Annotated[
     Annotated[W, Tag("literal")] | Annotated[M, Tag("constrained")],
     Discriminator(lambda value: "constrained" if isinstance(value, dict) else "literal"),

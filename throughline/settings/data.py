@@ -1,4 +1,4 @@
-"""Where the data come from and what is rejected: section `data` of params.yaml."""
+"""The source of the data and the rules for rejecting examples: section `data` of params.yaml."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Columns = Annotated[
 
 
 class RecordSettings(Settings):
-    """Sources tfrecord and tfds: which features of the records are the model's input and label."""
+    """Sources tfrecord and tfds: the features of records that are the model's input and label."""
 
     input: str = ""
     """feature with the encoded image or the values; empty: the one with a usual name, such as image
@@ -86,7 +86,7 @@ class RecordSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """How examples without a split are assigned: by content or group; series are cut in order."""
+    """Splits of examples that have none: by content or group; a series is cut in order."""
 
     validation: Fraction = 0.1
     """share held out for validation, of the examples that the source itself does not assign"""
@@ -97,7 +97,7 @@ class SplitSettings(Settings):
 
 
 class DataSettings(Settings):
-    """Where the examples come from and what is rejected."""
+    """The source of the examples, and the rules for rejecting some."""
 
     fetch: Literal["none", "fashion_mnist", "photos", "mails"] = "none"
     """a known dataset that the first stage fetches into data/raw/NAME"""
@@ -118,7 +118,7 @@ class DataSettings(Settings):
         return path
 
     layout: Layout = "auto"
-    """image_folder, text_folder: what each part of a file's path means, such as split/class,
+    """image_folder, text_folder: meaning of each part of a file's path, such as split/class,
     class/split, class or split; * is any folder, ** all further ones; `class` may also be in the
     file's name, as in split/class.*.jpg for train/cat.0.jpg; auto: splits where all folders of a
     level have names of splits, else classes; text_lines: `class` if the names of files do not mean
@@ -134,12 +134,12 @@ class DataSettings(Settings):
     their number of examples
     """
     same_labels: Literal["exact", "ignore_case", "ignore_marks"] = "exact"
-    """which names mean the same class: exact: only equal ones · ignore_case: also those that differ
-    in case · ignore_marks: also in blanks, dashes, underscores and final periods; the most frequent
+    """names of the same class: exact: only equal ones · ignore_case: also names that differ in
+    case · ignore_marks: also in blanks, dashes, underscores and final periods; the most frequent
     spelling becomes the name
     """
     group: str = ""
-    r"""what keeps examples together in one split: a column (JSON: key) with the name of the group,
+    r"""group of examples that stay in one split: a column (JSON: key) with the name of the group,
     or a regular expression whose first group finds that name in an example's id, such as
     (patient\d+)_; empty, also in a cell: examples are assigned one by one
     """
@@ -167,22 +167,22 @@ class DataSettings(Settings):
     text_column: str = "text"
     """text_table, text_lines: column (JSON: key) with the text"""
     encoding: str = "utf-8"
-    """texts, CSV: encoding of the files; what is stored of them is UTF-8"""
+    """texts, CSV: encoding of the files; shards and snapshot store UTF-8"""
     delimiter: Literal["auto", ",", ";", "tab", "|", "blanks"] = "auto"
-    """CSV: what separates cells · blanks: any number of blanks and tabs · auto: what separates as
-    many cells in the header as in most lines
+    """CSV: separator of cells · blanks: any number of blanks and tabs · auto: the one by which the
+    header has as many cells as most lines
     """
     header: Literal["auto", "names", "none"] = "auto"
-    """CSV: none: the first line is a row; columns are named column_1, column_2, … · names: it names
-    the columns · auto: as names, but numbers that do not increase are an error
+    """CSV: none: the first line is a row; columns are named column_1, column_2, … · names: the line
+    names the columns · auto: as names, but numbers that do not increase are an error
     """
     decimal: Literal["auto", ".", ","] = "auto"
     """CSV: decimal separator; auto: a comma where numbers have one and none has a point; an error
     where it may separate thousands
     """
     thousands: Literal["auto", "none", ",", "'", " "] = "auto"
-    """CSV: thousands separator, besides points where the decimal separator is a comma; auto: what
-    can only be one, as in 1,003.75
+    """CSV: thousands separator, besides points where the decimal separator is a comma; auto: a mark
+    that can only be one, as in 1,003.75
     """
     quoting: Literal["auto", "multi_line", "none"] = "auto"
     """CSV: none: quotes are ordinary characters · multi_line: quoted cells may hold line breaks ·

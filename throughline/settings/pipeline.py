@@ -53,7 +53,7 @@ class BatchSettings(Settings):
 
 
 class InterleaveSettings(Settings):
-    """How several shards are interleaved."""
+    """Interleaving of several shards."""
 
     cycle_length: int = Field(default=4, ge=1)
     """shards open at once"""
@@ -64,14 +64,14 @@ class InterleaveSettings(Settings):
 
 
 class MapSettings(Settings):
-    """How the per-example or per-batch functions run."""
+    """Calls of the functions for examples or batches."""
 
     parallel: Parallel = "none"
     """parallel calls: none, auto (AUTOTUNE), cores or a number"""
 
 
 class CacheSettings(Settings):
-    """How elements of the first epoch are kept for later ones."""
+    """A cache of the first epoch's elements for later epochs."""
 
     where: Literal["memory", "disk", "tf_snapshot", "save_load"] = "memory"
     """memory or disk: tf.data's cache · tf_snapshot: Dataset.snapshot · save_load: Dataset.save,
@@ -101,7 +101,7 @@ class ShuffleSettings(Settings):
 
 
 class JpegDecoding(Settings):
-    """How JPEG is decoded. Other values than the defaults change the pixels; the difference is
+    """Decoding of JPEG. Values other than the defaults change the pixels; the difference is
     measured and shown.
     """
 
@@ -121,7 +121,7 @@ class JpegDecoding(Settings):
 
 
 class SnapshotPart(Settings):
-    """How much of the snapshot is read. The other examples are decoded from the shards through
+    """The part of the snapshot that is read. The other examples are decoded from the shards through
     their index, in the same order.
     """
 

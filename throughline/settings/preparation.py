@@ -1,4 +1,4 @@
-"""How data are prepared: `shard`, `engine`, `snapshot`, `storage`, `window` of params.yaml."""
+"""Preparation of data: `shard`, `engine`, `snapshot`, `storage`, `window` of params.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StoredFraction = Annotated[
 
 
 class ShardSettings(Settings):
-    """How TFRecord shards are cut and written."""
+    """Size, number and compression of TFRecord shards, and the threads that write them."""
 
     target_size_mib: float = Field(default=128, gt=0)
     """largest average size of the shards [MiB]; a single one may be twice as large"""
@@ -31,7 +31,7 @@ class ShardSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """What inspects files and writes shards and the snapshot; any engine gives the same bytes."""
+    """The engine that inspects files and writes shards and snapshot; any gives the same bytes."""
 
     address: str = Field(default="", pattern=r"^((tcp|tls)://\S+:[0-9]+)?$")
     """scheduler of the Dask cluster to use, such as tcp://scheduler:8786; empty: threads of the
@@ -48,7 +48,7 @@ class EngineSettings(Settings):
 
 
 class SnapshotSettings(Settings):
-    """What the snapshot holds, and what happens if a damaged shard is found while writing it."""
+    """The content of the snapshot, and the reaction to a damaged shard while writing it."""
 
     fraction: StoredFraction = "auto"
     """images: share of each split's rows, from the first, whose preprocessed values are stored;
@@ -67,15 +67,15 @@ class SnapshotSettings(Settings):
 
 
 class StorageSettings(Settings):
-    """Where shards and the snapshot's columns are kept: in data/, or in an object store that many
-    machines read. The results are the same; credentials come from the environment.
+    """The place of shards and the snapshot's columns: data/, or an object store that many machines
+    read. The results are the same; credentials come from the environment.
     """
 
     url: str = ""
     """bucket and prefix: s3://BUCKET/PREFIX, gs://… or azure://…; empty: in data/"""
     cache: str = Field(default=".throughline/cache", min_length=1)
-    """folder that they are fetched into: one for all runs of the project or, with an absolute path,
-    for several projects
+    """folder into which shards and columns are fetched: one for all runs of the project or, with an
+    absolute path, for several projects
     """
 
     @field_validator("url")
@@ -86,14 +86,14 @@ class StorageSettings(Settings):
 
 class WindowSettings(Settings):
     """Windows over a time series (`length`, `horizon`, `stride`, `targets`) or over text
-    (`tokens`): what the model sees and predicts. They never cross from one split into another. For
-    other data, only the defaults are allowed.
+    (`tokens`): what the model sees and predicts. No window crosses from one split into another.
+    For other data, only the defaults are allowed.
     """
 
     length: int = Field(default=24, ge=1)
     """time steps the model sees"""
     horizon: int = Field(default=1, ge=1)
-    """time steps after them that it predicts"""
+    """time steps after these that the model predicts"""
     stride: int = Field(default=1, ge=1)
     """time steps between the beginnings of neighboring windows"""
     targets: list[str] = Field(default=[])

@@ -1,4 +1,4 @@
-"""The kinds of input that `data.source` can name, with all that must be known before reading.
+"""The kinds of input that `data.source` can name, with the facts needed before reading.
 
 A kind is a line here and, unless its files are in class folders, a function in `SCANNERS` of
 `throughline/data/sources/`.

@@ -24,7 +24,7 @@ ClassWeights = OrMapping[Literal["none", "auto"], WeightByClass]
 
 
 class ModelSettings(Settings):
-    """What is trained."""
+    """The model to train."""
 
     name: str = "auto"
     """auto (fits the data: small_cnn, mlp or, for text, text_classifier; with window.tokens
@@ -49,12 +49,12 @@ class ModelSettings(Settings):
 
 
 class EarlyStoppingSettings(Settings):
-    """When a training ends before its last epoch."""
+    """The conditions on which a training ends before its last epoch."""
 
     monitor: str = "val_loss"
     """loss or the name of a metric; with val_ before it, that of validation"""
     patience: int = Field(default=3, ge=1)
-    """epochs without improvement that end it"""
+    """epochs without improvement that end the training"""
     min_delta: float = Field(default=0.0, ge=0)
     """the least that counts as improvement"""
     mode: Literal["auto", "min", "max"] = "auto"
@@ -64,7 +64,7 @@ class EarlyStoppingSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How the model is trained."""
+    """Epochs, optimizer, loss, seed, checkpoints and processes of the training."""
 
     epochs: int = Field(default=2, ge=1)
     """passes over the training split"""
@@ -132,7 +132,7 @@ class TrainSettings(Settings):
     start_timeout_s: float = Field(default=600.0, gt=0)
     """several processes: time limit until all are there, and for a step that builds a graph [s]"""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """several processes: time limit for a step with what callbacks do after it [s]"""
+    """several processes: time limit for a step and the callbacks after it [s]"""
 
     @property
     def checkpoint_period(self) -> tuple[int, Literal["epochs", "steps"]]:
@@ -142,7 +142,7 @@ class TrainSettings(Settings):
 
 
 class MeasureSettings(Settings):
-    """How configurations are traced and raced."""
+    """Settings of the trace and the race of configurations."""
 
     seconds: float = Field(default=60.0, gt=0)
     """race: time limit for all configurations together, without opening them [s]; the race ends
