@@ -121,7 +121,7 @@ UNCERTAIN = "is not certain"
         (
             {f"arr_{n}": array for n, array in enumerate((IMAGES, CLASSES) * 2)},
             {},
-            r"not certain: no array x or y; there are arr_0 uint8 \(12, 4, 5\), arr_1 int64 \(12,\)"
+            r"there is no array x or y, but arr_0 uint8 \(12, 4, 5\), arr_1 int64 \(12,\)"
             r".*set data\.features and data\.labels",
         ),
         ({"data": IMAGES, "fine_labels": CLASSES, "coarse_labels": CLASSES}, {}, UNCERTAIN),

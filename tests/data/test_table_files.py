@@ -143,8 +143,8 @@ SIZES, TEXTS, MASKS = four(size=[1] * 4), four(size=["1"] * 4), four(mask=[b"x"]
 REFUSED = {
     "paths alone": ([ALONE], "column image holds paths of images without their bytes"),
     "two columns of images": ([MASKS], r"image, mask may all .*set data\.path_column: image"),
-    "type": ([FOUR, WORDS], r"b\.parquet: column label numbers other classes than in .*a\.parquet"),
-    "other classes": ([FOUR, four(names=["dog", "cat"])], r"b\.parquet: .* label numbers other cl"),
+    "type": ([FOUR, WORDS], r"b\.parquet: column label has other class names than in .*a\.parquet"),
+    "other classes": ([FOUR, four(names=["dog", "cat"])], r"b\.parquet: .* has other class names"),
     "a column more": ([FOUR, SIZES], r"a\.parquet: no column size, which .*b\.parquet has"),
     "another type": ([SIZES, TEXTS], r"b\.parquet: .* size is string, but int64 in .*a\.parquet"),
     "a class without a name": ([four(label=2)], r"a\.parquet: .* holds 2, but .* name 2 classes"),

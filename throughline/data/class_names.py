@@ -19,7 +19,7 @@ _SHOWN = 3
 _UNKNOWN = ("none", "unknown", "missing", "undefined", "unlabeled", "not available")
 _ALIKE = "Some classes differ only by case: set data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # its sign is not a mark to ignore
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # a number's sign is not a mark to ignore
 _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 
 
@@ -39,7 +39,7 @@ def drop_odd_classes(
 def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
     """Raise UnreadableSource if two names differ only in Unicode normalization.
 
-    They look the same: macOS, for example, stores é as two characters, and Linux as one.
+    Such names look the same: macOS, for example, stores é as two characters, and Linux as one.
     """
     spelled: dict[str, str] = {}
     for name in names:

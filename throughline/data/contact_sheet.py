@@ -1,6 +1,6 @@
 """Draws sample pictures of the training split, a row for each of the largest classes, into one PNG.
 
-It accompanies the tables of `glance.py`. Which examples are drawn depends only on their contents.
+It accompanies the tables of `glance.py`. The choice of examples depends only on their contents.
 """
 
 import io
@@ -20,7 +20,7 @@ from throughline.shared.errors import DataNotFound
 from throughline.shared.layout import SHEET
 
 _PER_CLASS = 6
-_SIDES = (64, 48, 32, 16)  # of thumbnails [pixels]; the first that fits into `_BYTES` is used
+_SIDES = (64, 48, 32, 16)  # sides of thumbnails [pixels]; the first that fits `_BYTES` is used
 _BYTES = 300_000
 _GAP, _NAME_WIDTH, _LETTERS = 4, 150, 22
 
@@ -74,7 +74,7 @@ def _read(examples: pd.DataFrame, manifest: Manifest, out: Path) -> Iterator[Ima
 
 
 def _find_now(uri: str, manifest: Manifest, out: Path) -> str:
-    """Return where a file is now: those below `out` are still in the manifest's folder."""
+    """Return the present path of a file: files below `out` are still in the manifest's folder."""
     path = Path(uri)
     return str(manifest.folder / path.relative_to(out)) if path.is_relative_to(out) else uri
 
@@ -91,7 +91,7 @@ def _shrink(image: Image.Image) -> Image.Image:
 
 
 def _load_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return Matplotlib's font, without importing it, or else Pillow's, which has fewer scripts."""
+    """Return Matplotlib's font, without importing Matplotlib, or Pillow's, with fewer scripts."""
     found = find_spec("matplotlib")
     path = Path(found.origin).parent / "mpl-data" if found and found.origin else Path()
     try:

@@ -45,7 +45,7 @@ class Examined:
       rows: the usable examples, as rows of the manifest, with class names as labels.
       columns: the schema's table input (rows, columns) float32, if it has one.
       classes: names of the classes; empty for numbers to predict and for series.
-      notes: how often something was noticed, by description.
+      notes: numbers of occurrences, by description.
       cuts: as in `Series`.
     """
 
@@ -63,7 +63,7 @@ class Examined:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Where ingest writes: `path`, which is renamed to `final` when all is complete.
+    """The folder into which ingest writes: `path`, which is renamed to `final` once complete.
 
     `inspections` is the folder of the inspection cache; with `verify`, all files are read anyway.
     """
@@ -76,7 +76,7 @@ class Folder:
 
 @singledispatch
 def examine(source: object, folder: Folder, settings: DataSettings) -> Examined:
-    """Examine every example of a source, and write what later stages read instead of the source."""
+    """Examine every example of a source, and write the data that replaces it for later stages."""
     raise NotImplementedError(f"no source has the form {type(source).__name__}")
 
 

@@ -32,7 +32,7 @@ FILES_AT_ONCE = 64  # files in a batch; a kill loses one batch per thread
 STALE_SHOWN = 3
 
 Finding = FileInfo | Rejected
-Findings = list[tuple[str, Finding]]  # stamp of each file, and what was found in it
+Findings = list[tuple[str, Finding]]  # stamp and finding of each file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class FileInspection:
     converted: Path
 
     def inspect_all(self, files: Sequence[ExampleFile], *, verify: bool) -> list[Finding]:
-        """Return what was found in each file, now or in an earlier ingest.
+        """Return the finding of each file, from now or from an earlier ingest.
 
         With `verify`, all files are read, and changes that stamps do not show are reported.
         """
@@ -133,7 +133,7 @@ def inspect_batch(
     converted: Path,
     now: Callable[[], int],
 ) -> Findings:
-    """Return the stamp of each file, and what was found in it.
+    """Return the stamp and the finding of each file.
 
     Stamps are read before the files, so a file that changes meanwhile no longer matches its stamp.
     """

@@ -97,7 +97,7 @@ class ListedColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnReading:
-    """How a column of a table was read; `example` is its first cell that is not empty."""
+    """The reading of a table's column; `example` is its first cell that is not empty."""
 
     name: str
     kind: str
@@ -108,15 +108,15 @@ class ColumnReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a source returns besides its examples.
+    """The results of a source besides its examples.
 
     Attributes:
       skipped: number of files of other kinds, by suffix.
       left_out: number of examples that are not to be used, by reason.
-      notes: how often something worth knowing was noticed.
+      notes: numbers of occurrences, by description.
       features: descriptions of the features in external TFRecords, by name.
-      dialect: what was detected of a table's notation, such as its delimiter.
-      warnings: what the user may not have meant.
+      dialect: the detected notation of a table, such as its delimiter.
+      warnings: facts that the user may not have intended.
       groups: the group (`data.group`) by example id, if a column names it.
     """
 

@@ -1,4 +1,4 @@
-"""The data at a glance: how many examples each class has in each split, and what was left out.
+"""The data at a glance: the number of examples by class and split, and the data that was left out.
 
 Ingest prints it and keeps it in `data/manifest/`; report, Prefect and MLflow show it again.
 """

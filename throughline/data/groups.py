@@ -1,6 +1,6 @@
 """Groups of examples, such as all of one person, video or place, which must be in one split.
 
-Otherwise a model is judged by what it has nearly seen.
+Otherwise a model is judged by examples that are much like those of its training.
 """
 
 import re
@@ -21,8 +21,8 @@ def read_groups(
 ) -> list[str] | None:
     """Return the group of each example by its id, or None if `data.group` is empty.
 
-    Groups are those of `named`, or else what the regular expression `data.group` captures in ids.
-    An example with an empty group is in none.
+    Groups are those of `named`, or else the texts that the regular expression `data.group` captures
+    in ids. An example with an empty group is in none.
 
     Raises:
       UnreadableSource: `data.group` is neither a column nor a regular expression with one capture

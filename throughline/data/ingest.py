@@ -1,7 +1,7 @@
 """Ingest: builds the manifest of a dataset from its source.
 
 It examines every example once, rejects unusable ones with a reason, drops duplicates and assigns
-splits. Later stages rely on it: images decode, labels exist, splits are fixed and share no copies.
+splits. So in later stages, images decode, labels exist, and splits are fixed and share no copies.
 """
 
 import os
@@ -61,8 +61,8 @@ def ingest(
     """Write the manifest of the dataset that `settings` describes into the folder `out`.
 
     `out` is replaced only when the manifest is complete. The folder `inspections`, if given, caches
-    what was found in each file: files that have not changed since are not read again, unless
-    `verify` is set. The manifest is the same either way.
+    the findings in files: files that have not changed since are not read again, unless `verify` is
+    set. The manifest is the same either way.
 
     Raises:
       DataNotFound, UnreadableSource: the source is missing, is not what `settings` says, or changes
@@ -150,7 +150,7 @@ def _find_unlisted(source: Files, listed: LocalFiles, settings: DataSettings) ->
 
 
 def _compare_categories(schema: Schema, path: str) -> list[str]:
-    """Refuse categories that look the same; return warnings about those that nearly do."""
+    """Refuse categories that look the same; return warnings about those that look alike."""
     alike: list[str] = []
     for words in schema.columns.categories:
         refuse_alike(path, "categories", words)
@@ -163,7 +163,7 @@ def _has_classes(schema: Schema) -> bool:
 
 
 def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, dict[str, int]]:
-    """Clean up the classes; return what is left, and how many examples were left out, by reason."""
+    """Clean up the classes; return the rest, and the numbers of left-out examples by reason."""
     if not _has_classes(found.schema):
         return found, {}
     # Blanks around a name are invisible: `cat` and `cat ` are one class.
@@ -184,8 +184,8 @@ def _reject_duplicates(found: Examined, settings: DataSettings) -> Examined:
     Of several copies, the one in the test split is kept, else one in validation, so that training
     never sees a held-out example. With `data.duplicates: keep`, and for rows of numbers, where
     equal rows are separate observations, copies are rejected only if the source puts them into
-    different splits, or if an id is listed twice: both are one example, whatever the labels. Rows
-    are compared by position because an id may be listed twice.
+    different splits, or if an id is listed twice: two rows of one id are one example, whatever the
+    labels. Rows are compared by position, because an id may be listed twice.
     """
     if found.schema.is_series:
         return found

@@ -1,4 +1,4 @@
-"""Caches what ingest found in the files of a source, across ingests and kills.
+"""Caches ingest's findings about the files of a source, across ingests and kills.
 
 A file is not read again if its size, times and inode (in a bucket: size, time and tag) are
 unchanged. As in git's index, a file that changed within the last two seconds is not cached, since
@@ -28,7 +28,7 @@ from throughline.shared.progress import echo_problem
 
 SETTLED_NS = 2_000_000_000  # the coarsest timestamps in use, those of FAT
 FILES_PER_QUERY = 500
-# Settings that say where files are, or that apply after files are inspected.
+# Settings for the place of files, and settings that apply after files are inspected.
 NOT_OF_A_FILE = ("path", "fetch", "split", "duplicates", "max_reject_fraction")
 OTHERS_KEPT = 3  # databases of other settings to keep, as for runs with changed settings
 _SURPLUS = 1000  # entries of missing files that are kept, beyond the number of files
@@ -59,7 +59,7 @@ def read_stamp(file: ExampleFile, *, now_ns: int) -> str:
 
 
 class InspectionCache:
-    """What was found in files of `root`, in a database that any number of processes may use.
+    """The findings about files of `root`, in a database that any number of processes may use.
 
     Without a database nothing is cached. `now` returns the time [ns].
     """
@@ -69,7 +69,7 @@ class InspectionCache:
         self.damaged = False
 
     def find(self, files: Sequence[ExampleFile]) -> list[FileInfo | None]:
-        """Return what was found in each file; None if changed, not cached, or outside the root."""
+        """Return the finding about each file; None if changed, not cached, or outside the root."""
         now_ns, found = self.now(), list[FileInfo | None]()
         for start in range(0, len(files), FILES_PER_QUERY):
             part = files[start : start + FILES_PER_QUERY]
@@ -89,7 +89,7 @@ class InspectionCache:
         )
 
     def keep(self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]) -> None:
-        """Cache what was found in files, except converted ones and those without a stamp.
+        """Cache the findings about files, except converted ones and those without a stamp.
 
         Stamps must have been read before the files.
         """
@@ -110,7 +110,7 @@ class InspectionCache:
     def find_stale(
         self, inspected: Sequence[tuple[ExampleFile, str, FileInfo]]
     ) -> tuple[int, list[str]]:
-        """Return how many files have their cached stamp, and ids of those found different."""
+        """Return the number of files with their cached stamp, and the ids of those that differ."""
         kept = self._look_up([file for file, _, _ in inspected], before_ns=self.now())
         same = [
             (file.id, found == _describe(info))
@@ -172,7 +172,7 @@ def open_inspection_cache(
     """Open the cache of a source, a file in `folder`, for the length of the block.
 
     Nothing is cached without a folder, or if the file cannot be opened. A damaged file is replaced.
-    `key` is a digest of everything that decides what is found in a source's files; caches of the
+    `key` is a digest of everything that decides the findings about a source's files; caches of the
     source with other keys are deleted, except the 3 last used.
     """
     if folder is None:

@@ -1,6 +1,6 @@
 """Fetches known datasets of images and texts, and cuts photos for the demo.
 
-It looks for a dataset on this machine, then where it is published and in packages.
+A dataset is looked for on this machine, then at its publisher and in packages.
 """
 
 import base64

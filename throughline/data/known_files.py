@@ -28,8 +28,8 @@ def open_known_files(
     """Yield a function that returns whether the files of all given rows are unchanged.
 
     A file counts as unchanged if the cache has an inspection of its current state with the row's
-    digest. It never has one of a converted file, a link, an image in a table, or a file that has
-    just changed. A bucket is listed once, at the first call.
+    digest. The cache never has an inspection of a converted file, a link, an image in a table, or a
+    file that has just changed. A bucket is listed once, at the first call.
     """
     key = key_of_inspections(manifest.schema.input.encoding.name, settings)
     with ExitStack() as opened:

@@ -31,7 +31,7 @@ def find_listed(
 
     Raises:
       UnreadableSource: too many names have no file, or a name fits several files; says which file
-        was looked for, and what is there.
+        was looked for, and which files exist.
     """
     where = f"{table}: column {settings.path_column}"
     wanted = [*dict.fromkeys(name for name in names if name)]
@@ -104,7 +104,7 @@ def _split(name: str) -> Parts:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether something other than a folder is there, even a broken link."""
+    """Return whether a path exists and is no folder; it may be a broken link."""
     try:
         return os.path.lexists(path) and not path.is_dir()
     except ValueError:  # the path has a NUL character
@@ -131,7 +131,7 @@ def _index(files: Sequence[Parts], spelling: str) -> dict[str, list[Parts]]:
 
 
 def _match(wanted: Parts, index: Mapping[str, list[Parts]], spelling: str) -> list[Parts]:
-    """Return the files whose paths end like `wanted`; `spelling` says which differences count."""
+    """Return the files whose paths end like `wanted`; `spelling` names differences that count."""
     *folders, name = (_fold(part, spelling) for part in wanted)
     if spelling == _OTHER and find_suffix(name):
         name = _stem(name)

@@ -1,4 +1,4 @@
-"""Lists what is at a local `data.path`, and checks after ingest that it has not changed.
+"""Lists the files at a local `data.path`, and checks after ingest that they have not changed.
 
 DVC computes the digest of all files after the stage, so it would treat a file that arrives during
 ingest as one that ingest has read. Such a change is refused.
@@ -14,7 +14,7 @@ from throughline.data.split_names import find_left_out
 from throughline.shared.errors import UnreadableSource
 
 LINK = " link"  # at the end of a file's description
-POINTER = b"version https://git-lfs"  # first bytes of what Git LFS puts in a file's place
+POINTER = b"version https://git-lfs"  # first bytes of the pointer that Git LFS puts for a file
 _POINTER_SIZES = frozenset(map(str, range(115, 150)))  # bytes: three lines with a digest and a size
 
 
@@ -93,7 +93,7 @@ def _list_all(path: Path, out: Path) -> Iterator[tuple[str, str]]:
         return
     while folders:
         folder, lines = folders.pop(), list[str]()
-        with suppress(OSError), os.scandir(folder) as entries:  # ingest rejects what it cannot read
+        with suppress(OSError), os.scandir(folder) as entries:  # ingest rejects unreadable files
             for entry in entries:
                 if entry.name.startswith("."):
                     continue

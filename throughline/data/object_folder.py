@@ -38,7 +38,7 @@ LEVELS = 2  # levels of folders searched for enough folders to list in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFolder:
-    """The objects below a store's URL, or the single one at it; `copy` is the folder of copies."""
+    """The objects below a store's URL, or the single one there; `copy` is the folder of copies."""
 
     store: ObjectStore
     objects: Sequence[StoredObject]
@@ -86,7 +86,7 @@ class ObjectFolder:
         Raises:
           ObjectStoreFailed: one cannot be read, or has changed since it was listed; names it.
           DiskRefused: the disk has no room for all of them; says both sizes.
-          UnreadableSource: an object's name is impossible for a file, or a file or folder has it.
+          UnreadableSource: an object's name is impossible for a file, or already taken.
         """
         needed, free = sum(one.bytes for one in self.objects), shutil.disk_usage(folder).free
         if needed > free:
@@ -157,8 +157,8 @@ def open_folder(path: str) -> ObjectFolder:
     """List the objects below `data.path`, or the single object of this name.
 
     Raises:
-      DataNotFound: there is none.
-      ObjectStoreFailed: the store could not be reached, refused, or has no such bucket.
+      DataNotFound: there is no such object.
+      ObjectStoreFailed: the store was not reached, refused the request, or has no such bucket.
       UnexpectedFiles: an object has the name of the folder.
     """
     store = open_below(path)

@@ -15,13 +15,13 @@ _NEARLY_ALL = 0.8
 _REMEDIES: Mapping[str, str] = {
     "outside the data root": (
         "Links to files elsewhere, as in DVC's cache and in folders of model hubs, are read with"
-        " data.follow_links: true, but not in runs from the UI. Or copy what they lead to: `cp -rL"
-        " DATA COPY` and data.path: COPY. Not read are paths in a list that lead out of its folder,"
-        " and files below links to folders."
+        " data.follow_links: true, but not in runs from the UI. Or copy their targets: `cp -rL DATA"
+        " COPY` and data.path: COPY. Not read are paths in a list that lead out of its folder, and"
+        " files below links to folders."
     ),
     "link to nothing": (
-        "What they lead to is gone or was never fetched: `dvc pull` fetches what DVC tracks, `git"
-        " annex get .` what git-annex does; download the others again."
+        "Their targets are gone or were never fetched: `dvc pull` fetches files that DVC tracks,"
+        " `git annex get .` those that git-annex tracks; download the others again."
     ),
     r"^not \S+: byte": (
         "Their bytes are of another encoding: set data.encoding, such as cp1252 or latin-1 for"

@@ -1,7 +1,7 @@
 """Downloads published files in bounded time, even if only package registries can be reached.
 
-A firewall that drops packets answers neither connections nor name look-ups. So whatever waits for
-the network has its own time limit.
+A firewall that drops packets answers neither connections nor name look-ups. So each wait for the
+network has its own time limit.
 """
 
 import os

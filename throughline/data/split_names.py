@@ -9,8 +9,8 @@ from pathlib import Path
 
 from throughline.shared.errors import UnreadableSource
 
-# Words of names, in lower case, and the splits that they mean. `eval` means validation to some and
-# test to others; nobody trains on it.
+# Words of names, in lower case, and the splits that they mean. `eval` means validation to some
+# people and test to others; nobody trains on it.
 SPLITS_BY_WORD: Mapping[str, str] = {
     **dict.fromkeys(("train", "training", "trn"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),

@@ -66,10 +66,10 @@ def shard_ranges(
     """Cut examples in `shard_order` into [start, stop) by equal ranges of all possible digests.
 
     An example's content decides its shard. There are `min_shards` ranges or, if shards would exceed
-    `target_bytes` on average, the least power of two with which they do not. While their number
-    stays the same, a new example changes only its shard. A range without examples makes no shard;
-    one of more than twice `target_bytes`, such as of equal contents, makes several. `first` has the
-    first 64 bits of each digest, ascending, and `sizes` the examples' sizes [bytes].
+    `target_bytes` on average, the least power of two with which they do not. While the number of
+    ranges stays the same, a new example changes only its shard. A range without examples makes no
+    shard; a range of more than twice `target_bytes`, such as of equal contents, makes several.
+    `first` has the first 64 bits of each digest, ascending, `sizes` the examples' sizes [bytes].
     """
     passed = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
     needed = max(1, math.ceil(passed[-1] / target_bytes))

@@ -58,7 +58,7 @@ def hold_fetch(path: Path, what: str) -> Iterator[None]:
 def open_unfinished(path: Path, size: int, *, begin: int = 0, end: int) -> Iterator[int]:
     """Open `path.partial` of `size` bytes, with room on the disk for the bytes [begin, end).
 
-    Yields its descriptor. On success the file is flushed and renamed to `path`, else it stays.
+    Yields its descriptor. On success, the file is flushed and renamed to `path`; else it stays.
 
     Raises:
       DiskRefused: the disk lacks room; says both sizes.
@@ -97,7 +97,7 @@ def check_space(descriptor: int, path: Path, size: int) -> None:
 def check_put(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
     """Raise ObjectStoreFailed if the store lacks objects that were put below a prefix.
 
-    Others may have removed some, or a worker may have put them into another store of that name.
+    Somebody may have removed them, or a worker may have put them into another store of that name.
     """
     listed = {one.name for one in store.list(prefix)}
     if lacking := sorted({*names} - listed):

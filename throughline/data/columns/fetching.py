@@ -1,7 +1,7 @@
 """Fetches a snapshot's columns from an object store into a local folder, to be mapped.
 
 A column is fetched into `COLUMN.bin.partial`, and renamed when each of its chunks has matched its
-digest: a file named `COLUMN.bin` has all requested rows; missing ones would read as zeros. A file
+digest: a file named `COLUMN.bin` has all requested rows; missing rows would read as 0. A file
 whose length has changed is fetched again. If a host reads only some rows, as with a shuffle of
 lanes, only the objects with these are fetched, into a folder named by the rows. An interrupted
 fetch is continued: objects whose chunks match their digests are not fetched again.
@@ -69,7 +69,7 @@ class FetchedColumns:
         return store
 
     def fetch(self, split: str, column: Column) -> None:
-        """Fetch the rows of a column that are read, unless they are in the folder already.
+        """Fetch the requested rows of a column, unless they are in the folder already.
 
         For a ragged column, the extents of all rows are fetched, too. Raises ObjectStoreFailed for
         missing or damaged objects, StaleSnapshot for another snapshot's store, and DiskRefused.

@@ -42,7 +42,7 @@ from throughline.shared.limits import available_memory
 
 INDEX = "index.json"
 MEMORY_SHARE = 0.5  # share of available memory that a column to read ahead may take
-LEAST_PRIORITY = 19  # nice value of the thread: it gives way to those that prepare the first batch
+LEAST_PRIORITY = 19  # nice value of the thread, which yields to those that prepare the first batch
 READ_BYTES = 1 << 22
 MAP_NORESERVE = 0x4000  # on Linux; Python's mmap has no name for it
 
@@ -89,7 +89,7 @@ class SplitColumns:
     ragged: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, column: Column) -> int:
-        """Return how many rows a column stores; these are the first ones."""
+        """Return the number of rows that a column stores; they are the first rows of the split."""
         return sum(chunk.count for chunk in self.chunks if column.name in chunk.digests)
 
     def bytes(self, column: Column) -> int:
@@ -128,7 +128,7 @@ class SnapshotIndex:
 
 
 def count_stored(count: int, fraction: float) -> int:
-    """Return how many of `count` rows a snapshot stores, if it stores this fraction."""
+    """Return the number of rows, of `count`, that a snapshot of this fraction stores."""
     return round(fraction * count)
 
 
@@ -154,7 +154,7 @@ def write_rows(
     start: int,
     values: Mapping[str, np.ndarray],
 ) -> Chunk:
-    """Write the rows of `encode_chunk`; return their chunk. They are safe only after `flush`."""
+    """Encode rows by `encode_chunk` and write them; return the chunk. Only `flush` secures them."""
     chunk, encoded = encode_chunk(columns, start=start, values=values)
     for column in columns:
         write_encoded_rows(folder, split, column, start=start, data=encoded[column.name])
@@ -192,7 +192,7 @@ def write_encoded_rows(
 
 
 def flush(folder: Path, split: str, columns: Sequence[Column]) -> None:
-    """Make sure that what was written to a split is on the disk."""
+    """Make sure that all rows written to a split are on the disk."""
     for column in columns:
         with column_path(folder, split, column.name).open("rb") as file:
             os.fsync(file.fileno())
@@ -308,8 +308,8 @@ def map_column(folder: Path, split: str, column: Column, count: int) -> np.ndarr
 def read_ahead(path: Path, size: int) -> None:
     """Read the first `size` bytes of a column into the page cache, in the background.
 
-    Does so once per process and file, if they take at most half of the available memory. A cold
-    disk reads rows in random order in small pieces; from beginning to end it reads at full speed.
+    Does so once per process and file, if the bytes take at most half of the available memory. A
+    cold disk is slow at reading rows in random order; from beginning to end it reads at full speed.
     """
     if path.exists() and size <= MEMORY_SHARE * available_memory():
         work = partial(_read_through, path, size)
@@ -320,7 +320,7 @@ def _read_through(path: Path, size: int) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
     block = bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
-        # If only some rows have been fetched, the others are holes.
+        # If only some rows have been fetched, the file has holes for the others.
         with suppress(OSError):
             first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
             size = min(size, os.lseek(file.fileno(), first, os.SEEK_HOLE))

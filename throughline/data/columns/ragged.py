@@ -33,7 +33,7 @@ def compute_offsets(shapes: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 def end_offset(offsets: np.ndarray, itemsize: int) -> int:
-    """Return the byte at which a value after these would begin; `offsets` holds their extents."""
+    """Return the byte at which the next value would begin, after those with extents `offsets`."""
     if len(offsets) == 0:
         return 0
     size = int(offsets[-1, 0] + offsets[-1, 1:].prod()) * itemsize
@@ -54,7 +54,7 @@ def flatten_pixels(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def concatenate_parts(parts: Sequence[Path], path: Path) -> None:
-    """Write the parts into `path`, back to back; overwrite what is there, and keep the parts."""
+    """Write the parts into `path`, back to back; overwrite an existing file, and keep the parts."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Columns of a snapshot in an object store: which objects there are, and putting them there.
+"""Columns of a snapshot in an object store: lists their objects, and puts them there.
 
     KEY/train/image/000000040960-DIGEST     consecutive chunks of one column of one shard, from the
                                             row in the name on
@@ -45,10 +45,10 @@ def is_of_snapshot(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where a snapshot is written: a folder and, if its columns go there, an object store.
+    """The place of a new snapshot: a folder and, if its columns go there, an object store.
 
-    `earlier` has shards and snapshot of an earlier run of the same program, if any. `needs` is what
-    the user's own ops need besides their code; only with the same needs is a snapshot continued.
+    `earlier` has shards and snapshot of an earlier run of the same program, if any. `needs` are the
+    files and libraries of the user's own ops; only with the same ones is a snapshot continued.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class ColumnObject:
         return self.begin + self.bytes
 
     def name_at(self, key: str, start: int) -> str:
-        """Return the object's name in the snapshot `key`, where its rows begin at row `start`."""
+        """Return the object's name in snapshot `key`, in which its rows begin at row `start`."""
         digest = digest_blake2b(*(chunk.digests[self.column].encode() for chunk in self.chunks))
         return f"{key}/{self.split}/{self.column}/{start:012d}-{digest}"
 
@@ -196,7 +196,7 @@ def check_stored_index(store: ObjectStore, key: str, folder: Path) -> None:
     if there != data:
         state = "is not there" if there is None else "is of another snapshot"
         raise StaleSnapshot(
-            f"{store.address(name)} {state}, so {store.url} does not hold all of what"
+            f"{store.address(name)} {state}, so {store.url} does not hold the whole snapshot that"
             f" {folder / INDEX} describes; correct storage.url, or run"
             " `dvc repro --force snapshot`"
         )

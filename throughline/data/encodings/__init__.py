@@ -1,4 +1,4 @@
-"""Encodings, one file per family: how values are examined, stored and decoded.
+"""Encodings, one file per family. An encoding examines, stores and decodes values.
 
 A new encoding is a class under `@register` in a file that is imported here.
 """

@@ -16,7 +16,7 @@ from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_me
 from throughline.shared.wording import name_some
 
 _SINGLE = b"\x93NUMPY"  # first bytes of an .npy file
-# What damaged archives raise; RuntimeError if a member seems to be encrypted.
+# Errors of damaged archives; RuntimeError if a member seems to be encrypted.
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

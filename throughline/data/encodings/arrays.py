@@ -16,7 +16,7 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import UnreadableSource
 
 CHANNELS = (1, 3)
-_RANK = 4  # of images: (examples, height, width, channels)
+_RANK = 4  # axes of images: (examples, height, width, channels)
 
 
 class _ArrayEncoding(Encoding):

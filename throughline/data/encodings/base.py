@@ -48,7 +48,7 @@ class RejectedValue(Exception):
         return self.reason
 
 
-# Errors that the file itself causes; they will occur again.
+# Errors that the file itself causes, so that they will occur again.
 OF_THE_FILE = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR, errno.ENOTDIR),
@@ -184,8 +184,8 @@ class StoredFile:
     def check_link(self) -> None:
         """Refuse a file outside the root, unless a link that `follow_links` allows leads to it.
 
-        A link to a folder does not count, since DVC does not watch what is below it. Whoever added
-        a link may lack permission to read its target, so files of other users are refused.
+        A link to a folder does not count, since DVC does not watch the files below it. A user who
+        added a link may lack permission to read its target, so files of other users are refused.
         """
         root = self.root.resolve()
         if self.path.resolve().is_relative_to(root):
@@ -257,8 +257,8 @@ class FileEncoding(FileKind):
     def open_inspector(self, settings: DataSettings) -> AbstractContextManager[Inspect]:
         """Open a function that examines a file, from any thread, within the block.
 
-        It raises RejectedValue for unusable files; its second argument is a folder for converted
-        copies.
+        The function raises RejectedValue for unusable files; its second argument is a folder for
+        converted copies.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ ANSWER_S = 60.0
 
 
 class Decoder:
-    """A decoding process, which starts at the first question; any thread may ask."""
+    """A process that decodes images, started by the first question; any thread may ask."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -30,7 +30,7 @@ LARGEST_PIXEL = 8  # most bytes of a pixel: four channels of 16 bits
 BESIDES_PIXELS = 4 << 20  # bytes allowed for color profiles, thumbnails and other metadata
 STRIP = 256  # rows
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-DARK = 32  # of 256 levels; a 16-bit image with all values below it is dark
+DARK = 32  # level, of 256; a 16-bit image with all values below it is dark
 DARK_NOTE = (
     "dark: 16 bits, but no value above an eighth of the range; scale the values of such images to"
     " the full range before they are saved"
@@ -43,19 +43,19 @@ _UPRIGHT = (None, 0, 1)
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 
-MOST_PIXELS = 1 << 25  # pixels, above which decoders begin to have limits of their own
+MOST_PIXELS = 1 << 25  # above this number, decoders begin to have limits of their own
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Channels by depth, color type and methods in a header: 8-bit gray and RGB, not interlaced.
 _CHANNELS = {b"\x08\0\0\0\0": 1, b"\x08\2\0\0\0": 3}
 _FILTERS = 5
-# Chunks that encoders usually write. TensorFlow is asked about files with others, which are rare.
+# Chunks that encoders usually write. TensorFlow is asked about files with other chunks.
 _PLAIN_CHUNKS = frozenset(
     b"IHDR IDAT IEND bKGD pHYs gAMA cHRM sBIT sRGB iTXt tEXt zTXt tIME eXIf iCCP".split()
 )
 _REPEATED = frozenset({b"IDAT", b"iTXt", b"tEXt", b"zTXt"})
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; all with Huffman codes
-# Markers that stand alone, of other frames, and none at all.
+# Markers that stand alone, markers of other frames, and bytes that are no marker.
 _NOT_SEGMENTS = frozenset(
     {0x00, 0x01, *range(0xD0, 0xDA), 0xFF, *range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}
 )

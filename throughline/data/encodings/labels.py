@@ -14,7 +14,7 @@ LabelKind = Literal["class", "number"]
 UNLABELED = "-1"  # a common mark of examples without a label
 FEW_CLASSES = 20  # up to this many different whole numbers are classes
 _READABLE = ("utf-8", "backslashreplace")
-EXAMPLES_PER_NUMBERED_CLASS = 10  # with fewer, many whole numbers may be values to predict
+EXAMPLES_PER_NUMBERED_CLASS = 10  # with fewer per number, many numbers may be values to predict
 
 
 class _LabelEncoding(Encoding):
@@ -76,7 +76,7 @@ def guess_label_kind(
     """Decide whether labels that are all numbers are classes or numbers to predict.
 
     Fractions are numbers to predict, and so are many different whole numbers stored as `floats`.
-    Other whole numbers that are many, in few rows each, could be either: UnreadableSource.
+    Many different integers in few rows each could be either: raises UnreadableSource.
     """
     if fractions or (floats and distinct > FEW_CLASSES):
         return "number"

@@ -1,6 +1,6 @@
 """Reads arrays within the bytes of another file, such as a feature of a TFRecord.
 
-Tensors and NumPy arrays state their shape and dtype; for bare values, settings do. Source of the
+Tensors and NumPy arrays state shape and dtype; settings give those of bare values. Source of the
 tensor format: tensorflow/core/framework/tensor.proto, as tf.io.serialize_tensor writes it.
 """
 
@@ -25,7 +25,7 @@ from throughline.shared.errors import UnreadableSource
 
 _SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"RIFF": "WebP"}
 _NUMPY = b"\x93NUMPY"
-_TENSOR = b"\x08"  # its first field is the type
+_TENSOR = b"\x08"  # a tensor's first field is the type
 _BFLOAT16, _TEXT = 14, 7
 # Dtypes of tensors by their numbers in types.proto.
 _TYPES = {
@@ -40,13 +40,13 @@ _LISTS: dict[int, Callable[[bytes], list[Any]]] = {
     8: lambda text: [text],
     **dict.fromkeys((7, 10, 11, 16, 17), lambda packed: decode_varints(packed).tolist()),
 }
-# What is raised for bytes that only begin like an array.
+# Errors for bytes that only begin like an array.
 _UNREADABLE = (
     *(ValueError, LookupError, ArithmeticError, MemoryError, EOFError, SyntaxError),
     tokenize.TokenError,
 )
-_MOST_FILLED = 1 << 24  # most values of a tensor that lists fewer and repeats the last
-# Magnitudes of numbers that people store; other bytes, read as floats, are seldom within.
+_MOST_FILLED = 1 << 24  # most values of a tensor that lists only the first and repeats the last
+# Magnitudes of numbers that people store; other bytes, read as floats, are seldom in this range.
 _SMALLEST, _LARGEST = 1e-20, 1e20
 
 
@@ -88,7 +88,7 @@ def read_array(data: bytes) -> tuple[ArrayForm, np.ndarray] | None:
 
 
 def _read_tensor(data: bytes) -> np.ndarray | None:
-    """Return the values of a TensorProto, or None; raises ValueError or LookupError for others."""
+    """Return the values of a TensorProto; None, ValueError or LookupError for other bytes."""
     number, shape, content = 0, (), b""
     listed: list[Any] = []
     for field, wire, start, stop in read_fields(data, 0, len(data)):
@@ -188,7 +188,7 @@ def choose_form(
 ) -> tuple[tuple[int, ...], str]:
     """Return the shape and dtype of `length` bytes of bare values, as `data.records` sets them.
 
-    `floats`: they may be float32. UnreadableSource: the settings do not fit, or do not decide.
+    `floats`: bytes may be float32. UnreadableSource: the settings do not fit, or leave a choice.
     """
     size = int(np.prod(shape, dtype=np.int64))
     for one in [dtype] if dtype != "auto" else ["uint8", *["float32"] * floats]:
@@ -200,7 +200,7 @@ def choose_form(
     if dtype != "auto":
         raise UnreadableSource(
             f"data.records: {name} has {length:,} bytes, but {list(shape) or 'whole'} values"
-            f" of {dtype} take another number",
+            f" of {dtype} take a different number",
             "set data.records.shape and data.records.dtype to those of the stored values",
         )
     seen = f"{length:,} values of uint8" + f" or {length // 4:,} of float32" * floats

@@ -25,7 +25,7 @@ class TextEncoding(FileKind):
 
 
 def text_feature() -> Feature:
-    """Return the input feature of texts: the tokens that they become, (length,)."""
+    """Return the input feature of texts: their tokens, (length,)."""
     return Feature(
         name="text", role="input", encoding=find_encoding("text"), shape=(None,), dtype="int32"
     )
@@ -84,5 +84,5 @@ def _decode(content: bytes, encoding: str) -> str:
         found = f": byte 0x{content[error.start]:02x} at {error.start:,}"
         hint = ", looks like utf-16" if content.startswith(_UTF16) else ""
         raise RejectedValue(f"not {encoding}", found + hint) from error
-    except UnicodeError as error:  # from a codec that names no position
+    except UnicodeError as error:  # a codec's error that names no position
         raise RejectedValue(f"not {encoding}", f": {error}") from error

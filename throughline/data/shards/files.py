@@ -54,7 +54,7 @@ def offsets_path(shard: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """Where shards are: in `folder` or `storage`; repaired ones in `snapshot_folder`/repaired."""
+    """The places of shards: `folder` or `storage`; `snapshot_folder`/repaired for repaired ones."""
 
     folder: Path
     snapshot_folder: Path | None = None
@@ -115,7 +115,7 @@ class ShardFiles:
             path.unlink()
 
     def find_damage(self, shard: Shard) -> list[str]:
-        """Return what is wrong with a shard: damaged records, or else a wrong digest."""
+        """Return the problems of a shard: damaged records, or else a wrong digest."""
         path = self.path(shard)
         if digest_file(path) == shard.digest:
             return []
@@ -237,7 +237,7 @@ def find_earlier_shards(
 
 
 def take_stored_shard(earlier: EarlierShard | None, path: Path, store: ObjectStore) -> Shard | None:
-    """Return an earlier shard and copy its offsets; None unless it is stored and they are whole."""
+    """Return an earlier shard and copy its offsets; None unless it is stored and has them whole."""
     if earlier is None or not is_put(store, earlier.shard):
         return None
     source, digest = offsets_path(earlier.path), earlier.shard.offsets_digest

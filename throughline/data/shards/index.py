@@ -1,4 +1,4 @@
-"""The index of a set of shards: what each file holds, and which files a split has."""
+"""The index of a set of shards: the content of each file, and the files of each split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shard:
     Attributes:
       examples: number of examples; for a series, of time steps, of which a record holds many.
       digest: BLAKE3 digest of the file.
-      repaired: whether it holds what could be read of a damaged shard (`repair.py`).
+      repaired: whether it holds the readable records of a damaged shard (`repair.py`).
       offsets_digest: digest of the offsets of an uncompressed shard (`record_offsets.py`); empty if
         compressed or repaired, since there are no offsets then.
       made_of: digest of its examples' contents, keys, labels, sizes and columns, in order.

@@ -80,7 +80,7 @@ def _feature_prefix(name: str) -> bytes:
 
 @cache
 def _entry_prefix(name: str, kind: int, width: int) -> bytes:
-    """Return what precedes a number of `width` bytes in its map<string, Feature> entry.
+    """Return the bytes before a number of `width` bytes in its map<string, Feature> entry.
 
     The name is the entry's field 1; the feature, a list of numbers of field `kind`, is field 2.
     """

@@ -23,7 +23,7 @@ class Damage:
 
 
 def find_damaged_shards(shards: ShardIndex, files: ShardFiles) -> dict[str, list[str]]:
-    """Return what is wrong with each damaged shard, by its name; reads all local files.
+    """Return the problems of each damaged shard, by its name; reads all local files.
 
     A damaged file that was fetched from a store is removed; it will be fetched again.
     """

@@ -149,8 +149,8 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 def find_edges(data: mmap.mmap | bytes) -> tuple[np.ndarray, str]:
     """Return the edges of the frames of an uncompressed TFRecord file, and its damage.
 
-    Edges (records + 1,) int64 [bytes] are where frames begin and where the last one ends. Damage is
-    what is wrong after that, or "". Only lengths and their checksums are read: few pages.
+    Edges (records + 1,) int64 [bytes] are the starts of the frames and the end of the last one.
+    Damage describes the problem after that, or is "". Only lengths and their checksums are read.
     """
     edges, at = [0], 0
     while at < len(data):

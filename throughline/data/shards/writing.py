@@ -64,7 +64,7 @@ from throughline.shared.object_store import open_store
 from throughline.shared.program import digest_program
 from throughline.shared.progress import progress
 
-BLOCK_BYTES = 1 << 20  # of records of one size that are encoded together
+BLOCK_BYTES = 1 << 20  # records of one size are encoded together in blocks of this size
 
 
 class OrderedExamples:
@@ -85,7 +85,7 @@ class OrderedExamples:
         return _open_examples, (self.manifest.folder.absolute(), self._file_digest)
 
     @cached_property
-    def _file_digest(self) -> str:  # with the files' locations, which the manifest's leaves out
+    def _file_digest(self) -> str:  # with files' locations, unlike the manifest's digest
         return digest_file(self.manifest.folder / EXAMPLES)
 
     def of(self, split: str) -> pd.DataFrame:
@@ -114,7 +114,7 @@ def _open_examples(folder: Path, digest: str) -> OrderedExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """Which examples one shard holds: [first, end) in the order of its split.
+    """The examples of one shard: [first, end) in the order of its split.
 
     `made_of` is their digest. `earlier` is a shard of the same examples in an earlier set, if any.
     """

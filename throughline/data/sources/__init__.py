@@ -2,7 +2,7 @@
 
 Sources only find examples; ingest examines each and writes the manifest. A source refuses what it
 cannot read, or could read in more than one way: `UnreadableSource` names the file, and the key,
-line or record. `DataNotFound` says that nothing of the kind is at `data.path`.
+line or record. `DataNotFound` says that no input of the kind is at `data.path`.
 
 A new kind of input is a file here with a function `scan`, its name in `SCANNERS`, and a line in
 `throughline/settings/source_kinds.py`. Files in class folders need only that line.
@@ -56,7 +56,7 @@ def scan(settings: DataSettings) -> Source:
 
     Raises:
       DataNotFound: nothing of the source's kind is at `data.path`.
-      UnreadableSource: what is there does not fit `data.source`, or can be read in several ways.
+      UnreadableSource: the files do not fit `data.source`, or can be read in several ways.
     """
     return SCANNERS.get(settings.source, class_folders.scan)(settings)
 

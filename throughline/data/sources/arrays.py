@@ -107,8 +107,8 @@ def _choose(
     pairs = _choose_by_name(found)
     if not pairs:
         raise UnreadableSource(
-            f"{path}: which arrays are the images and the labels is not certain: no array"
-            f" {' or '.join(name for name in named if name not in found)}; there are"
+            f"{path}: the choice of arrays for images and labels is not certain: there is no array"
+            f" {' or '.join(name for name in named if name not in found)}, but"
             f" {array_files.list_headers(found, found)}",
             "set data.features and data.labels, or name the arrays x_train, y_train, x_test …",
         )

@@ -169,7 +169,7 @@ def _refuse_masks(files: Sequence[ExampleFile], root: str) -> None:
 
 
 def name_kinds(kinds: Mapping[str, int]) -> str:
-    """Describe how many files have which suffixes, the commonest first.
+    """Describe the numbers of files by suffix, the commonest first.
 
     >>> name_kinds({".heic": 60, "": 1})
     '60 .heic, 1 without a suffix'
@@ -191,7 +191,7 @@ def _refuse_folder_link(link: Path, target: Path, name: str) -> None:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"  # what macOS adds to archives
+    return name.startswith(".") or name == "__MACOSX"  # macOS adds this folder to archives
 
 
 class _Listing:

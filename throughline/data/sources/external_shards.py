@@ -1,8 +1,8 @@
 """Reads the examples of TFRecord shards that others wrote, once their layout is known.
 
 `tfrecord` infers the layout, `tfds` reads it from metadata. Encoded images stay where they are;
-values of one shape become one array. A shard that cannot be read to its end is refused, since
-nobody knows what is missing.
+values of one shape become one array. A shard that cannot be read to its end is refused, since the
+missing records are unknown.
 """
 
 import itertools

@@ -1,6 +1,6 @@
-"""Decides how folders are read: which level of a file's path names its split, which its class.
+"""Decides which level of a file's path names its split, and which its class.
 
-`data.layout` says so; with `auto`, folder names do, if they can be read in only one way.
+`data.layout` gives the levels; with `auto`, folder names do, if they can be read in only one way.
 """
 
 import os
@@ -25,7 +25,7 @@ _MASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a folder's path says: split (or `UNLABELED`) and class, or why files are unusable."""
+    """Split (or `UNLABELED`) and class in a folder's path, or the reason why files are unusable."""
 
     split: str | None = None
     label: str = ""
@@ -35,14 +35,14 @@ class Place:
 def read_layout(
     counts: Mapping[str, int], *, layout: str, root: str, classes: bool
 ) -> Mapping[str, Place]:
-    """Return what each folder's path below the root says; `counts` has its number of files."""
+    """Return the place of each folder by its path below the root; `counts` has numbers of files."""
     if layout != "auto":
         return {folder: _apply(layout, folder) for folder in counts}
     return _Reading(counts, root, classes=classes).read()
 
 
 def cut_name_pattern(layout: str) -> tuple[str, re.Pattern[str] | None]:
-    """Split a layout into that of folders, and the pattern of files' names, if `class` is in them.
+    """Return the layout of folders, and the pattern of files' names, if they contain the class.
 
     >>> cut_name_pattern("split/class.*.jpg")[1].fullmatch("cat.0.jpg")[1]
     'cat'
@@ -55,7 +55,7 @@ def cut_name_pattern(layout: str) -> tuple[str, re.Pattern[str] | None]:
 
 
 def _apply(layout: str, folder: str) -> Place:
-    """Read a path by a pattern; the class is all parts that the rest of the pattern leaves."""
+    """Read a path by a pattern; the class is all parts that no other part of the pattern takes."""
     pattern, parts = layout.split("/"), folder.split("/") if folder else []
     if pattern[-1] == ANY_NUMBER:
         pattern = pattern[:-1]
@@ -87,7 +87,7 @@ class _Reading:
             for at, part in enumerate(path):
                 self._below[path[:at]].add(part)
         self._parts = {folder: self._undouble(path) for folder, path in parts.items()}
-        # Folders without subfolders; files next to class folders do not tell what these are.
+        # Folders without subfolders; files next to class folders tell nothing about these.
         self._leaves = {folder for folder, path in parts.items() if not self._below.get(path)}
         self._levels = range(max(map(len, self._parts.values()), default=0))
         # Number of upper levels that all folders share: they name the dataset.

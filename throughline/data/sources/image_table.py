@@ -107,7 +107,7 @@ def _read_rows(
 
 
 def _find_table(path: Path) -> Path:
-    """Return where the table is: a file, the only one in a folder, or a folder of several files."""
+    """Return the path of the table: a file, the only one in a folder, or a folder of several."""
     if not path.is_dir():
         return path
     tables = sorted(

@@ -22,7 +22,7 @@ from throughline.data.tables.tabular import TextTable
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
+pc: Any = pyarrow.compute  # untyped: the import makes its functions
 EXACT_IN_64 = 2.0**53  # below it, float64 holds every whole number
 _WHOLE = re.compile(r"-?\d\.0+e\+00")
 
@@ -154,7 +154,7 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
 
 
 def _find_label_kind(table: TextTable) -> LabelKind:
-    """Return the kind of the labels, as `data.label_kind` or, for `auto`, their values say.
+    """Return the kind of the labels: `data.label_kind` or, for `auto`, the kind of their values.
 
     Texts, booleans, and whole numbers that are few or have many rows each are classes. Fractions,
     and many whole numbers written with a decimal point, are numbers to predict.

@@ -44,7 +44,7 @@ class NumberText(str):
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCells:
-    """Which cells documents keep: those in the columns `names` of the file at `path`.
+    """The cells that documents keep: those in the columns `names` of the file at `path`.
 
     The kinds of columns are known only when all documents are read. `floats` and `delimiter` are as
     in `TextTable`.
@@ -109,7 +109,7 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
 def keep_cells(
     path: Path, settings: DataSettings, *, floats: frozenset[str] = frozenset()
 ) -> KeptCells | None:
-    """Return which cells texts keep, or None if they keep none; `floats` is as in `KeptCells`."""
+    """Return the cells that texts keep, or None; `floats` is as in `KeptCells`."""
     check_names(path, settings, name_columns(settings, KEY), input_name=TEXT)
     names = settings.kept_columns
     return KeptCells(path=path, settings=settings, names=names, floats=floats) if names else None

@@ -28,7 +28,7 @@ from throughline.data.split_names import split_files
 from throughline.settings import DataSettings, RecordSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_mean
 
-RECORDS_LOOKED_AT = 16  # of each shard
+RECORDS_LOOKED_AT = 16  # first records of each shard
 # Usual names of the model's input and of the label, the more usual ones first.
 INPUTS = (("image", "image/encoded"), ("features", "x", "image_raw"))
 LABELS = (("label", "image/class/label"), ("labels", "y", "image/class/text"))
@@ -219,7 +219,7 @@ def choose_features(
     *,
     known: tuple[str, str] = ("", ""),
 ) -> tuple[str, str]:
-    """Return the input and the label: as the settings or `known` say, or those with usual names."""
+    """Return the names of input and label: by the settings, by `known`, or the usual ones."""
     name = _choose("input", records.input or known[0], features, usual=INPUTS)
     others = {other: summary for other, summary in features.items() if other != name}
     if not others:

@@ -25,7 +25,7 @@ from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
+pc: Any = pyarrow.compute  # untyped: the import makes its functions
 
 
 def scan(settings: DataSettings, *, trained: TableColumns | None = None) -> Series:
@@ -175,8 +175,7 @@ def _find_cuts(
 ) -> tuple[np.ndarray, tuple[int, ...], list[str]]:
     """Cut the series where a column is empty, and at `jumps` in time.
 
-    Returns which rows are kept (rows,), the steps among those before which others are missing, and
-    a warning.
+    Returns whether each row is kept, (rows,), the kept steps that follow a cut, and a warning.
     """
     kept = np.ones(len(table), bool)
     for name in names:

@@ -1,4 +1,4 @@
-"""Decides what each column of a table is: numbers, categories, or nothing to learn from.
+"""Decides the kind of each column of a table: numbers, categories, or nothing to learn from.
 
 Columns that can hardly be meant are refused, with the parameter that keeps them: dates, ids and
 free text as categories, row numbers as a feature, and columns named as times: 1/22/20, 1/23/20.
@@ -85,7 +85,7 @@ def find_kinds(table: TextTable, apart: Sequence[str]) -> dict[str, Kind]:
 
 
 def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
-    """Refuse columns that can only have been read as their kind by mistake."""
+    """Refuse columns whose kind can only be a mistake."""
     settings = table.settings
     chosen = {*settings.numeric, *settings.categorical, *settings.ignore}
 
@@ -114,7 +114,7 @@ def refuse_mistaken(table: TextTable, kinds: Mapping[str, Kind]) -> None:
 
 
 def find_one_hot(table: TextTable) -> list[str]:
-    """Return columns that share the classes with the label: one of them all is 1 in each row."""
+    """Return columns that form a one-hot label with the label column: one is 1 in each row."""
     label, *more = table.settings.label_columns
     own = table.numbers(label) if label in table.columns and not more else np.empty(0)
     rows = np.isfinite(own)
@@ -136,7 +136,7 @@ def find_one_hot(table: TextTable) -> list[str]:
 
 
 def explain_one_hot(table: TextTable) -> str:
-    """Say which columns `find_one_hot` finds and what to do; "" if all of them are ignored."""
+    """Name the columns that `find_one_hot` finds, and a remedy; "" if all of them are ignored."""
     label, others = table.settings.label_columns[0], find_one_hot(table)
     if {*others} <= {*table.settings.ignore}:
         return ""
@@ -160,7 +160,7 @@ def refuse_columns(table: TextTable, problems: Mapping[str, str], *more: str) ->
 
 
 def guess_kind(table: TextTable, name: str) -> Kind:
-    """Return number or category, whichever most filled cells are; empty if none is filled."""
+    """Return the kind of most filled cells, number or category; empty if none is filled."""
     filled = count_filled(table.columns[name])
     if not filled:
         return "empty"
@@ -171,7 +171,7 @@ def guess_kind(table: TextTable, name: str) -> Kind:
 
 
 def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
-    """Return why a column can hardly be meant as this kind, with a remedy, or None."""
+    """Return why a column is hardly of this kind, with a remedy, or None."""
     reading = describe_column(table, name, kind)
     shown = f"column {name} ({reading.example[:40]}, …)"
     if kind == "empty":
@@ -217,9 +217,9 @@ def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) 
 
 
 def find_merging(values: np.ndarray) -> str | None:
-    """Return what float32 loses of a column if it makes many of its numbers equal, or None.
+    """Describe the loss if float32 makes many numbers of a column equal; otherwise return None.
 
-    `values` is (rows,) float64. A few become equal in any long column, so only some are compared.
+    `values` is (rows,) float64. In a long column a few always become equal, so some are compared.
     """
     some = values[:: max(1, len(values) // COMPARED)]
     some = some[np.abs(some) <= np.finfo(np.float32).max]
@@ -229,8 +229,8 @@ def find_merging(values: np.ndarray) -> str | None:
         return None
     return (
         f"holds numbers such as {some[0]:.15g} and {some[1]:.15g}, of which float32 keeps the first"
-        f" seven digits: of {len(some):,} different ones {kept:,} would be left; subtract what they"
-        " have in common"
+        f" seven digits: of {len(some):,} different numbers {kept:,} would be left; subtract their"
+        " common part"
     )
 
 

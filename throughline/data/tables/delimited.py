@@ -117,7 +117,7 @@ def _rows(
 
 
 def _records(file: TextIO, start: Start, path: Path, settings: DataSettings) -> Iterator[Record]:
-    """Yield every record below what the start skips; a blank line has no cells."""
+    """Yield every record below the skipped lines at the start; a blank line has no cells."""
     lines: list[str] = []  # of the record
     blanks, quotes = start.delimiter == BLANKS, settings.quoting != "none"
 

@@ -1,7 +1,7 @@
 """Reads dates and times from text, and explains why they do not increase from row to row.
 
-31.01.2026 has its day first. 01/02/2026 does not say which number is the month, nor 26-01-02 which
-is the year. Other rows rule out readings; if several are left, they must agree.
+31.01.2026 has its day first. In 01/02/2026 either number may be the month, and in 26-01-02 several
+may be the year. Other rows rule out readings; if several are left, they must agree.
 """
 
 import re
@@ -153,7 +153,7 @@ def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series])
 def find_time_problem(readings: Sequence[pd.Series]) -> TimeProblem | None:
     """Return the first row that is not a time or not after the row before, or None.
 
-    The reading that is in order for longest decides; None only if all are in order.
+    The reading with the longest start in order decides; None only if all readings are in order.
     """
     problems = [problem for reading in readings if (problem := _find_late(reading))]
     if not problems:
@@ -183,7 +183,7 @@ def _read_digits(numbers: np.ndarray) -> pd.Series | None:
 
 
 def _find_gaps(moments: pd.Series) -> np.ndarray:
-    """Return the rows (gaps,) before which others seem to be missing, because the step is long."""
+    """Return the rows (gaps,) that follow a long step, so that rows seem to be missing."""
     steps = np.diff(_as_numbers(moments))
     return np.flatnonzero(steps > GAP * np.median(steps)) + 1 if len(steps) else np.empty(0, int)
 
@@ -194,7 +194,7 @@ def _as_numbers(moments: pd.Series) -> np.ndarray:
 
 
 def read_moments(texts: Sequence[str]) -> list[pd.Series]:
-    """Return the times in each way that reads all cells; if none does, in the best, with NaT."""
+    """Return the times by each way that reads all cells; without one, by the best, with NaT."""
     cells = pd.Series(texts, dtype="object")
     found = cells.str.extract(_NUMBERS)
     numbers = found["first"].notna()

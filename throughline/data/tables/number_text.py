@@ -12,7 +12,7 @@ import pyarrow.compute
 from throughline.settings import DataSettings
 from throughline.shared.errors import UnreadableSource
 
-pc: Any = pyarrow.compute  # untyped: its functions are made when it is imported
+pc: Any = pyarrow.compute  # untyped: the import makes its functions
 _EXPONENT = r"([eE][+-]?\d+)?$"
 _POINT = r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT
 # Points may separate thousands before a decimal comma.
@@ -28,15 +28,15 @@ _GROUPED = {  # a comma, or a mark that separates only thousands
 _DIVIDED = r"^[+-]?[1-9]\d{0,2}[,'’ \x{a0}\x{202f}]\d{3}"
 _CERTAIN = {**_GROUPED, ",": r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"}
 _TRUTH = r"^(?i:true|false)$"
-# What people read as a number, but nothing here does: thousands separators, currencies, percents.
+# Numbers to people, but not to this module: thousands separators, currencies, percents.
 _PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
 _FLAGGED = re.compile(r"([+-]?\d+([.,]\d+)?)\s*[A-Za-z]{1,3}")  # as statistical offices do
 _NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
-MOST = 0.5  # a greater share of a column's cells says what it holds
+MOST = 0.5  # a greater share of a column's cells decides its content
 
 
 def matches(cells: pa.LargeStringArray, pattern: str) -> np.ndarray:
-    """Return in which cells a pattern is found, (rows,) bool."""
+    """Return whether a pattern is found in each cell, (rows,) bool."""
     return np.asarray(pc.match_substring_regex(cells, pattern), bool)
 
 
@@ -50,7 +50,7 @@ def share(cells: pa.LargeStringArray, pattern: str) -> float:
 
 
 def is_number(cells: pa.LargeStringArray, decimal: str) -> np.ndarray:
-    """Return which cells are numbers, (rows,) bool; `inf`, `nan` and `1_000` are not."""
+    """Return whether each cell is a number, (rows,) bool; `inf`, `nan` and `1_000` are not."""
     return matches(cells, _COMMA if decimal == "," else _POINT)
 
 
@@ -112,7 +112,7 @@ def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
 
 
 def explain_notation(cell: str) -> str:
-    """Return how to write a number with letters, or a minus that is unknown; "" for other cells."""
+    """Return a remedy for a number with letters, or with an unknown minus; "" for other cells."""
     if flagged := _FLAGGED.fullmatch(cell):
         return f"write {flagged[1]}, without the letters"
     if not pc.match_substring_regex(cell, _NUMBER_LIKE).as_py():
@@ -138,9 +138,9 @@ def find_decimal(
 ) -> str:
     """Return the decimal mark of a table.
 
-    It is as set, or a comma if columns hold fractions with a comma and none with a point, else a
-    point. If all of these could separate thousands instead, it is `likely`, but no comma where
-    commas separate cells. UnreadableSource is raised if both occur, or the mark remains open.
+    The mark is as set, or a comma if columns hold fractions with a comma and none with a point,
+    else a point. If all such marks could separate thousands instead, it is `likely`, but no comma
+    where commas separate cells. Raises UnreadableSource if both occur, or the mark remains open.
     """
     if settings.decimal != "auto":
         return settings.decimal
@@ -173,7 +173,7 @@ def leave_decimal_open(columns: Mapping[str, pa.LargeStringArray]) -> bool:
 
 
 def find_lone_points(columns: Mapping[str, pa.LargeStringArray]) -> str:
-    """Return a number such as 1.234 and its column, if no number tells what points mean, or ""."""
+    """Return a number such as 1.234 and its column if no number decides what points mean; or ""."""
     points = _find_fractions(columns, ".")
     if not points or _find_fractions(columns, ",") or not _all_thousands(points, "."):
         return ""

@@ -13,10 +13,10 @@ from throughline.data.tables.number_text import explain_notation, is_number, pc
 from throughline.data.tables.tabular import TextTable
 from throughline.shared.wording import name_some, write_name
 
-_LEAST_VALUES = 5  # fewest different values from which another can be far
+_LEAST_VALUES = 5  # fewest different values among which one can be an outlier
 _LEAST_REPEATED, _LEAST_SHARE = 3, 0.001
-# Distances as multiples of the range of all others; beyond the last one, two rows are enough. Of
-# the 2,293 tables in R's packages, 23 get a warning, two in three of them rightly.
+# Distances as multiples of the range of all other values; beyond the last distance, two rows are
+# enough. Of the 2,293 tables in R's packages, 23 get a warning, two in three of them rightly.
 _CODE_FAR, _FAR, _VERY_FAR = 1, 3, 10
 _NINES = re.compile(r"-?(9{3,}|9+\.9+)")
 # Codes in surveys for an answer that was refused, is not known, or was not asked for.
@@ -28,7 +28,7 @@ _SHOWN = 3
 _SUM = r"((grand |sub)?totals?|insgesamt|summe|gesamt):?"
 TOTAL = re.compile(rf"{_SUM}|sum|average|mean", re.IGNORECASE)
 _PART_TOTAL = r"(?i)^.+ (totals?|sum|average|mean|summe|gesamt|ergebnis):?$"  # as Excel writes them
-_MOST_UNITS = 3  # rows of units, kinds and the like
+_MOST_UNITS = 3  # most rows of units, kinds and the like
 _GROUP = re.compile(
     r"(patient|subject|person|user|customer|client|participant|speaker|author|video|session|group"
     r"|household|device|machine|lesion)(s?[_ ]?(id|nr|nbr|no|number|code))?",
@@ -119,7 +119,7 @@ def _write(value: float) -> str:
 
 
 def find_total(table: TextTable, columns: Iterable[np.ndarray]) -> bool:
-    """Return whether the last row of `columns` (each (rows,)) holds sums or means of the others."""
+    """Return whether the last row of `columns` (each (rows,)) has sums or means of other rows."""
     if len(table) <= _SHOWN:
         return False
     last = [str(cells[len(table) - 1].as_py()) for cells in table.columns.values()]
@@ -249,7 +249,7 @@ def find_groups(table: TextTable, names: Sequence[str]) -> list[str]:
 
 
 def _count_groups(table: TextTable, name: str) -> int:
-    """Return how many groups of rows a column names; 0 if it seems to name none, or categories."""
+    """Return the number of groups of rows that a column names; 0 for none, or for categories."""
     named = _GROUP.fullmatch(name)
     if not (named or _ID.fullmatch(name)):
         return 0

@@ -2,7 +2,7 @@
 
 Vocabularies hold the words of the whole table, so that a category seen only in the test split has a
 number, too. Rows with an impossible value are rejected. So are rows with an empty cell, unless
-`data.missing` says what that stands for.
+`data.missing` gives it a meaning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ MARK_MISSING = "set data.missing_values if it means missing"
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Found):
-    """What a table says about each example that it lists.
+    """The data of a table about the examples that it lists.
 
     `columns` are inputs of the model, `numbers` (rows, targets) float64 are to predict, if any, and
     `problems` says why a row cannot be used (None if it can).

@@ -36,7 +36,7 @@ _ALIKE = {
 
 
 def find_table_files(path: Path) -> list[Path]:
-    """Return the visible Parquet and Arrow files below a folder (no caches), or the one file."""
+    """Return the visible Parquet and Arrow files below a folder, without caches, or the file."""
     if path.is_file():
         return [path] if path.suffix.lower() in SUFFIXES or _read_kind(path) else []
     return [one for one in list_visible(path, SUFFIXES) if not _is_cache(one)]
@@ -54,7 +54,7 @@ def list_visible(folder: Path, suffixes: Collection[str]) -> list[Path]:
 
 
 def _is_cache(path: Path) -> bool:
-    """Return whether `datasets` has put a file next to data, such as a result of `map`."""
+    """Return whether a file is a cache that `datasets` put next to data, such as of `map`."""
     try:
         state = json.loads(path.with_name("state.json").read_bytes())  # of `save_to_disk`
         return path.name not in {one["filename"] for one in state["_data_files"]}
@@ -76,7 +76,7 @@ class TableFiles:
     Attributes:
       splits: the split of each file, if its name says one.
       class_names: by column, the names of the classes that it numbers.
-      warnings: files that are left out, and what the user may not have meant.
+      warnings: files that are left out, and facts that the user may not have intended.
       left_out: number of rows in files that `data.leave_out` names, by entry.
     """
 
@@ -186,7 +186,7 @@ def _join(schema: pa.Schema, other: pa.Schema, first: Path, path: Path) -> pa.Sc
     if names != theirs:
         name = min({name for name in names if names[name] != theirs.get(name)} or theirs)
         raise UnreadableSource(
-            f"{path}: column {name} numbers other classes than in {first}", remedy
+            f"{path}: column {name} has other class names than in {first}", remedy
         )
     for place, (name, kind) in enumerate(zip(schema.names, schema.types, strict=True)):
         found = other.field(name).type

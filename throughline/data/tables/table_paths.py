@@ -45,9 +45,9 @@ def open_files(path: Path, settings: DataSettings) -> table_files.TableFiles | N
 def find_delimited(
     path: Path, settings: DataSettings
 ) -> tuple[dict[Path, str | None], Mapping[str, int], Sequence[str]]:
-    """Return the delimited files at or in `path`, how many lines are left out, and warnings.
+    """Return the delimited files at or in `path`, numbers of left-out lines, and warnings.
 
-    Several have the splits in their names, unless a column `split` exists. All need equal columns.
+    Several files name the splits, unless a column `split` exists. All need equal columns.
     """
     if path.is_file():
         return {path: None}, {}, ()

@@ -17,7 +17,7 @@ from throughline.shared.errors import UnreadableSource
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 BLANKS = " "  # the delimiter that stands for any number of blanks and tabs
 _BY_NAME = {"tab": "\t", "blanks": BLANKS}
-# First bytes of files that are not text, and what to do with such files.
+# First bytes of files that are not text, with a remedy.
 SIGNATURES = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are; save the sheet as CSV, or unpack it",
     b"\x1f\x8b": "compressed with GZIP; unpack it with gunzip",
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The notation that the first lines of a file show; `skipped` lines stand above its header."""
+    """The notation in the first lines of a file; `skipped` lines stand above the header."""
 
     delimiter: str
     encoding: str
@@ -155,7 +155,7 @@ def _find_delimiter(path: Path, lines: Sequence[str]) -> tuple[str, list[str]]:
     header = {each: lines[0].count(each) for each in _DELIMITERS}
     if not any(header[each] for each in ",;|") and _is_divided_by_blanks(lines):
         return BLANKS, ["cells are separated by blanks (data.delimiter sets it)"]
-    # Take the delimiter of the header; of several, one that is equally often in every line.
+    # Take the delimiter of the header; of several, one with equal counts in all lines.
     present = [each for each in _DELIMITERS if header[each]]
     alike = [each for each in present if {line.count(each) for line in lines} == {header[each]}]
     present.sort(key=lambda each: (each not in alike, each != usual, -header[each]))

@@ -31,8 +31,8 @@ class TextTable:
     Attributes:
       nested: types of the columns whose cells are not single values.
       floats: columns that a Parquet file stores as floats or decimals.
-      delimiter, thousands: what separates the cells of a CSV file, and thousands in numbers.
-      trained: columns of the model that the table is read for. The decimal mark of its training
+      delimiter, thousands: separators of the cells of a CSV file, and of thousands in numbers.
+      trained: columns of the model for which the table is read. The decimal mark of its training
         counts if numbers alone leave the mark open; without a model, such numbers may be refused.
       unused: notes on entries of `data.missing_values` that no cell has.
     """
@@ -60,7 +60,7 @@ class TextTable:
 
     @cached_property
     def decimal(self) -> str:
-        """The decimal mark of numbers that are text; used columns come first, if they tell it."""
+        """The decimal mark of numbers that are text: that of used columns, if these show it."""
         passed_over = set(self.settings.ignore)
         if self.trained is not None:
             passed_over |= self.columns.keys() - {*self.trained.names, *self.settings.time_columns}
@@ -135,7 +135,7 @@ class TextTable:
 def read_table(
     path: Path, settings: DataSettings, *, trained: TableColumns | None = None
 ) -> TextTable:
-    """Read the table at `path` as text, in the notation that `settings` name or that it shows."""
+    """Read the table at `path` as text, in the notation of `settings` or of the table itself."""
     files = table_paths.open_files(path, settings)
     table = _read_files(files, settings) if files else _read_delimited(path, settings)
     return _drop_empty_end(clean_cells(replace(table, trained=trained)))
@@ -193,7 +193,7 @@ def refuse_column(where: str, name: str, names: Sequence[str], key: str, *, auto
 
 
 def read_split(value: object) -> tuple[str | None, str | None]:
-    """Return the split that a cell names, or None, and why it cannot be used, or None."""
+    """Return the split that a cell names, or None, and why the cell cannot be used, or None."""
     if isinstance(value, list | tuple | dict | np.ndarray):
         return None, Reason("split is not a name", f": {value}")
     split = "" if bool(pd.isna(value)) else str(value).strip()
@@ -242,7 +242,7 @@ def _blank_missing(table: TextTable) -> TextTable:
 
 
 def _drop_empty_end(table: TextTable) -> TextTable:
-    """Drop empty rows at the end, unless there are nested columns, which are not read."""
+    """Drop empty rows at the end, unless nested columns, which are not read, may have values."""
     last = table.rows
     while last and not any(cells[last - 1].as_py() for cells in table.columns.values()):
         last -= 1
