@@ -1,8 +1,8 @@
 """What a stage writes the others read, value by value; what is of another form is refused."""
 
-import dataclasses
 import json
 import math
+from dataclasses import asdict, fields, replace
 
 import pytest
 
@@ -10,7 +10,6 @@ from tests.support.made_up import KINDS, folder_of, made_up, write_made_up
 from throughline.results.profiling import Breakdown
 from throughline.results.race import COMPARED, Raced, compared_metrics, race_metrics
 from throughline.results.train import (
-    CHANCE,
     HISTORY,
     HeldOut,
     TrainResult,
@@ -28,8 +27,7 @@ def test_what_is_written_is_read_and_without_one_of_its_values_it_is_named(kind,
     path, folder = write_made_up(kind, tmp_path), folder_of(kind, tmp_path)
     assert kind.read(folder) == made_up(kind)
     document, stage = json.loads(path.read_text()), kind.STAGE.format(name="fast")
-    defaults = {one.name: (one.default, one.default_factory) for one in dataclasses.fields(kind)}
-    needed = [name for name in defaults if defaults[name] == (dataclasses.MISSING,) * 2]
+    needed = [one.name for one in fields(kind) if one.default is one.default_factory]
     assert needed
     for name in needed:
         path.write_text(json.dumps({key: document[key] for key in document if key != name}))
@@ -40,7 +38,7 @@ def test_what_is_written_is_read_and_without_one_of_its_values_it_is_named(kind,
 
 
 def test_values_that_are_no_numbers_survive_also_as_an_earlier_program_wrote_them(tmp_path):
-    value = dataclasses.replace(
+    value = replace(
         made_up(TrainResult),
         last_epoch={"val_loss": float("inf"), "val_mae": float("-inf"), "loss": float("nan")},
         cpu_seconds_per_1k_examples=float("inf"),
@@ -48,7 +46,7 @@ def test_values_that_are_no_numbers_survive_also_as_an_earlier_program_wrote_the
     value.write(tmp_path)
     assert repr(TrainResult.read(tmp_path)) == repr(value)
     assert "NaN," not in TrainResult.path(tmp_path).read_text(), "which JSON does not have"
-    TrainResult.path(tmp_path).write_text(json.dumps(dataclasses.asdict(value)))
+    TrainResult.path(tmp_path).write_text(json.dumps(asdict(value)))
     assert repr(TrainResult.read(tmp_path)) == repr(value)
 
 
@@ -65,50 +63,37 @@ def test_the_history_of_a_training_is_read_as_numbers_and_refused_without_any(tm
 
 def test_the_compared_metrics_are_a_dozen_named_as_in_mlflow_without_what_was_not_measured():
     breakdown, raced = made_up(Breakdown), made_up(Raced)
-    trained = dataclasses.replace(
+    trained = replace(
         made_up(TrainResult),
         metric="accuracy",
         last_epoch={"val_accuracy": 0.75},
         test={"accuracy": 0.5, "loss": 2.0},
     )
-    raced = dataclasses.replace(raced, stall_pct=0.0)
+    raced = replace(raced, stall_pct=0.0)
     logged = train_metrics(trained) | race_metrics(raced, breakdown)
     compared = compared_metrics(trained, raced, breakdown)
     assert {name: logged[name] for name in COMPARED} == {name: compared[name] for name in COMPARED}
     assert set(compared) == {*COMPARED, "verdict", "val/accuracy", "test/accuracy"}
     assert (compared["val/accuracy"], compared["test/accuracy"]) == (0.75, 0.5)
     assert compared["input/stall_pct"] == 0
-    usage = dataclasses.replace(trained.usage, gpu_utilization_pct_mean=None)
-    left = compared_metrics(dataclasses.replace(trained, usage=usage, test={}), raced, breakdown)
+    usage = replace(trained.usage, gpu_utilization_pct_mean=None)
+    left = compared_metrics(replace(trained, usage=usage, test={}), raced, breakdown)
     assert set(compared) - set(left) == {"gpu/utilization_pct_mean", "test/accuracy"}
 
 
-@pytest.mark.parametrize(
-    ("right", "examples", "share", "beats"),
-    [
-        (10, 15, 0.4, True),  # 1 in 30
-        (9, 15, 0.4, False),  # 1 in 11
-        (3, 3, 1 / 3, True),
-        (0, 15, 0.4, False),
-        (2, 2, 1.0, False),
-        (52_000, 100_000, 0.5, True),
-        (50_100, 100_000, 0.5, False),
-    ],
-)
-def test_an_accuracy_is_no_chance_by_the_exact_binomial_test(right, examples, share, beats):
-    variance = share * (1 - share) or 1 / examples * (1 - 1 / examples)
-    stderr = math.sqrt(variance / examples)
-    found = beats_constant("accuracy", right / examples, constant=share, stderr=stderr)
-    assert found == beats, stderr
-    if examples < 100:
-        counts, wrong = range(right, examples + 1), 1 - share
-        each = (math.comb(examples, n) * share**n * wrong ** (examples - n) for n in counts)
-        assert beats == (sum(each) < CHANCE)
+@pytest.mark.parametrize("share", [0.1, 1 / 3, 0.4, 0.9])
+def test_an_accuracy_is_no_chance_by_the_exact_binomial_test(share):
+    for examples in (2, 3, 15, 40):
+        tail, stderr = 0.0, math.sqrt(share * (1 - share) / examples)
+        for right in reversed(range(examples + 1)):
+            tail += math.comb(examples, right) * share**right * (1 - share) ** (examples - right)
+            found = beats_constant("accuracy", right / examples, constant=share, stderr=stderr)
+            assert found == (right > share * examples and tail < 0.05), (right, examples)
 
 
 def test_few_right_answers_of_few_examples_are_called_what_they_are():
     held_out = HeldOut(split="test", examples=15, constant_metric=0.4, constant_stderr=0.1265)
-    result = dataclasses.replace(made_up(TrainResult), metric="accuracy", held_out=held_out)
-    good, bad = (dataclasses.replace(result, test={"accuracy": n / 15}) for n in (10, 8))
-    assert describe_weakness(good) is None
-    assert "is not better, beyond chance" in (describe_weakness(bad) or "")
+    result = replace(made_up(TrainResult), metric="accuracy", held_out=held_out)
+    assert describe_weakness(replace(result, test={"accuracy": 10 / 15})) is None
+    said = describe_weakness(replace(result, test={"accuracy": 8 / 15})) or ""
+    assert "is not better, beyond chance" in said
