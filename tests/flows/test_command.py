@@ -14,12 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from flows.orchestration.cli import (
-    RunOptions,
-    compose_measure_again,
-    configure_logging,
-    flow_command,
-)
+from flows.orchestration import cli
 from flows.orchestration.stages import list_again
 from flows.run.access_policy import CONFINED
 from flows.run.changed_params import NamedChanges, dump_params, join_overlays, merge
@@ -31,16 +26,10 @@ from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, git, run_python, write_params
 from tests.support.small_data import write_files
 from tests.support.worktrees import cheap_project
-from throughline.config.params_file import apply_overrides, parse_yaml, read_yaml
+from throughline.config.params_file import apply_overrides, parse_yaml
 from throughline.config.table_check import READ_BYTES, check_table
 from throughline.settings import DataSettings, WindowSettings
-from throughline.shared.errors import (
-    InvalidParams,
-    MissingInput,
-    UnknownPipeline,
-    UnreadableSource,
-    WorkspaceProblem,
-)
+from throughline.shared import errors
 
 NOWHERE = {**SMALL, "data": {"source": "image_folder", "path": "nowhere", "fetch": "none"}}
 IMPORTS = """
@@ -93,16 +82,14 @@ def test_the_early_check_knows_options_parameters_and_data(
     assert said in capsys.readouterr().err
 
 
-def test_a_store_that_can_never_be_written_is_said_before_a_flow_and_by_each_stage(
-    project, monkeypatch, capsys
-):
+@pytest.mark.parametrize("start", [check_started_command, ingest, write_identities])
+@pytest.mark.usefixtures("project")
+def test_a_store_that_can_never_be_written_is_said_first(monkeypatch, capsys, start):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
     monkeypatch.setattr(sys, "argv", ["-m"])
-    for start in (check_started_command, ingest, write_identities):
-        with pytest.raises(SystemExit) as ended:
-            start()
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and "./mlruns is a folder" in said, said
+    with pytest.raises(SystemExit, match=r"^2$"):
+        start()
+    assert "./mlruns is a folder" in capsys.readouterr().err
 
 
 def test_the_flow_of_a_command_has_the_parameters_that_were_checked(project):
@@ -121,31 +108,27 @@ def test_the_flow_of_a_command_has_the_parameters_that_were_checked(project):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "overlay", "name", "error", "reason"),
+    ("asked", "error", "reason"),
     [
-        (["epochs"], None, None, InvalidParams, "--set: 'epochs' is not KEY=VALUE"),
-        (["[a]=1"], None, None, InvalidParams, r"'\[a\]=1' is not KEY=VALUE"),
-        (["preprocess=decode"], None, None, InvalidParams, "preprocess: expected a list of ops"),
-        (["train.seed=4294967296"], None, None, InvalidParams, r"train\.seed: .*less than"),
-        (None, "absent.yaml", None, InvalidParams, r"absent\.yaml"),
-        (None, "wrong.yaml", None, InvalidParams, r"wrong\.yaml: train\.epoch "),
-        (None, None, "../out", WorkspaceProblem, "cannot be the name of a run"),
-        (None, None, "mine", WorkspaceProblem, "--name mine is for a run with changes"),
+        ((["epochs"], [], None), errors.InvalidParams, "--set: 'epochs' is not KEY=VALUE"),
+        ((["train.seed=4294967296"], [], None), errors.InvalidParams, r"train\.seed: .*less than"),
+        ((None, [Path("wrong.yaml")], None), errors.InvalidParams, r"wrong\.yaml: train\.epoch "),
+        ((None, [], "../out"), errors.WorkspaceProblem, "cannot be the name of a run"),
+        ((None, [], "mine"), errors.WorkspaceProblem, "--name mine is for a run with changes"),
     ],
 )
-def test_nothing_starts_with_a_mistake(project, overrides, overlay, name, error, reason):
+def test_nothing_starts_with_a_mistake(project, asked, error, reason):
     (project / "wrong.yaml").write_text("train: {epoch: 3}\n")
-    overlays = [Path(overlay)] if overlay else None
     with pytest.raises(error, match=reason):
-        resolve_command(overrides, overlays, name, [])
+        resolve_command(*asked, pipelines=[])
 
 
 def test_only_bugs_keep_their_traceback_in_the_log_of_a_run(monkeypatch):
     for key in ("LOGGING_LEVEL", "SERVER_ANALYTICS_ENABLED", "LOGGING_SERVER_LEVEL"):
         monkeypatch.setenv(f"PREFECT_{key}", "ERROR")
-    configure_logging()
+    cli.configure_logging()
     kept = []
-    for error in (MissingInput("run `dvc repro shard`"), KeyError("label")):
+    for error in (errors.MissingInput("run `dvc repro shard`"), KeyError("label")):
         record = logging.makeLogRecord({"msg": "failed", "exc_info": (None, error, None)})
         assert logging.getLogger("prefect.flow_runs").filter(record)
         kept.append((record.getMessage(), bool(record.exc_info)))
@@ -160,20 +143,21 @@ def test_configurations_that_a_command_names_are_the_run_s_even_if_all_of_params
     assert select_pipelines(OWN_PIPELINES[:1]) == OWN_PIPELINES[:1]
 
 
-def test_what_a_run_would_have_is_shown_and_nothing_runs(project, capsys):
-    options = RunOptions(set=["train.epochs=9"], show=True)
-    with pytest.raises(SystemExit) as ended, flow_command("training", ["naive"], options):
+@pytest.mark.usefixtures("project")
+def test_what_a_run_would_have_is_shown_and_nothing_runs(capsys):
+    options = cli.RunOptions(set=["train.epochs=9"], show=True)
+    ended = pytest.raises(SystemExit, match=r"^0$")
+    with ended, cli.flow_command("training", ["naive"], options):
         pytest.fail("the block was entered")
-    assert ended.value.code == 0
     assert parse_yaml(capsys.readouterr().out, "it")["train"]["epochs"] == 9
 
 
 def test_the_command_that_measures_again_is_the_same_but_for_what_it_measures():
     assert list_again(["naive"], ["naive", "optimized"]) == ["race"]
-    with pytest.raises(UnknownPipeline, match="--measure-again nave"):
+    with pytest.raises(errors.UnknownPipeline, match="--measure-again nave"):
         list_again(["nave"], ["naive", "optimized"])
-    options = ["--set", "data.path=my data", "--measure-again", "a"]
-    said = compose_measure_again("comparison", options, "b")
+    options = ["--set", "data.path=my data", "--measure-again", "a", "--measure-again=c"]
+    said = cli.compose_measure_again("comparison", options, "b")
     again = "--set 'data.path=my data' --measure-again b"
     assert said.endswith(f": python -m flows.comparison {again}")
 
@@ -183,22 +167,22 @@ def test_a_table_is_read_before_the_run_unless_ingest_has_read_it_or_it_is_large
     files = {"texts.csv": "words,label\na,b\n", "power.csv": f"hour,load\n{rows}"}
     write_files(tmp_path, {"params.yaml": "", "rows.csv": "size,kind\n1,a\n2,b\n"} | files)
     data = DataSettings(source="table", path="rows.csv", label_column="kin", ignore=["colour"])
-    with pytest.raises(UnreadableSource, match="2 problems"):
+    with pytest.raises(errors.UnreadableSource, match="2 problems"):
         check_table(tmp_path, data, changed=False)
     manifest = write_files(tmp_path, {"data/manifest/manifest.json": ""}) / "data/manifest"
     os.utime(manifest / "manifest.json", ((tmp_path / "rows.csv").stat().st_mtime + 9,) * 2)
     check_table(tmp_path, data, changed=False)
-    with pytest.raises(UnreadableSource):
+    with pytest.raises(errors.UnreadableSource):
         check_table(tmp_path, data, changed=True)
     os.truncate(tmp_path / "rows.csv", READ_BYTES + 1)
     check_table(tmp_path, data, changed=True)
 
     data = DataSettings(source="text_table", path="texts.csv")
-    with pytest.raises(UnreadableSource, match="no column text"):
+    with pytest.raises(errors.UnreadableSource, match="no column text"):
         check_table(tmp_path, data, changed=True)
     data = DataSettings(source="time_series", path="power.csv", time_column="hour")
     check_table(tmp_path, data, changed=True, window=WindowSettings(length=8))
-    with pytest.raises(InvalidParams, match="the validation split has 12 time steps"):
+    with pytest.raises(errors.InvalidParams, match="the validation split has 12 time steps"):
         check_table(tmp_path, data, changed=True, window=WindowSettings(length=24))
 
 
@@ -208,7 +192,7 @@ UNTOUCHED = {"preset": "none", "overrides": [], "overlay": {}, **find_numbers(SM
 def test_the_one_default_that_dvc_needs_written_out_is_asked_for(project):
     data = {key: value for key, value in SMALL["data"].items() if key != "fetch"}
     write_params(project, {**SMALL, "data": data})
-    with pytest.raises(InvalidParams, match=r"data.fetch is missing.*write `fetch: none`"):
+    with pytest.raises(errors.InvalidParams, match=r"data.fetch is missing.*write `fetch: none`"):
         resolve(project, Changes())
     text = resolve(project, Changes(overrides=["train.epochs=3"])).text
     assert parse_yaml(text, "params.yaml")["data"]["fetch"] == "none"
@@ -236,67 +220,43 @@ def test_a_changed_run_has_the_configurations_asked_for_but_the_snapshot_of_all(
     assert [*of_the_run["pipelines"]] == [*resolved.params.pipelines] == ["naive"]
     assert of_the_run["snapshot"]["fraction"] == 0.3 == resolved.params.snapshot.stored_fraction
     assert [*parse_yaml(resolved.complete, "complete")["pipelines"]] == ["naive", "part"]
-    changed = Changes(epochs=3)
-    for changes, only in ((changed, ["naive", "part"]), (changed, []), (Changes(), ["naive"])):
+    for changes, only in ((Changes(epochs=3), ["naive", "part"]), (Changes(), ["naive"])):
         whole = resolve(project, changes, only)
         assert [*whole.params.pipelines] == ["naive", "part"]
         assert "fraction" not in parse_yaml(whole.text, "params.yaml")["snapshot"]
 
 
-@pytest.mark.parametrize(
-    ("document", "numbers"),
-    [
-        (SMALL, (2, 32, 0.01)),
-        ({"train": {"epochs": 9}}, (9, 256, 0.001)),
-        ({"train": {"learning_rate": float("nan"), "epochs": "nine"}}, (2, 256, 0.001)),
-        ({"train": ["epochs"]}, (2, 256, 0.001)),
-    ],
-)
-def test_a_form_shows_the_numbers_of_params_yaml_or_their_defaults(document, numbers):
-    assert tuple(find_numbers(document).values()) == numbers
+def test_a_form_shows_the_numbers_of_params_yaml_or_their_defaults_and_older_ones_are_named():
+    assert find_numbers(SMALL) == {"epochs": 2, "batch_size": 32, "learning_rate": 0.01}
+    defaults = {"epochs": 2, "batch_size": 256, "learning_rate": 0.001}
+    for train in (["epochs"], {"learning_rate": float("nan"), "epochs": "nine"}):
+        assert find_numbers({"train": train}) == defaults
+    later = SMALL | {"train": SMALL["train"] | {"epochs": 10}}
+    assert Changes(**UNTOUCHED).numbers(SMALL) == []
+    assert Changes(**UNTOUCHED).numbers(later) == ["train.epochs=2"]
+    assert Changes(overrides=["train.epochs=2"]).numbers(later) == [], "nobody's but the user's"
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("files", "tracked", "path"),
-    [
-        (["my/photos/1.png"], [], "my/photos"),
-        (["my/photos/1.png"], ["my/photos"], "my/photos"),
-        (["my/photos/1.png", "my/photos/2.png"], ["my/photos/1.png"], "{project}/my/photos"),
-        (["../photos/1.png"], [], "{project.parent}/photos"),
-        ([], [], "my/photos"),
-        ([], [], "s3://bucket/photos"),
-    ],
-)
-def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path, files, tracked, path):
-    project = tmp_path / "project"
-    asked = str(Path(files[0]).parent) if files else path
-    project.mkdir()
-    write_files(project, dict.fromkeys(files, ""))
-    write_params(project, SMALL)
-    git(project, "init", "-q")
-    git(project, "add", "params.yaml", *tracked)
-    resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
-    expected = path.format(project=project)
-    assert resolved.params.data.path == expected
-    for text in (resolved.text, resolved.complete):
-        assert parse_yaml(text, "it")["data"]["path"] == expected
-
-
-@pytest.mark.integration
-def test_data_in_a_submodule_is_where_the_submodule_is(tmp_path):
-    """A worktree has an empty folder of it."""
+def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path):
+    """It has what git tracks whole and what DVC reads, but of a submodule an empty folder."""
     project, other = cheap_project(tmp_path / "project"), cheap_project(tmp_path / "other")
     write_files(other, {"cat/1.png": ""})
     git(other, "add", ".")
     git(other, "commit", "-qm", "photos")
-    add = ("submodule", "--quiet", "add", str(other), "my/photos")
+    add = ("submodule", "--quiet", "add", str(other), "my/module")
     git(project, "-c", "protocol.file.allow=always", *add)
     (project / "mine").mkdir()
-    inside = {path: str(project / path) for path in ("my/photos/cat", "my")}
-    for asked, expected in (*inside.items(), ("mine", "mine")):
+    files = ("known/1.png", "part/1.png", "part/2.png", "unknown/1.png", "../photos/1.png")
+    write_files(project, dict.fromkeys(files, ""))
+    git(project, "add", "known", "part/1.png")
+    absolute = {path: str(project / path) for path in ("part", "my/module/cat", "my")}
+    absolute["../photos"] = str(tmp_path / "photos")
+    for asked in ("known", "unknown", "mine", "nowhere", "s3://bucket/photos", *absolute):
         resolved = resolve(project, Changes(overrides=[f"data.path={asked}"]))
-        assert resolved.params.data.path == expected
+        for text in (resolved.text, resolved.complete):
+            assert parse_yaml(text, "it")["data"]["path"] == absolute.get(asked, asked)
+        assert resolved.params.data.path == absolute.get(asked, asked)
 
 
 KEYS = st.text(max_size=5).filter(lambda key: not key.endswith("!"))  # a mark of overlays
@@ -341,10 +301,9 @@ def test_joined_overlays_change_what_both_change_one_after_the_other(first, seco
 def test_a_problem_names_what_it_comes_from(project):
     overlay = {"train": {"epoch": 3}, "batch_size": 0}
     overrides = ["train.optimiser=x", "measure={steps: 1}", "trian.epochs=3"]
-    with pytest.raises(InvalidParams) as raised:
+    with pytest.raises(errors.InvalidParams) as raised:
         resolve(project, Changes(overlay=overlay, overrides=overrides))
-    starts = {problem.partition(";")[0] for problem in raised.value.problems}
-    assert starts == {
+    assert {problem.partition(";")[0] for problem in raised.value.problems} == {
         "overlay: train.epoch is not a field",
         "overlay: batch_size: input should be greater than or equal to 1",
         "--set train.optimiser is not a field",
@@ -353,31 +312,20 @@ def test_a_problem_names_what_it_comes_from(project):
     }
     with (project / "params.yaml").open("a") as file:
         file.write("measur: {}\n")
-    with pytest.raises(InvalidParams, match=r"params\.yaml: measur is not a field"):
+    with pytest.raises(errors.InvalidParams, match=r"params\.yaml: measur is not a field"):
         resolve(project, Changes(overlay={"batch_size": 8}))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("my photos #1", "my photos #1"), ("#1", "#1"), ("[1, 2] # two", [1, 2]), ("''", "")],
-)
-def test_an_override_may_be_empty_and_is_not_cut_where_yaml_has_comments(text, value):
-    document = {}
-    apply_overrides(document, [f"data.path={text}"])
-    assert document == {"data": {"path": value}}
+def test_an_override_may_be_empty_and_is_not_cut_where_yaml_has_comments():
+    document, texts = {}, {"a": "my photos #1", "b": "#1", "c": "[1, 2] # two", "d": "''"}
+    apply_overrides(document, [f"{key}={text}" for key, text in texts.items()])
+    assert document == {"a": "my photos #1", "b": "#1", "c": [1, 2], "d": ""}
 
 
 def test_what_was_said_of_a_former_value_is_not_said_of_the_new_one():
     text = "a: 1  # one\nb: {c: 2}  # two\n\n# of d\nd: 3  # three\n"
     named = NamedChanges(overlays={"it": {"a": 4, "d": 3}}, overrides=["b=5"])
     assert dump_params(named.apply(text)) == "a: 4\nb: 5\n\n# of d\nd: 3  # three\n"
-
-
-def test_a_known_dataset_is_fetched_where_it_is_the_data_alone(project):
-    overlay = {"data": {"fetch": "fashion_mnist", "path": "my/photos"}}
-    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "none"
-    overlay["data"]["path"] = "data/raw/fashion_mnist"
-    assert resolve(project, Changes(overlay=overlay)).params.data.fetch == "fashion_mnist"
 
 
 def test_a_change_is_not_one_of_what_shares_its_anchor():
@@ -387,9 +335,7 @@ def test_a_change_is_not_one_of_what_shares_its_anchor():
     assert changed == {"a": {"x": 2}, "b": {"x": 3}, "c": {"x": 1}}
 
 
-def test_numbers_of_a_form_that_is_older_than_params_yaml_are_named(project):
-    form = Changes(**UNTOUCHED)
-    assert form.numbers(read_yaml(project / "params.yaml")) == []
-    later = SMALL | {"train": SMALL["train"] | {"epochs": 10}}
-    assert form.numbers(later) == ["train.epochs=2"]
-    assert Changes(overrides=["train.epochs=2"]).numbers(later) == [], "nobody's but the user's"
+def test_a_known_dataset_is_fetched_where_it_is_the_data_alone(project):
+    for path, fetched in (("my/photos", "none"), ("data/raw/fashion_mnist", "fashion_mnist")):
+        overlay = {"data": {"fetch": "fashion_mnist", "path": path}}
+        assert resolve(project, Changes(overlay=overlay)).params.data.fetch == fetched
