@@ -31,28 +31,14 @@ from prefect.settings import (
 
 from flows import ui
 from flows.orchestration.artifacts import link_to_report
-from flows.servers import services
-from flows.servers.credentials import (
-    exclusive,
-    exports,
-    find_running,
-    load_credentials,
-    published_environment,
-    use_running_servers,
-)
-from flows.servers.services import (
-    HOST,
-    MOST_RESTARTS,
-    RESTARTS_WITHIN_S,
-    STARTUP_TIMEOUT_S,
-    ServerProcess,
-    keep_running,
-)
+from flows.servers import credentials, services
+from flows.servers.credentials import exclusive, find_running, published_environment
+from flows.servers.services import HOST, MOST_RESTARTS, ServerProcess, keep_running
 from flows.servers.temporary_server import prefect_server
 from flows.servers.tracking_server import is_foreign, own_pages_only
-from flows.ui import STORE, Endpoints, print_urls, take_from_others, tracking_process
 from tests.support.shared_servers import prefect_template
 from tests.support.skips import need
+from tests.support.small_data import write_files
 from tests.support.stack import wait_for
 from throughline.shared.errors import ServiceFailed
 
@@ -91,7 +77,7 @@ def test_a_server_that_is_never_healthy_again_is_not_waited_for_without_end(
 
     def healthy() -> bool:
         nonlocal now, starts
-        now, starts = now + STARTUP_TIMEOUT_S + RESTARTS_WITHIN_S, starts + 1
+        now, starts = now + services.STARTUP_TIMEOUT_S + services.RESTARTS_WITHIN_S, starts + 1
         assert starts <= 1 + MOST_RESTARTS
         return starts == 1
 
@@ -156,30 +142,22 @@ def test_a_configured_server_is_used_as_it_is_unless_it_is_no_api_or_wants_anoth
 
 
 @pytest.mark.parametrize(
-    ("variable", "setting", "of_ui", "advice"),
+    ("variable", "of_ui", "advice"),
     [
-        (True, True, False, r"the environment \(.*: `unset PREFECT_API_URL`"),
-        (False, True, False, r"Prefect's settings \(.*: `prefect config unset PREFECT_API_URL`"),
-        (False, False, True, r"`make ui` \("),
-        (True, True, True, r"`make ui` \("),
+        (True, False, r"the environment \(.*: `unset PREFECT_API_URL`"),
+        (False, False, r"Prefect's settings \(.*: `prefect config unset PREFECT_API_URL`"),
+        (True, True, r"`make ui` \("),  # which may be there again in a moment
     ],
 )
 def test_a_server_that_is_gone_is_named_with_what_to_do(
-    tmp_path, monkeypatch, absent_server, variable, setting, of_ui, advice
+    monkeypatch, absent_server, variable, of_ui, advice
 ):
-    """That of `make ui` is not there for a moment, such as while it is started again."""
     url = f"{absent_server}/api"
     if variable:
         monkeypatch.setenv("PREFECT_API_URL", url)
-    updates, left_out = ({PREFECT_API_URL: url}, ()) if setting else ({}, {PREFECT_API_URL})
-    with (
-        temporary_settings(updates, restore_defaults=left_out),
-        exclusive(tmp_path),
-        published_environment(tmp_path, {"PREFECT_API_URL": url} if of_ui else {}),
-        use_running_servers(tmp_path) as found,
-        pytest.raises(ServiceFailed, match=f"{url}, the PREFECT_API_URL of {advice}") as failed,
-        prefect_server(found),
-    ):
+    running = {"PREFECT_API_URL": url} if of_ui else {}
+    refused = pytest.raises(ServiceFailed, match=f"{url}, the PREFECT_API_URL of {advice}")
+    with temporary_settings({PREFECT_API_URL: url}), refused as failed, prefect_server(running):
         pytest.fail("the block was entered")
     assert ("unset" in str(failed.value)) is not of_ui
 
@@ -228,26 +206,22 @@ def test_a_server_that_goes_away_ends_a_run_as_such_and_not_for_want_of_a_bar(se
 
 OWN_HOST = (b"host", b"127.0.0.1:5000")
 OWN = {"origin": "http://127.0.0.1:5000"}
+FROM = {
+    "a program": ({}, False),
+    "its own page": (OWN | {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, False),
+    "a link": ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
+    "another port": ({"origin": "http://127.0.0.1:9999"}, True),
+    "a sandboxed frame": ({"origin": "null"}, True),
+    "another site": ({"origin": "http://evil.example/127.0.0.1:5000"}, True),
+    "its picture": ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, True),
+    "a port, unnamed": ({"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"}, True),
+}
 
 
-@pytest.mark.parametrize(
-    ("headers", "foreign", "who"),
-    [
-        ({}, False, "a program"),
-        (OWN | {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, False, "its own page"),
-        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, False, "an address, typed"),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False, "a link, followed"),
-        ({"origin": "http://localhost:5000"}, True, "another name of the machine"),
-        ({"origin": "http://127.0.0.1:9999"}, True, "another port"),
-        ({"origin": "null"}, True, "a sandboxed frame"),
-        ({"origin": "http://evil.example/127.0.0.1:5000"}, True, "another site"),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, True, "its picture"),
-        ({"Sec-Fetch-Site": "same-site", "sec-fetch-mode": "cors"}, True, "another port, unnamed"),
-    ],
-)
-def test_requests_of_foreign_pages_are_told_apart(headers, foreign, who):
+@pytest.mark.parametrize(("headers", "foreign"), FROM.values(), ids=FROM)
+def test_requests_of_foreign_pages_are_told_apart(headers, foreign):
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-    assert is_foreign([OWN_HOST, *sent]) is foreign, who
+    assert is_foreign([OWN_HOST, *sent]) is foreign
 
 
 @pytest.mark.parametrize(
@@ -286,27 +260,26 @@ def _no_servers_of_the_users(monkeypatch):
 
 
 def test_the_password_stays_is_its_owners_alone_and_both_servers_ask_clients_for_it(tmp_path):
-    credentials, again = load_credentials(tmp_path), load_credentials(tmp_path)
-    assert credentials.keys == again.keys and len(credentials.keys.password) == 32
-    assert load_credentials(tmp_path / "other").keys != credentials.keys
-    folder = tmp_path / ".throughline" / "ui"
-    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
-    clients, password = credentials.clients, credentials.keys.password
-    asked = credentials.server["PREFECT_SERVER_API_AUTH_STRING"]
-    assert asked == clients["PREFECT_API_AUTH_STRING"] == f"throughline:{password}"
-    for name, value in (("USERNAME", "throughline"), ("PASSWORD", password)):
-        asked = credentials.tracking[f"MLFLOW_AUTH_ADMIN_{name}"]
-        assert asked == clients[f"MLFLOW_TRACKING_{name}"] == value
+    own, again = credentials.load_credentials(tmp_path), credentials.load_credentials(tmp_path)
+    assert own.keys == again.keys and len(own.keys.password) == 32
+    assert credentials.load_credentials(tmp_path / "other").keys != own.keys
+    assert {path.stat().st_mode & 0o077 for path in (own.folder, *own.folder.iterdir())} == {0}
+    assert own.folder == tmp_path / ".throughline" / "ui"
+    asked = own.server["PREFECT_SERVER_API_AUTH_STRING"]
+    assert asked == own.clients["PREFECT_API_AUTH_STRING"] == f"throughline:{own.keys.password}"
+    for name, value in (("USERNAME", "throughline"), ("PASSWORD", own.keys.password)):
+        asked = own.tracking[f"MLFLOW_AUTH_ADMIN_{name}"]
+        assert asked == own.clients[f"MLFLOW_TRACKING_{name}"] == value
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"passwort": 1}'])
 def test_a_damaged_password_is_drawn_again_and_mlflows_users_with_it(tmp_path, content):
-    credentials = load_credentials(tmp_path)
-    (credentials.folder / "secrets.json").write_text(content)
-    (credentials.folder / "mlflow-users.db").write_text("users with the password of before")
-    assert load_credentials(tmp_path).keys != credentials.keys
-    assert not (credentials.folder / "mlflow-users.db").exists()
-    assert load_credentials(tmp_path).keys == load_credentials(tmp_path).keys
+    before = credentials.load_credentials(tmp_path)
+    damaged = {"secrets.json": content, "mlflow-users.db": "users with the password of before"}
+    write_files(before.folder, damaged)
+    after = credentials.load_credentials(tmp_path)
+    assert after.keys != before.keys and not (before.folder / "mlflow-users.db").exists()
+    assert credentials.load_credentials(tmp_path).keys == after.keys
 
 
 def test_running_servers_are_found_while_they_run_and_no_longer(tmp_path):
@@ -336,7 +309,7 @@ def test_servers_of_another_user_are_not_trusted(tmp_path):
 
 @pytest.mark.integration
 def test_a_shell_reads_what_is_published_as_it_was_meant():
-    command = f'{exports(RUNNING)}\nprintf %s "$MLFLOW_TRACKING_PASSWORD"'
+    command = f'{credentials.exports(RUNNING)}\nprintf %s "$MLFLOW_TRACKING_PASSWORD"'
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
     assert said == RUNNING["MLFLOW_TRACKING_PASSWORD"]
 
@@ -346,16 +319,16 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
     settings = temporary_settings(restore_defaults=unset)
     with settings, exclusive(tmp_path), published_environment(tmp_path, RUNNING):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-        with use_running_servers(tmp_path):
+        with credentials.use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert os.environ["MLFLOW_TRACKING_URI"] == "http://elsewhere"
             assert "MLFLOW_TRACKING_PASSWORD" not in os.environ, "it is not for elsewhere"
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
         elsewhere = temporary_settings({PREFECT_API_URL: "http://elsewhere/api"})
-        with elsewhere, use_running_servers(tmp_path):
+        with elsewhere, credentials.use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == "http://elsewhere/api"
             assert os.environ.pop("MLFLOW_TRACKING_URI") == RUNNING["MLFLOW_TRACKING_URI"]
-        with use_running_servers(tmp_path):
+        with credentials.use_running_servers(tmp_path):
             assert PREFECT_API_URL.value() == RUNNING["PREFECT_API_URL"]
             assert PREFECT_API_AUTH_STRING.value() == RUNNING["PREFECT_API_AUTH_STRING"]
             assert {key: os.environ[key] for key in RUNNING} == RUNNING
@@ -363,15 +336,15 @@ def test_flows_join_the_running_servers_unless_the_user_has_named_some(tmp_path,
 
 def test_runs_of_the_ui_keep_to_its_mlflow_and_its_page_s_words_are_explained(monkeypatch, capsys):
     store = "postgresql://user:secret@host/mlflow"
-    endpoints = Endpoints(prefect_port=1, mlflow_port=2, store=store)
+    endpoints = ui.Endpoints(prefect_port=1, mlflow_port=2, store=store)
     own = {"MLFLOW_TRACKING_URI": endpoints.mlflow, "MLFLOW_REGISTRY_URI": endpoints.mlflow}
     assert own.items() <= endpoints.environment.items()
-    process = tracking_process(endpoints)
-    assert process.environment[STORE] == store
+    process = ui.tracking_process(endpoints)
+    assert process.environment[ui.STORE] == store
     assert not any("secret" in word for word in process.command), "which all users see"
     for value, said in (("true", True), ("false", False)):
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", value)
-        print_urls(endpoints, 1)
+        ui.print_urls(endpoints, 1)
         told = "usage data is collected; here that is switched off" in capsys.readouterr().out
         assert told is said
 
@@ -382,8 +355,8 @@ def test_databases_that_earlier_runs_left_readable_are_taken_from_others(tmp_pat
         (tmp_path / name).mkdir(parents=True, mode=0o755)
     for name in ("mlflow.db", "mlflow.db-wal", "params.yaml"):
         (tmp_path / name).touch(mode=0o644)
-    take_from_others(tmp_path)
-    take_from_others(tmp_path / "empty")
+    ui.take_from_others(tmp_path)
+    ui.take_from_others(tmp_path / "empty")
     expected = dict.fromkeys(("prefect", "mlartifacts", ".throughline/logs"), 0o700)
     expected |= {"mlflow.db": 0o600, "params.yaml": 0o644}
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in expected} == expected
