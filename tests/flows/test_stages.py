@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,24 +25,16 @@ from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.states import Cancelled, exception_to_failed_state
 from rich.console import Console
 
-from flows.orchestration import terminal
+from flows.orchestration import stages, terminal
 from flows.orchestration.artifacts import failure_reason
-from flows.orchestration.stages import (
-    TIMEOUT_S,
-    StageEnvironment,
-    _describe_failure,
-    _run_once,
-    _should_retry,
-    measurement_lock,
-    with_timeout,
-)
 from flows.orchestration.terminal import STAGE_EVENT, STAGE_OUTPUT, STARTED, show_on_terminal
 from flows.run import fork_server as server_module
 from flows.run.dvc_calls import dvc_environment
 from flows.run.fork_server import list_imported_files, serve, stage_server
 from flows.run.processes import run_supervised, supervised
 from flows.run.workspace import Workspace
-from tests.support.project import ROOT, Started, environment, run_python, start
+from tests.support.project import ROOT, Started, environment, start
+from tests.support.small_data import write_files
 from tests.support.stack import processes_of, wait_for
 from throughline.shared import fork_client, machine_lock
 from throughline.shared.errors import DataNotFound, StageFailed
@@ -52,21 +46,21 @@ from throughline.shared.fork_client import REFUSED, STAGE_SERVER, hand_over
 def test_an_overdue_stage_is_ended_with_its_children_told_by_what_allowed_so_long_and_not_retried(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv(TIMEOUT_S, "0.2")
+    monkeypatch.setenv(stages.TIMEOUT_S, "0.2")
     command = ["sh", "-c", "sleep 20 & sleep 20; touch ended"]
     process = supervised(command, folder=tmp_path, environment=dvc_environment({}))
     with disable_run_logger(), pytest.raises(StageFailed, match="stage_timeout_s") as failed:
-        _run_once("shard", process, deque())
-    assert not _should_retry("shard", failed.value)
+        stages._run_once("shard", process, deque())
+    assert not stages._should_retry("shard", failed.value)
     assert not (tmp_path / "ended").exists() and not processes_of(tmp_path, "sleep")
 
 
 @pytest.mark.integration
 def test_a_process_that_is_ended_as_it_starts_is_asked_to_and_not_killed(tmp_path, monkeypatch):
     variables = dvc_environment({})
-    monkeypatch.setenv(TIMEOUT_S, "600")
+    monkeypatch.setenv(stages.TIMEOUT_S, "600")
     quick = supervised(["true"], folder=tmp_path, environment=variables)
-    with quick as process, with_timeout(process) as timed_out:
+    with quick as process, stages.with_timeout(process) as timed_out:
         assert process.wait() == 0 and not timed_out.is_set(), "it is left alone"
     with supervised(["sleep", "100"], folder=tmp_path, environment=variables) as process:
         pass
@@ -87,38 +81,28 @@ def test_what_a_stage_prints_is_read_whatever_the_locale_and_the_bytes(tmp_path,
     assert read == "✓ größe\n\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.slow
-def test_a_stage_says_any_name_whatever_the_locale():
-    program = "from tasks import identities\nfrom throughline.config.cli import parse_command\n"
-    program += "parse_command(identities.main)\nprint('✓ größe \\udcff')"
-    assert run_python(program, PYTHONIOENCODING="ascii").stdout == "✓ größe \\udcff\n"
-
-
-@pytest.mark.parametrize(
-    ("stage", "measures", "takes_turns"),
-    [
-        ("train@a", True, True),
-        ("train@a", False, False),
-        ("build@a", True, False),
-        ("race", True, True),
-        ("shard", True, False),
-    ],
-)
 def test_a_training_alone_waits_for_no_measurement_and_disturbs_none_that_is_kept(
-    tmp_path, monkeypatch, stage, measures, takes_turns
+    tmp_path, monkeypatch
 ):
     # Others may measure on this machine.
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
     workspace = Workspace(root=tmp_path, project=tmp_path)
-    stage_env = StageEnvironment(workspace, frozenset(), measures=measures)
-    with disable_run_logger(), measurement_lock(stage, stage_env) as lock_fds:
-        assert len(lock_fds) == 1 + takes_turns
+    measured = stages.StageEnvironment(workspace, frozenset())
+    alone = stages.StageEnvironment(workspace, frozenset(), measures=False)
+
+    def locks(stage: str, stage_env: stages.StageEnvironment) -> int:
+        with disable_run_logger(), stages.measurement_lock(stage, stage_env) as lock_fds:
+            return len(lock_fds)
+
+    assert [locks(stage, measured) for stage in ("train@a", "race")] == [2, 2], "it takes turns"
+    assert [locks(stage, measured) for stage in ("build@a", "shard")] == [1, 1]
+    assert locks("train@a", alone) == 1
 
 
 def test_a_reason_that_a_full_disk_has_cut_is_told_by_the_last_lines(tmp_path):
     reason = tmp_path / "failure.json"
     reason.write_text("")
-    failed = _describe_failure("shard", 2, ["DiskFull: no space is left"], reason)
+    failed = stages._describe_failure("shard", 2, ["DiskFull: no space is left"], reason)
     assert "DiskFull: no space is left" in str(failed) and failed.failure is None
 
 
@@ -154,6 +138,12 @@ def test_a_stage_is_refused_once_a_file_of_the_program_has_changed_and_what_is_n
             asked_for(b"", size, {})
 
 
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
 def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
     before = signal.getsignal(signal.SIGTERM)
 
@@ -164,23 +154,17 @@ def test_a_refused_stage_goes_on_by_itself_with_its_own_signals(listener):
             connection.sendall(REFUSED)
             connection.recv(1 << 20)
 
-    thread = threading.Thread(target=refuse, daemon=True)
-    thread.start()
+    refusal = in_background(refuse)
     hand_over("tasks.build", [], server=STAGE_SERVER)
-    thread.join()
+    refusal.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_server_that_imports_is_waited_for_unless_it_ends(listener):
-    def end_importing():
-        select.select([listener], [], [])
-        listener.close()
-
-    thread = threading.Thread(target=end_importing, daemon=True)
-    thread.start()
+    end = in_background(lambda: (select.select([listener], [], []), listener.close()))
     hand_over("tasks.build", [], server=STAGE_SERVER)
     assert listener.fileno() == -1, "it was asked before it ended"
-    thread.join()
+    end.join()
 
 
 def test_a_stage_that_imports_little_waits_for_no_server_that_imports(listener, monkeypatch):
@@ -190,21 +174,21 @@ def test_a_stage_that_imports_little_waits_for_no_server_that_imports(listener, 
     hand_over("tasks.build", [], server=STAGE_SERVER)  # goes on by itself
 
 
-@pytest.mark.parametrize(
-    ("command", "stage"),
-    [
-        (["-m", "tasks.build", "--pipeline", "naive"], "build"),
-        (["-m", "throughline.config.cli"], None),
-        (["-m", "flows.build"], None),
-        (["tasks/build.py"], None),
-        (["-c", "pass"], None),
-    ],
-)
+STARTED_AS = {
+    "-m tasks.build --pipeline naive": "build",
+    "-m throughline.config.cli": None,
+    "-m flows.build": None,
+    "tasks/build.py": None,
+    "-c pass": None,
+}
+
+
+@pytest.mark.parametrize(("command", "stage"), STARTED_AS.items())
 def test_only_a_stage_that_python_starts_is_handed_over(monkeypatch, command, stage):
     # While Python looks for a module, `-m` stands for its name.
-    shown = ["-m", *command[2:]] if command[0] == "-m" else command
+    shown = re.sub("^-m [^ ]+", "-m", command).split()
     monkeypatch.setattr(fork_client.sys, "argv", shown)
-    monkeypatch.setattr(fork_client.sys, "orig_argv", ["python", *command])
+    monkeypatch.setattr(fork_client.sys, "orig_argv", ["python", *command.split()])
     assert fork_client.find_started_module("tasks", ["build"]) == stage
 
 
@@ -230,41 +214,60 @@ def test_served_stages_end_as_stages_do_and_with_who_asked_for_them(first):
         # What TensorFlow says when it is imported comes first, where it is imported.
         assert alone.communicate()[0].endswith(wrong.communicate()[0])
         assert wrong.returncode == alone.returncode == 2
-
-        build = start_stage("build", "naive", **served)
-        printed, _ = build.communicate()
-        assert build.returncode == 0 and "build naive: read" in printed
+        right = start_stage("build", "naive", **served)
+        assert "build naive: read" in right.communicate()[0] and right.returncode == 0
 
         params = folder / "params.yaml"
         params.write_text(params.read_text().replace("name: mlp", "name: 'asleep:build'"))
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, code in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -9)):
             train = start_stage("train", "naive", **served)
             wait_for((folder / "asleep").exists)
             assert count_processes() > idle
             train.send_signal(number)
-            assert train.wait() == (128 + number if number == signal.SIGTERM else -number)
+            assert train.wait() == code
             wait_for(lambda: count_processes() == idle)
             (folder / "asleep").unlink()
     assert not count_processes()
 
 
-def of_stage(stage, event, text):
-    """A record of a stage, as its task logs it."""
+def say(view: terminal.StageView, stage: str, event: str, text: str) -> None:
+    """Handle a record of a stage, as its task logs it."""
     record = {"name": "x", "levelno": 20, "msg": text, "task_run_name": stage, event: text}
-    return logging.makeLogRecord(record)
+    view.handle(logging.makeLogRecord(record))
 
 
 def test_a_fact_fills_three_lines_of_the_terminal_at_most_and_is_cut_between_its_items():
     out = io.StringIO()
     view = terminal.StageView(Console(file=out, width=60))
-    readings = " · ".join(f"column_{number} category (12 values)" for number in range(9))
-    for line in ("✓ 9 columns", f"· {readings}"):
-        view.handle(of_stage("ingest", STAGE_OUTPUT, line))
-    view.handle(of_stage("ingest", STAGE_EVENT, terminal.RAN))
-    lines = out.getvalue().splitlines()[1:]
-    assert len(lines) == 3 and all(len(line) <= 60 for line in lines)
-    assert lines[0] == "    column_0 category (12 values) ·", "an item is not parted"
-    assert lines[2].endswith(" …")
+    say(view, "ingest", STAGE_OUTPUT, "✓ 9 columns")
+    items = [f"column_{number} category (12 values)" for number in range(9)]
+    say(view, "ingest", STAGE_OUTPUT, f"· {' · '.join(items)}")
+    say(view, "ingest", STAGE_EVENT, terminal.RAN)
+    _, first, second, third = out.getvalue().splitlines()
+    assert first == f"    {items[0]} ·", "an item is not parted"
+    assert third.endswith(" …") and max(len(second), len(third)) <= 60
+
+
+def test_in_a_log_a_long_stage_shows_at_ever_longer_intervals_that_it_is_at_work(monkeypatch):
+    screen, now = io.StringIO(), 0.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    view = terminal.StageView(Console(file=screen, width=80))
+    say(view, "train@naive", STAGE_EVENT, STARTED)
+    for now in range(0, 400, 10):
+        say(view, "train@naive", STAGE_OUTPUT, f"epoch {now}")
+    signs = [line.split() for line in screen.getvalue().splitlines()]
+    assert signs == [["train", "naive", f"{at}", "s", "epoch", f"{at}"] for at in (60, 120, 240)]
+
+
+def test_on_a_terminal_the_running_stage_is_one_line():
+    screen = io.StringIO()
+    view = terminal.StageView(Console(file=screen, force_terminal=True, width=100))
+    with view.progress:
+        say(view, "ingest", STAGE_EVENT, STARTED)
+        say(view, "ingest", STAGE_OUTPUT, "[60,000] of 70,000")
+        view.progress.refresh()
+        assert "[60,000] of 70,000" in screen.getvalue()
+    assert screen.getvalue().count("\n") <= 3, "it is drawn over"
 
 
 @pytest.fixture
@@ -303,47 +306,54 @@ def test_stages_are_lines_with_their_results_and_everything_is_in_the_log(tmp_pa
         *("look [here]", "mind this"),
     ]
     (log,) = logs(tmp_path)
-    text = log.read_text()
-    assert "prefect.task_runs ingest | a traceback" in text and "Finished in state" in text
-    assert "ingest | [60,000] of 70,000" in text, "details"
+    for line in ("task_runs ingest | a traceback", "Finished in state", "ingest | [60,000] of 70,"):
+        assert line in log.read_text()
 
 
-def test_in_a_log_a_long_stage_shows_at_ever_longer_intervals_that_it_is_at_work(monkeypatch):
-    screen, now = io.StringIO(), 0.0
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
-    view = terminal.StageView(Console(file=screen, width=80))
-    view.handle(of_stage("train@naive", STAGE_EVENT, STARTED))
-    for now in range(0, 400, 10):
-        view.handle(of_stage("train@naive", STAGE_OUTPUT, f"epoch {now}"))
-    signs = [line.split() for line in screen.getvalue().splitlines()]
-    assert signs == [["train", "naive", f"{at}", "s", "epoch", f"{at}"] for at in (60, 120, 240)]
+def test_old_logs_go_and_all_that_stages_print_is_shown_on_demand(tmp_path, capsys, stage):
+    names = [f"training-20200101-{n:06}-1.log" for n in range(terminal.KEPT_LOGS + 5)]
+    write_files(tmp_path / terminal.LOGS, dict.fromkeys(("mlflow.log", *names), ""))
+    with show_on_terminal("training", tmp_path, verbose=True):
+        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
+        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
+    assert capsys.readouterr().err == "  [60,000] of 70,000\n"
+    mlflow_log, *kept = [log.name for log in logs(tmp_path)]
+    assert mlflow_log == "mlflow.log" and kept[:-1] == names[6:]
 
 
-def test_on_a_terminal_the_running_stage_is_one_line():
-    screen = io.StringIO()
-    view = terminal.StageView(Console(file=screen, force_terminal=True, width=100))
-    with view.progress:
-        for event, text in ((STAGE_EVENT, STARTED), (STAGE_OUTPUT, "[60,000] of 70,000")):
-            view.handle(of_stage("ingest", event, text))
-        view.progress.refresh()
-        assert "[60,000] of 70,000" in screen.getvalue()
-    assert screen.getvalue().count("\n") <= 3, "it is drawn over"
+def test_a_log_outlives_a_wrong_record_and_a_disk_that_refuses_it_is_told_of_once(tmp_path, capsys):
+    log = terminal._open_log(tmp_path, "training")
+    for record in ({"msg": "one %s %s", "args": (1,)}, {"msg": "another"}):
+        log.handle(logging.makeLogRecord(record))
+    log.close()
+    assert "another" in logs(tmp_path)[0].read_text()
+    assert "not enough arguments" in capsys.readouterr().err
+    with show_on_terminal("training", tmp_path):
+        shutil.rmtree(tmp_path / terminal.LOGS)
+        for _ in range(3):
+            logging.getLogger("somebody").warning("look")
+    first, told, *others = capsys.readouterr().err.splitlines()
+    assert [first, *others] == ["look"] * 3 and "training-" in told and "ends here: " in told
 
 
-@pytest.mark.parametrize("debug", [False, True])
-def test_a_bug_is_one_line_whose_traceback_is_in_a_log_and_a_user_s_mistake_has_no_log(
-    tmp_path, capsys, debug
-):
+def test_a_mistake_is_a_paragraph_and_a_bug_one_line_whose_traceback_is_in_a_log(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
         raise DataNotFound("data.path: x does not exist")
     assert capsys.readouterr().err == "DataNotFound: data.path: x does not exist\n"
     assert logs(tmp_path) == []
-    opened = show_on_terminal("training", tmp_path, debug=debug)
-    with pytest.raises(SystemExit, match=r"^1$"), opened:
-        raise RuntimeError("odd")
-    shown, (log,) = capsys.readouterr().err, logs(tmp_path)
-    assert shown.startswith("RuntimeError: odd\n") and "bug" in shown and str(log) in shown
-    assert ("Traceback" in shown) == debug and "Traceback" in log.read_text()
+    for debug in (False, True):
+        opened = show_on_terminal("training", tmp_path / f"{debug}", debug=debug)
+        with pytest.raises(SystemExit, match=r"^1$"), opened:
+            raise RuntimeError("odd")
+        shown, (log,) = capsys.readouterr().err, logs(tmp_path / f"{debug}")
+        assert shown.startswith("RuntimeError: odd\n") and "bug" in shown and str(log) in shown
+        assert ("Traceback" in shown) == debug and "Traceback" in log.read_text()
+    shutil.rmtree(tmp_path / ".throughline")
+    (tmp_path / ".throughline").symlink_to("/sys/kernel")  # cannot be written, by root neither
+    with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
+        pytest.fail("the block was entered")
+    said = capsys.readouterr().err
+    assert str(terminal.LOGS) in said and "Traceback" not in said and "bug" not in said
 
 
 def test_a_stage_fails_in_its_own_words_of_which_the_state_of_a_run_has_the_first_line(
@@ -361,37 +371,6 @@ def test_a_stage_fails_in_its_own_words_of_which_the_state_of_a_run_has_the_firs
     assert state.message == f"StageFailed: {said}"
     assert failure_reason(state) == f"{said}\n  - 12 × corrupt"
     assert failure_reason(Cancelled(message="by hand")) == "by hand"
-
-
-def test_old_logs_go_and_all_that_stages_print_is_shown_on_demand(tmp_path, capsys, stage):
-    (tmp_path / terminal.LOGS).mkdir(parents=True)
-    for number in range(terminal.KEPT_LOGS + 5):
-        (tmp_path / terminal.LOGS / f"training-20200101-{number:06}-1.log").touch()
-    (tmp_path / terminal.LOGS / "mlflow.log").touch()
-    with show_on_terminal("training", tmp_path, verbose=True):
-        stage.info("ingest starts", extra={STAGE_EVENT: STARTED})
-        stage.info("[60,000] of 70,000", extra={STAGE_OUTPUT: True})
-    assert capsys.readouterr().err == "  [60,000] of 70,000\n"
-    kept = [log.name for log in logs(tmp_path)]
-    assert len(kept) == terminal.KEPT_LOGS + 1 and "mlflow.log" in kept
-    assert "training-20200101-000000-1.log" not in kept
-
-
-def test_a_project_that_cannot_be_written_is_a_paragraph(tmp_path, capsys):
-    (tmp_path / ".throughline").symlink_to("/sys/kernel")  # refuses root, too
-    with pytest.raises(SystemExit, match=r"^2$"), show_on_terminal("training", tmp_path):
-        pytest.fail("the block was entered")
-    said = capsys.readouterr().err
-    assert str(terminal.LOGS) in said and "Traceback" not in said and "bug" not in said
-
-
-def test_a_disk_that_refuses_the_log_is_told_of_once_and_the_run_goes_on(tmp_path, capsys, stage):
-    with show_on_terminal("training", tmp_path):
-        (tmp_path / terminal.LOGS).rmdir()
-        for _ in range(3):
-            stage.warning("look")
-    first, told, *others = capsys.readouterr().err.splitlines()
-    assert [first, *others] == ["look"] * 3 and "training-" in told and "ends here: " in told
 
 
 @pytest.mark.parametrize(
@@ -414,24 +393,11 @@ def test_a_stage_leaves_its_failure_to_the_flow_or_prints_it_where_it_cannot(
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("stage_name", "failure", "retried"),
-    [
-        ("ingest", None, True),
-        ("ingest", Failure(kind="OSError", message="", traceback="…"), True),
-        ("ingest", Failure(kind="DataNotFound", message=""), False),
-        ("train@naive", None, False),
-    ],
-)
-def test_a_stage_is_tried_again_where_that_can_help(stage_name, failure, retried):
-    error = StageFailed("it ended", stage=stage_name, failure=failure)
-    assert _should_retry(stage_name, error) is retried
+def test_a_stage_is_tried_again_where_that_can_help():
+    def is_retried(stage: str, failure: Failure | None) -> bool:
+        return stages._should_retry(stage, StageFailed("it ended", stage=stage, failure=failure))
 
-
-def test_a_record_that_is_wrong_ends_no_log(tmp_path, capsys):
-    log = terminal._open_log(tmp_path, "training")
-    log.handle(logging.makeLogRecord({"msg": "one %s %s", "args": (1,)}))
-    log.handle(logging.makeLogRecord({"msg": "another"}))
-    log.close()
-    assert "another" in logs(tmp_path)[0].read_text()
-    assert "not enough arguments" in capsys.readouterr().err
+    assert is_retried("ingest", None)
+    assert is_retried("ingest", Failure(kind="OSError", message="", traceback="…"))
+    assert not is_retried("ingest", Failure(kind="DataNotFound", message=""))
+    assert not is_retried("train@naive", None)
