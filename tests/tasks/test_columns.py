@@ -13,20 +13,14 @@ from benchmarks.data import presets
 from tasks.ingest import check_windows, count_splits
 from tests.support.docs_blocks import read_blocks
 from tests.support.kinds import COLORS, SEEN, make_items, write_items
-from tests.support.lanes import slow_but_first
 from tests.support.predictions import predict_rows, save_untrained
 from tests.support.prepared import prepare
 from tests.support.project import ROOT, SMALL
 from tests.support.small_data import prepared, read_reasons, write_files
 from tests.support.texts import params_of as text_params
+from throughline.assembly import inputs
 from throughline.assembly.evaluation import write_evaluation
 from throughline.assembly.inference import inference_ops, make_inference_spec
-from throughline.assembly.inputs import (
-    make_input_spec,
-    open_input_pipeline,
-    open_inputs,
-    open_stored_pipeline,
-)
 from throughline.assembly.model import build_models_for, infer_target
 from throughline.config.params import check
 from throughline.data import examination
@@ -156,7 +150,7 @@ def listed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("listed")
     write_items(folder / "source", 60)
     params = check(SMALL | {"data": SMALL["data"] | data_of(folder / "source")})
-    return params, open_inputs(params, prepare(params, Layout(folder)))
+    return params, inputs.open_inputs(params, prepare(params, Layout(folder)))
 
 
 @pytest.fixture
@@ -232,7 +226,7 @@ def test_builders_and_mixed_images_that_cannot_take_columns_are_refused(listed):
         with pytest.raises(UnknownModel, match=said):
             model_of(listed, f"my_images:{builder}")
     params, data = listed
-    spec = make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
+    spec = inputs.make_input_spec(replace(params, augment=(Mixup(),)), data, "train")
     with pytest.raises(ImpossiblePlan, match="mixup mixes images of different examples, but not"):
         make_plan(params.pipelines["naive"], spec)
 
@@ -264,7 +258,7 @@ def test_the_scales_of_targets_are_those_of_the_training_split(tmp_path):
     write_table(tmp_path / "items.csv", make_items(60))
     targets = {"label_kind": "number", "label_column": ["price", "weight"]}
     params = text_params({}, data=data_of(tmp_path / "items.csv", **targets))
-    data = open_inputs(params, prepare(params, Layout(tmp_path)))
+    data = inputs.open_inputs(params, prepare(params, Layout(tmp_path)))
     labels = np.asarray(data.memmap("train", "label"), np.float64)
     target = infer_target(params, data)
     assert target.kind == "regression" and target.shape == (2,)
@@ -278,17 +272,17 @@ PACKED = {"pipelines": {"p": {"read": "snapshot", "batch": {"pack": 64}}}}
 @pytest.mark.parametrize(
     ("data", "sections", "said"),
     [
-        (TEXTS | SEEN, PACKED, "texts with columns cannot be packed"),
-        (TEXTS | {"label_kind": "number"}, PACKED, "to predict cannot be packed"),
-        (TEXTS | SEEN, {"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the te"),
-        (TEXTS | {"source": "text_folder", "numeric": ["a"]}, {}, "sees no columns"),
-        (TEXTS | {"ignore": ["a"]}, {}, "that are not named"),
-        (TEXTS | {"source": "table", "label_column": ["a", "b"]}, {}, "columns must be numbers"),
+        (SEEN, PACKED, "texts with columns cannot be packed"),
+        ({"label_kind": "number"}, PACKED, "to predict cannot be packed"),
+        (SEEN, {"window": {"tokens": 8}}, "data.numeric: window.tokens trains on the te"),
+        ({"source": "text_folder", "numeric": ["a"]}, {}, "sees no columns"),
+        ({"ignore": ["a"]}, {}, "that are not named"),
+        ({"source": "table", "label_column": ["a", "b"]}, {}, "columns must be numbers"),
     ],
 )
 def test_what_columns_and_targets_do_not_go_with_is_refused(data, sections, said):
     with pytest.raises(InvalidParams, match=said):
-        text_params({}, data=data, **sections)
+        text_params({}, data=TEXTS | data, **sections)
 
 
 LINE = {"text": "a", "label": "x", "color": "red"}
@@ -321,23 +315,24 @@ def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(
 
 
 @pytest.mark.parametrize(
-    ("labels", "setting", "kind", "classes"),
+    ("labels", "setting", "classes"),
     [
-        ([0, 1, 2] * 10, "auto", "class", ["0", "1", "2"]),
-        (range(1000, 1030), "class", "class", [str(year) for year in range(1000, 1030)]),
-        ([0.0, 1.0, None] * 10, "auto", "class", ["0", "1"]),
-        ([151.0 + row for row in range(30)], "auto", "number", []),
-        ([0.5, 1.0, 1.5] * 10, "auto", "number", []),
-        ([0.5, 1.0, 1.5] * 10, "class", "class", ["0.5", "1", "1.5"]),
-        ([True, False, True] * 10, "auto", "class", ["False", "True"]),
+        ([0, 1, 2] * 10, "auto", ["0", "1", "2"]),
+        (range(1000, 1030), "class", [str(year) for year in range(1000, 1030)]),
+        ([0.0, 1.0, None] * 10, "auto", ["0", "1"]),
+        ([151.0 + row for row in range(30)], "auto", []),
+        ([0.5, 1.0, 1.5] * 10, "auto", []),
+        ([0.5, 1.0, 1.5] * 10, "class", ["0.5", "1", "1.5"]),
+        ([True, False, True] * 10, "auto", ["False", "True"]),
     ],
 )
-def test_what_a_label_is(tmp_path, labels, setting, kind, classes):
+def test_a_label_is_a_class_or_a_number(tmp_path, labels, setting, classes):
     path = tmp_path / "table.parquet"
     pd.DataFrame({"size": np.arange(30.0) / 2, "y": list(labels)}).to_parquet(path)
     settings = DataSettings(source="table", path=str(path), label_column="y", label_kind=setting)
     scanned = scan_table(settings)
-    assert (scanned.schema.target.encoding.name, list(scanned.classes)) == (kind, classes)
+    assert scanned.schema.predicts_number == (not classes)
+    assert list(scanned.classes) == classes
 
 
 def series_params(path, window, **data):
@@ -351,16 +346,7 @@ def series_params(path, window, **data):
 def opened(folder, params):
     """Run the data stages in `folder` and open what they wrote."""
     layout = prepare(params, Layout(folder), min_shards=3)
-    return layout, open_inputs(params, layout)
-
-
-def read_windows(params, name, stored, split):
-    """Features, labels and keys of all windows of a split."""
-    pipe = open_input_pipeline(params, name, stored, split=split, purpose="compare")
-    batches, parts = list(pipe.dataset().as_numpy_iterator()), ("features", "label", "key")
-    windows = [np.concatenate([one[part] for one in batches]) for part in parts]
-    assert pipe.examples == len(windows[0])
-    return windows
+    return layout, inputs.open_inputs(params, layout)
 
 
 @pytest.fixture(scope="module")
@@ -369,22 +355,10 @@ def series(tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
     values = np.arange(1000, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
     np.save(folder / "series.npy", values)
-    params = series_params(folder / "series.npy", {})
-    return params, *opened(folder, params)
+    return opened(folder, series_params(folder / "series.npy", {}))
 
 
-@pytest.mark.parametrize("name", slow_but_first(["naive", "windowed"]))
-def test_windows_hold_the_steps_before_their_horizon_and_never_cross_splits(series, name):
-    params, _, stored = series
-    for split, begin, end in (("train", 0, 600), ("validation", 600, 800), ("test", 800, 1000)):
-        features, label, key = read_windows(params, name, stored, split)
-        assert features.shape == (len(key), 8, 3) and label.shape == (len(key), 2, 1)
-        np.testing.assert_array_equal(key, np.arange(begin, end - 9, 3))
-        np.testing.assert_array_equal(features[:, :, 0], key[:, None] + np.arange(8))
-        np.testing.assert_array_equal(label[:, :, 0], key[:, None] + 8.25 + np.arange(2))
-
-
-def test_no_window_crosses_a_gap_of_a_series(tmp_path):
+def test_windows_hold_the_steps_before_their_horizon_and_cross_neither_splits_nor_gaps(tmp_path):
     left_out = (100, 101, 650)
     lines = [  # a gap in time before row 300
         f"{row + 10 * (row >= 300)},{'' if row in left_out else row},{row}" for row in range(1000)
@@ -408,8 +382,16 @@ def test_no_window_crosses_a_gap_of_a_series(tmp_path):
             if {300, *left_out}.isdisjoint(range(steps[start] + 1, steps[start + 9] + 1))
         ]
         for name in ("naive", "windowed"):
-            features, *_ = read_windows(params, name, stored, split)
+            options = {"data": stored, "split": split, "purpose": "compare"}
+            pipe = inputs.open_input_pipeline(params, name, **options)
+            batches = list(pipe.dataset().as_numpy_iterator())
+            features, label, key = (
+                np.concatenate([batch[part] for batch in batches])
+                for part in ("features", "label", "key")
+            )
             np.testing.assert_array_equal(features[:, :, 1], np.add.outer(starts, range(8)))
+            np.testing.assert_array_equal(label[:, :, 0], np.add.outer(starts, (8, 9)))
+            assert label.shape == (len(key), 2, 1) and pipe.examples == len({*key.tolist()})
 
 
 def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
@@ -428,11 +410,11 @@ def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, 
 
 
 def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
-    _, layout, stored = series
+    layout, stored = series
     params = series_params(layout.root / "series.npy", {"targets": ["column_0", "column_2"]})
     models, name = build_models_for(params, stored), next(iter(params.pipelines))
     evaluation = write_evaluation(models, params, name, stored, tmp_path / "evaluation")
-    batches = open_stored_pipeline(params, name, stored, split="test").dataset()
+    batches = inputs.open_stored_pipeline(params, name, stored, split="test").dataset()
     errors = [np.abs(models.full_model(each["features"]) - each["label"]) for each in batches]
     first, second = np.concatenate(errors).mean(axis=(0, 1), dtype=np.float64)
     errors = {"column_0": first, "column_2": second}
@@ -443,11 +425,11 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
-    _, layout, stored = series
+    layout, stored = series
     for window, said in (
         ({"length": 500}, "the validation split has 200 time steps, fewer"),
         ({"targets": ["load"]}, "load is not a column"),
     ):
         params = series_params(layout.root / "series.npy", window)
         with pytest.raises(InvalidParams, match=said):
-            open_input_pipeline(params, "naive", stored, split="train", purpose="train")
+            inputs.open_input_pipeline(params, "naive", stored, split="train", purpose="train")
