@@ -1,5 +1,8 @@
-"""Every configuration delivers the same examples, augmented alike."""
+"""Every configuration delivers the same examples, augmented alike, also of damaged shards and of
+snapshots that store a part of the rows.
+"""
 
+import shutil
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,8 +12,11 @@ import pytest
 import tensorflow as tf
 
 from tests.support.lanes import slow_but_first
+from tests.support.prepared import snapshot
+from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import (
     CONFIGS,
+    GLOBAL,
     PREPROCESS,
     are_permutations,
     batches,
@@ -19,15 +25,16 @@ from tests.support.small_pipelines import (
     prepare_snapshot,
     same,
 )
-from throughline.data.manifest import read_manifest
-from throughline.data.shards.writing import shard
+from throughline.assembly.inputs import explain_read_errors
+from throughline.data.columns.index import column_path, count_stored, read_index, verify
+from throughline.data.shards.index import read_shard_index
 from throughline.measurement.equality import digest_examples, measure_difference
 from throughline.plan.augmentations import Brightness, Cutout, Flip, RandomCrop, RandomResizedCrop
-from throughline.plan.ops import CenterCrop, Op
+from throughline.plan.ops import CenterCrop, Decode, Op
 from throughline.plan.plan import make_plan
 from throughline.plan.training_workers import TrainingWorker
-from throughline.settings import PipelineConfig, ShardSettings
-from throughline.shared.errors import ImpossiblePlan, UnequalConfigurations
+from throughline.settings import PipelineConfig, SnapshotSettings
+from throughline.shared import errors
 from throughline.shared.limits import usable_cores
 
 pytestmark = pytest.mark.integration
@@ -37,15 +44,6 @@ CROP = RandomResizedCrop(height=20, width=24).in_evaluation()
 # One of each way in which batches are made; others differ in threads, files, buffers and order.
 WAYS = ["naive", "vectorized", "shards_global", "snapshot_part", "device_resident", "files"]
 UNLIKE = [name for name in CONFIGS if name not in {"device_resident", "service"}]
-
-
-def by_key(pipe, **extent):
-    """The images of a pipeline with keys; of several epochs those of the last."""
-    return {
-        int(key): image
-        for batch in batches(pipe, **extent)
-        for key, image in zip(batch["key"], batch["image"], strict=True)
-    }
 
 
 @pytest.mark.parametrize(
@@ -62,31 +60,19 @@ def test_configurations_deliver_the_same_examples(snapshot_of, request, kind, na
 
 
 @pytest.mark.slow
-def test_compressed_shards_hold_the_same_examples(stored, arrays, tmp_path):
-    settings = ShardSettings(min_shards=3, compression="gzip")
-    shard(read_manifest(arrays / "manifest"), tmp_path / "shards", settings=settings)
-    (tmp_path / "manifest").symlink_to(arrays / "manifest")
-    packed = {"arrays": prepare_snapshot(tmp_path, tmp_path / "snapshot", "arrays")}
-    names = ("naive", "in_memory", "snapshot")
-    opened = {name: pipeline(packed, **IN_ORDER, **CONFIGS[name]) for name in names}
-    digest_of_all(opened | {"plain": pipeline(stored, **IN_ORDER)})
-
-
-@pytest.mark.slow
 def test_a_service_gives_every_epoch_in_an_order_of_its_own(stored, service):
     pipe = pipeline(stored, with_keys=True, address=service, **CONFIGS["service"])
     assert are_permutations(pipe, batches(pipe, epochs=2))
 
 
 SOME = ("naive", "vectorized", "snapshot")  # a map of examples, of batches, and a fetch
-MOST = (*SOME, "map_parallel", "cache_memory", "unordered", "in_memory", "save_load")
+MOST = (*SOME, "map_parallel", "cache_memory", "unordered", "in_memory", "device_resident")
 AUGMENTED = [
     ("photos", (RandomCrop(height=9, width=11), Flip()), SOME),
     ("photos", (RandomResizedCrop(height=20, width=20, method="bilinear"), Flip()), SOME),
     ("unlike", (RandomCrop(height=28, width=33), Flip()), SOME),  # larger than most
-    ("arrays", (Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip()),
-     (*MOST, "device_resident")),
-]  # fmt: skip
+    ("arrays", (Flip(), Cutout(size=3), Brightness(), Cutout(size=3), Flip()), MOST),
+]
 
 
 @pytest.mark.parametrize(("kind", "augment", "names"), slow_but_first(AUGMENTED))
@@ -94,7 +80,14 @@ def test_augmentation_is_the_same_whatever_the_configuration(snapshot_of, kind, 
     usual = {"augment": augment, "with_keys": True, "postprocess": ()}
     data = {kind: snapshot_of(kind)}
     pipes = [pipeline(data, kind, **usual, **CONFIGS[name]) for name in names]
-    first, *others = (by_key(pipe, epochs=2) for pipe in pipes)
+    first, *others = (  # the images of the second epoch
+        {
+            int(key): image
+            for batch in batches(pipe, epochs=2)
+            for key, image in zip(batch["key"], batch["image"], strict=True)
+        }
+        for pipe in pipes
+    )
     for other in others:
         np.testing.assert_equal(other, first)
     assert ("fetched" in str(pipes[2].plan)) == (kind != "arrays")
@@ -121,10 +114,7 @@ def test_a_snapshot_gives_every_op_what_it_takes(stored):
     assert same(found, expected)
 
 
-OTHERS = slow_but_first(["shards_global", "in_memory", "device_resident", "balanced_stream"])
-
-
-@pytest.mark.parametrize("name", ["vectorized", "optimized", *OTHERS])
+@pytest.mark.parametrize("name", ["vectorized", "optimized"])
 def test_shapes_dtypes_and_cardinality_are_known(stored, name):
     pipe = pipeline(stored, "photos", augment=(Flip(),), **CONFIGS[name])
     dataset = pipe.dataset()
@@ -215,7 +205,7 @@ def test_draws_by_class_fill_a_cache_once_for_all_classes(stored, where):
 
 def test_an_op_that_calls_python_is_refused_with_a_service(stored):
     served = pipeline(stored, **CONFIGS["service"], address="grpc://localhost:1")
-    with pytest.raises(ImpossiblePlan, match=r"^service: count calls Python"):
+    with pytest.raises(errors.ImpossiblePlan, match=r"^service: count calls Python"):
         counting(served, **CONFIGS["service"]).dataset()
 
 
@@ -234,17 +224,178 @@ def test_other_jpeg_decoding_is_marked_and_its_difference_measured(stored, decod
 
 
 @pytest.mark.parametrize(
-    ("plant", "said"),
+    ("labels", "keys", "said"),
     [
-        (lambda listed: {"labels": (1 - min(listed.labels[0], 1), *listed.labels[1:])},
+        (lambda labels: (1 - min(labels[0], 1), *labels[1:]), lambda keys: keys,
          r"the labels of 1 of \d+ delivered examples differ"),
-        (lambda listed: {"keys": listed.keys[1:], "labels": listed.labels[1:]},
-         r"which are not the \d+ of the manifest"),
+        (lambda labels: labels[1:], lambda keys: keys[1:], r"not the \d+ of the manifest"),
     ],
     ids=["a label", "an example"],
 )  # fmt: skip
-def test_what_is_approximate_has_the_manifests_examples_and_labels(stored, plant, said):
+def test_what_is_approximate_has_the_manifests_examples_and_labels(stored, labels, keys, said):
     right = pipeline(stored, "photos", **IN_ORDER, decode={"dct": "accurate"})
-    listed = replace(right.data.files("train"), **plant(right.data.files("train")))
-    with pytest.raises(UnequalConfigurations, match=said):
+    listed = right.data.files("train")
+    listed = replace(listed, labels=labels(listed.labels), keys=keys(listed.keys))
+    with pytest.raises(errors.UnequalConfigurations, match=said):
         digest_examples(replace(right, data=replace(right.data, files=lambda _: listed)))
+
+
+def reading(snapshot_of, kind, *, fraction=1.0, stored=None, **more):
+    """What reads this fraction of a snapshot, which stores that or more, or its shards."""
+    data = snapshot_of(kind, fraction if stored is None else stored)
+    config = {"augment": (Flip(), Brightness()), "shuffle": GLOBAL, "read": "snapshot", **more}
+    part = {"snapshot": {"fraction": fraction}} if config["read"] == "snapshot" else {}
+    return pipeline({kind: data}, kind, **part, **config)
+
+
+FETCHED = {"augment": (Brightness(), RandomCrop(height=20, width=24))}  # not in one step
+PART, NOTHING = {"fraction": 0.3}, {"fraction": 0.0}
+INDEXED = {"read": "indexed_shards", "vectorize": True}
+READ = [  # a kind, how it is read, and what is the same when the whole snapshot is
+    ("arrays", INDEXED | {"prefetch": 2}, {}),
+    ("arrays", PART | {"map": {"parallel": 2}, "prefetch": 2}, {}),
+    ("arrays", PART | {"stored": 1.0}, {}),  # a part may be read of what is stored
+    ("photos", PART, {"sampling": "balanced"}),
+    ("photos", PART | {"graph_rewrites": True, "map": {"parallel": "auto"}}, {}),
+    ("photos", PART, {"worker": TrainingWorker(index=1, count=2)}),
+    ("unlike", PART, FETCHED | {"split": "validation"}),
+    ("unlike", NOTHING, {"augment": (CenterCrop(height=27, width=34),)}),
+    ("photos", {"read": "indexed_shards", "map": {"parallel": 2}}, {}),
+    ("arrays", INDEXED, {"shuffle": {"kind": "lanes", "lanes": 4}}),
+    ("arrays", INDEXED, {"worker": TrainingWorker(index=2, count=3), "batch_size": 9}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "both"), slow_but_first(READ))
+def test_the_batches_are_those_of_a_whole_snapshot_from_any_step(snapshot_of, kind, config, both):
+    """Of a part of the rows, and of uncompressed shards in any order."""
+    whole, found = (reading(snapshot_of, kind, **more, **both) for more in ({}, config))
+    assert whole.plan.reads_whole_snapshot and found.plan.seekable
+    if "fraction" in config:
+        assert found.reader.stored == count_stored(found.examples, config["fraction"])
+    else:
+        assert not found.plan.reads_snapshot and whole.reader.order == found.order
+    expected = batches(whole, epochs=2)
+    for step in (0, found.steps_per_epoch + 1):
+        assert same(batches(found, first_step=step, epochs=2), expected[step:]), step
+        assert found.dataset(first_step=step, epochs=2).cardinality() == len(expected) - step
+
+
+@pytest.mark.parametrize("kind", slow_but_first(["unlike", "photos"]))
+def test_values_of_the_first_rows_are_stored_and_all_labels_keys_and_statistics(snapshot_of, kind):
+    whole, part, none = (snapshot_of(kind, fraction) for fraction in (1.0, 0.3, 0.0))
+    for split, rows in part.snapshot.splits.items():
+        stored = count_stored(rows.count, 0.3)
+        assert 0 < rows.rows(part.input_column) == stored == part.find_rows(split, 0.3) < rows.count
+        for name, read in (("label", None), ("key", None), ("image", stored)):
+            expected = whole.memmap(split, name, rows=read)
+            np.testing.assert_array_equal(part.memmap(split, name), expected)
+        path = column_path(none.snapshot_folder, split, "image")
+        assert (path.stat().st_size, none.find_rows(split, 0.0)) == (0, 0)
+    assert part.snapshot.statistics == whole.snapshot.statistics
+    assert part.snapshot.key == whole.snapshot.key
+    for data in (part, none):
+        verify(data.snapshot_folder, read_index(data.snapshot_folder))
+
+
+def test_damage_of_a_part_is_found(snapshot_of, tmp_path):
+    data = snapshot_of("unlike", 0.3)
+    shutil.copytree(data.snapshot_folder, tmp_path / "snapshot")
+    path = column_path(tmp_path / "snapshot", "train", "image")
+    flip_bit(path, -100)
+    with pytest.raises(errors.CorruptColumn, match=r"image.bin: chunk of rows"):
+        verify(tmp_path / "snapshot", data.snapshot)
+    content = path.read_bytes()
+    path.write_bytes(content[:-64])
+    with pytest.raises(errors.CorruptColumn, match=f" bytes, not {len(content)};"):
+        read_index(tmp_path / "snapshot")
+
+
+def test_what_is_read_has_to_be_stored_and_uncompressed(snapshot_of):
+    said = r"stores \d+ of the \d+ rows.*run `dvc repro snapshot`"
+    with pytest.raises(errors.StaleSnapshot, match=said):
+        batches(reading(snapshot_of, "arrays", fraction=0.5, stored=0.3))
+    data = snapshot_of("arrays")
+    packed = tuple(replace(shard, compression="gzip") for shard in data.shards.shards)
+    unindexed = {"arrays": replace(data, shards=replace(data.shards, shards=packed))}
+    said = r"holds no uncompressed shards; set shard\.compression"
+    with pytest.raises(errors.MissingInput, match=said):
+        pipeline(unindexed, **INDEXED, shuffle=GLOBAL).dataset()
+
+
+def take(index, shards, out, **skip):
+    """A snapshot of arrays; `skip` is what share of damaged examples may be left out."""
+    settings = SnapshotSettings(on_corrupt="skip" if skip else "fail", **skip)
+    return snapshot(index, shards, out, preprocess=(Decode(),), settings=settings)
+
+
+def test_a_shard_with_fewer_examples_than_the_index_says_is_refused(arrays, tmp_path):
+    index = read_shard_index(arrays / "shards")
+    first, *others = index.shards
+    longer = replace(first, records=first.records + 1, examples=first.examples + 1)
+    said = f"{first.name}: holds {first.examples} examples, but"
+    with pytest.raises(errors.CorruptShard, match=said):
+        take(replace(index, shards=(longer, *others)), arrays / "shards", tmp_path / "snapshot")
+
+
+def damaged_copy(source, folder, *, records, cut=0):
+    """Shards with a flipped bit in so many records of one, and `cut` bytes missing at its end."""
+    shutil.copytree(source / "shards", folder)
+    index = read_shard_index(folder)
+    shard = index.for_split("train")[1]
+    path = folder / shard.name
+    for number in range(records):
+        flip_bit(path, number * (shard.bytes // shard.records) + 60)
+    path.write_bytes(path.read_bytes()[: shard.bytes - cut])
+    return index, path
+
+
+@pytest.mark.slow
+def test_damaged_records_are_left_out_of_every_configuration_if_wished(photos, tmp_path):
+    index, _ = damaged_copy(photos, tmp_path / "shards", records=1, cut=3)
+    (tmp_path / "manifest").symlink_to(photos / "manifest")
+    out, skip = tmp_path / "snapshot", {"on_corrupt": "skip", "max_corrupt_fraction": 0.3}
+    found = prepare_snapshot(tmp_path, out, "photos", fraction=0.3, **skip)
+    names = ("naive", "in_memory", "cache_memory", "shards_global", "snapshot_part")
+    configs = [{"read": "files"}, *(CONFIGS[name] for name in names)]
+    opened = [pipeline({"photos": found}, "photos", **IN_ORDER, **one) for one in configs]
+    assert digest_of_all(dict(enumerate(opened))).examples == index.examples("train") - 2
+    repaired = next(shard for shard in found.shards.shards if shard.repaired)
+    assert found.find_damage(repaired) == []
+    found.shard_files.path(repaired).write_bytes(b"")
+    assert f"delete {out / 'repaired'} and run `dvc repro snapshot`" in found.find_damage(repaired)
+
+
+def test_damaged_records_are_left_out_up_to_a_bound(arrays, stored, tmp_path, capsys):
+    index, path = damaged_copy(arrays, tmp_path / "shards", records=2)
+    shards, out = tmp_path / "shards", tmp_path / "snapshot"
+    written = take(index, shards, out, max_corrupt_fraction=0.02)
+    printed = capsys.readouterr().out
+    assert f"{path}: record 1 at byte" in printed and "examples dropped: 2" in printed
+    kept = {*np.fromfile(column_path(out, "train", "key"), np.int64)}
+    whole = {*stored["arrays"].memmap("train", "key")}
+    assert kept < whole and written.splits["train"].count == len(kept) == len(whole) - 2
+    repaired = index.with_repaired(written.repaired)
+    assert repaired.data_digest != index.data_digest, "what is left is other data"
+    said = r"2 of 200 examples .*snapshot.max_corrupt_fraction allows 0.10%"
+    with pytest.raises(errors.CorruptShard, match=said):
+        take(index, shards, tmp_path / "other", max_corrupt_fraction=0.001)
+    assert not (tmp_path / "other").exists()
+
+
+def test_damage_met_while_reading_is_named_and_another_error_stays_what_it_is(
+    arrays, stored, tmp_path
+):
+    _, path = damaged_copy(arrays, tmp_path / "shards", records=1)
+    damaged = replace(stored["arrays"], shards_folder=tmp_path / "shards")
+    for name in ("vectorized", "shards_global"):
+        named = pytest.raises(errors.CorruptShard, match=f"{path}: record 0 at byte 0")
+        with named, explain_read_errors(damaged):
+            batches(pipeline({"arrays": damaged}, **CONFIGS[name]))
+    # Shards that are not read are not searched for what an op refuses.
+    for data, shards in ((stored["arrays"], True), (damaged, False)):
+        unchanged = pytest.raises(tf.errors.InvalidArgumentError, match="something else")
+        with unchanged, explain_read_errors(data, shards=shards):
+            raise tf.errors.InvalidArgumentError(None, None, "something else")
+    with pytest.raises(errors.CorruptShard), explain_read_errors(damaged, shards=False):
+        raise tf.errors.DataLossError(None, None, "damage")

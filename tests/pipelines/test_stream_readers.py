@@ -10,71 +10,46 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from PIL import Image
 
-from tests.support.lanes import slow_but_first
-from tests.support.prepared_files import encode_example, index_of, write_columns, write_shard
 from tests.support.small_pipelines import BATCH, GLOBAL, batches, pipeline, prepare_snapshot
-from throughline.data.columns.index import Column, allocate, write_index
+from throughline.data.columns.index import allocate, write_index
 from throughline.data.manifest import read_manifest
-from throughline.data.shards.tfrecord import shard_name
 from throughline.data.shards.writing import shard
-from throughline.pipelines.read.prepared_data import FileList, PreparedData
+from throughline.pipelines.read.prepared_data import FileList
 from throughline.pipelines.read.stream_readers import read, sample_stream_by_class, windows
-from throughline.pipelines.sizes import check_extent, estimate_cached_bytes, estimate_record_bytes
+from throughline.pipelines.sizes import check_extent, estimate_record_bytes
 from throughline.plan import steps
-from throughline.plan.ops import Decode
 from throughline.plan.steps import Read, Window
 from throughline.settings import InterleaveSettings, ShardSettings
 from throughline.shared.errors import ImpossiblePlan
 
 pytestmark = pytest.mark.integration
 
-LABELS = {10: 0, 11: 0, 12: 0, 20: 0, 21: 1}  # by keys
 
-
-@pytest.fixture(params=slow_but_first(["none", "gzip"]))
-def data(tmp_path, monkeypatch, request) -> PreparedData:
-    """Five examples in two shards, a snapshot of their labels, and names of files."""
-    shards = []
-    for number, keys in enumerate(([10, 11, 12], [20, 21])):
-        path = tmp_path / shard_name("train", number, 2, request.param)
-        parts = [encode_example(key=key, label=LABELS[key], value=bytes((key, 0))) for key in keys]
-        shards.append(write_shard(path, parts, compression=request.param))
-    label, values = Column(name="label", dtype="int64", shape=()), np.array([*LABELS.values()])
-    monkeypatch.chdir(tmp_path)
-    return PreparedData(
-        shards_folder=Path(),
-        shards=replace(index_of(*shards, shape=(2,)), classes=("common", "rare")),
-        snapshot_folder=tmp_path,
-        snapshot=write_columns(tmp_path, (label,), {"label": values}, rows=len(LABELS)),
-        preprocess=(Decode(),),
-        files=lambda split: FileList(paths=(f"{split}.png",), labels=(3,), keys=(7,)),
-    )
-
-
-BLOCKS = {"cycle_length": 2, "block_length": 2}
-
-
-@pytest.mark.parametrize(
-    ("interleave", "keys"),
-    [
-        (None, [10, 11, 12, 20, 21]),
-        (InterleaveSettings(**BLOCKS), [10, 11, 20, 21, 12]),
-        (InterleaveSettings(**BLOCKS, parallel="cores"), [10, 11, 20, 21, 12]),
-    ],
-    ids=["one after another", "by blocks", "in parallel"],
-)
-def test_interleaved_shards_alternate_by_blocks(data, monkeypatch, interleave, keys):
-    monkeypatch.setattr(steps, "usable_cores", lambda: 16)  # more than there are shards
-    records = read(Read(source="shards", interleave=interleave), data, "train", seed=0)
+def keys_of(records) -> list[int]:
     key = {"key": tf.io.FixedLenFeature((), tf.int64)}
-    assert [int(tf.io.parse_single_example(one, key)["key"]) for one in records] == keys
+    return [int(tf.io.parse_single_example(one, key)["key"]) for one in records]
 
 
-def test_files_are_named_absolutely_for_workers_in_other_folders(data, tmp_path):
+@pytest.mark.parametrize("parallel", ["none", "cores"])
+def test_interleaved_shards_alternate_by_blocks(stored, monkeypatch, parallel):
+    monkeypatch.setattr(steps, "usable_cores", lambda: 16)  # more than there are shards
+    data = stored["arrays"]
+    second = data.shards.for_split("train")[0].examples  # where the second shard begins
+    in_order = keys_of(read(Read(source="shards"), data, "train", seed=0))
+    assert in_order == data.memmap("train", "key").tolist()
+    blocks = InterleaveSettings(cycle_length=2, block_length=2, parallel=parallel)
+    keys = keys_of(read(Read(source="shards", interleave=blocks), data, "train", seed=0))
+    assert keys[:6] == [*in_order[:2], *in_order[second : second + 2], *in_order[2:4]]
+    assert sorted(keys) == sorted(in_order)
+
+
+def test_files_are_named_absolutely_for_workers_in_other_folders(stored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = FileList(paths=("one.png",), labels=(3,), keys=(7,))
+    data = replace(stored["photos"], files=lambda split: files)
     (element,) = read(Read(source="files"), data, "train", seed=0).as_numpy_iterator()
-    assert element == {"path": str(tmp_path / "train.png").encode(), "label": 3, "key": 7}
+    assert element == {"path": str(tmp_path / "one.png").encode(), "label": 3, "key": 7}
 
 
 def test_windows_slide_across_blocks_and_have_the_key_of_their_first_step():
@@ -89,38 +64,25 @@ def test_windows_slide_across_blocks_and_have_the_key_of_their_first_step():
     assert step.count("train", 6) == 2
 
 
-def test_a_stream_of_one_order_begins_each_class_elsewhere_in_each_epoch(data):
+def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(stored):
+    data, seed = stored["arrays"], tf.constant(1, tf.int64)
     examples = read(Read(source="arrays"), data, "train", seed=0)
 
-    def first_common(epoch, *, reordered):
-        more = {"seed": tf.constant(epoch, tf.int64), "reordered": reordered}
-        drawn = sample_stream_by_class(examples, "balanced", data, "train", **more)
-        return next(int(one["key"]) for one in drawn if one["label"] == 0)
-
-    assert [first_common(epoch, reordered=False) for epoch in range(4)] == [10, 11, 12, 20]
-    assert [first_common(epoch, reordered=True) for epoch in range(2)] == [10, 10]
-
-
-def test_classes_of_weight_zero_are_never_drawn_and_an_epoch_keeps_its_length(data):
-    examples, seed = read(Read(source="arrays"), data, "train", seed=0), tf.constant(1, tf.int64)
-
-    def drawn(**weights):
+    def drawn(weights):
         return sample_stream_by_class(examples, weights, data, "train", seed=seed, reordered=True)
 
-    assert [int(one["key"]) for one in drawn(common=0.0)] == [21] * len(LABELS)
-    with pytest.raises(ImpossiblePlan, match="rar is not a class; did you mean rare"):
-        drawn(rar=1.0)
+    last = dict.fromkeys("012", 0.0)  # of four classes
+    assert [int(one["label"]) for one in drawn(last)] == [3] * data.shards.examples("train")
+    with pytest.raises(ImpossiblePlan, match="33 is not a class; did you mean 3"):
+        drawn({"33": 1.0})
     with pytest.raises(ImpossiblePlan, match="all classes have weight 0"):
-        drawn(common=0.0, rare=0.0)
+        drawn(last | {"3": 0.0})
 
 
 def test_every_worker_of_a_static_service_needs_a_shard(stored):
-    for service in (
-        {"workers": 3},
-        {"workers": 4, "sharding": "dynamic"},
-        {"workers": 4, "address": "grpc://localhost:1"},
-    ):
-        pipeline(stored, service=service)
+    for more in ({"sharding": "dynamic"}, {"address": "grpc://localhost:1"}):
+        pipeline(stored, service={"workers": 4, **more})
+    pipeline(stored, service={"workers": 3})
     pipeline(stored, service={"workers": 4}, read="files")
     with pytest.raises(ImpossiblePlan, match=r"service\.workers: 4 .* has only 3;"):
         pipeline(stored, service={"workers": 4})
@@ -141,37 +103,17 @@ def test_a_shuffle_buffer_has_to_fit_into_memory(stored, config, examples):
     data = stored["photos"]
     shards = tuple(replace(shard, bytes=1 << 50) for shard in data.shards.shards)
     large = replace(data, shards=replace(data.shards, shards=shards))
-    plan = pipeline(stored, "photos", **config).plan
     said = rf"shuffle\.size: {examples} examples in .* GiB"
     with pytest.raises(ImpossiblePlan, match=said) if examples else nullcontext():
-        check_extent(plan, large, "train")
+        check_extent(pipeline(stored, "photos", **config).plan, large, "train")
 
 
-def test_a_buffer_after_a_cache_on_disk_holds_what_is_cached(stored, monkeypatch):
-    """Which is more before images are made smaller."""
-    available = 2 * stored["photos"].snapshot.bytes("train")
-    monkeypatch.setattr("throughline.pipelines.sizes.available_memory", lambda: available)
-    config = {"shuffle": {"kind": "buffer", "size": 10_000}, "prefetch": "none"}
-    pipeline(stored, "photos", cache={"where": "disk"}, **config)
-    with pytest.raises(ImpossiblePlan, match=r"shuffle\.size: \d+ examples"):
-        pipeline(stored, "photos", cache={"where": "disk", "after": "decode"}, **config)
-
-
-def test_a_cache_takes_what_examples_take_at_its_place(stored):
-    """Before images are made smaller that is more."""
-    pipe = pipeline(stored, "photos", cache={"where": "memory", "after": "decode"})
-    files = [Image.open(name) for name in pipe.data.files("train").paths]
-    pixels = 3 * sum(image.width * image.height for image in files)
-    before = pipe.plan.steps[1]  # of reading, a map, a cache
-    estimated = estimate_cached_bytes(before, pipe.data, "train")
-    assert estimated == pytest.approx(pixels, rel=0.1)
-    assert estimated > 2 * pipe.data.snapshot.bytes("train")
-
-
-def test_records_of_compressed_shards_count_as_they_are_read(stored, arrays, tmp_path):
+def test_records_of_compressed_shards_are_read_and_count_as_they_are_read(stored, arrays, tmp_path):
     plain, settings = stored["arrays"], ShardSettings(compression="gzip")
     index = shard(read_manifest(arrays / "manifest"), tmp_path, settings=settings)
     packed = replace(plain, shards=index, shards_folder=tmp_path)
+    found = keys_of(read(Read(source="shards"), packed, "train", seed=0))
+    assert found == plain.memmap("train", "key").tolist()
     size = estimate_record_bytes(plain, "train")
     framing = 16 * plain.shards.examples("train")  # lengths and checksums of the records
     assert estimate_record_bytes(packed, "train") == pytest.approx(size - framing, rel=0.05)
