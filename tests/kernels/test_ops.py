@@ -1,16 +1,24 @@
-"""Each op computes the same for an example and a batch, eagerly and in tf.data."""
+"""Each op computes the same for an example and a batch, eagerly, in tf.data and on the device; ops
+of one's own; crops, windows and rows of tokens.
+"""
+
+import tempfile
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import throughline.kernels.elements  # noqa: F401 - brings all kernels
-from throughline.kernels.augmentations import beta_quantiles, luma
+from tests.support.small_pipelines import CONFIGS, batches, pipeline
+from throughline.kernels import pixels
+from throughline.kernels.augmentations import beta_quantiles, draw_crops, luma
+from throughline.kernels.elements import apply_ops, split_window
 from throughline.kernels.kernels import byte_image, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.resampling import compute_on_device
 from throughline.models.device_ops import apply_as_layer
+from throughline.pipelines.read.row_fetching import make_crop_fn
+from throughline.pipelines.read.sequence_batches import pack_rows, pad_rows
 from throughline.plan import augmentations as augment
 from throughline.plan import ops
 from throughline.plan.op_parsing import parse_op
@@ -62,6 +70,11 @@ def computed(op, images=IMAGES, keys=KEYS, **changes):
     return compute(op, element, draw(**changes))["image"].numpy()
 
 
+def apply(element, *ops, seed=3, first=0):
+    epoch = tf.constant(1, tf.int64)
+    return apply_ops(ops, element, seed=seed, epoch=epoch, first_op_position=first)
+
+
 @pytest.mark.parametrize("op", BOTH, ids=repr)
 def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
     together = computed(op)
@@ -83,17 +96,12 @@ def test_a_batch_and_its_examples_come_out_alike_eagerly_and_in_a_data_set(op):
 def test_of_a_long_image_the_center_is_scaled_by_its_shorter_side(size, center, height, width):
     op = ops.Resize(shorter=6)
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-    eagerly = computed(op, image)
     expected = computed(ops.Resize(height=height, width=width), image[center])
-    np.testing.assert_array_equal(eagerly, expected)
-    assert eagerly.shape == op.shape(image.shape)
-
-    @tf.function(input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)])
-    def traced(image):
-        return compute(op, {"image": image}, draw())["image"]
-
-    np.testing.assert_array_equal(traced(image), eagerly)
-    assert op.shape((None, None, 3)) is None
+    assert expected.shape == op.shape(image.shape) and op.shape((None, None, 3)) is None
+    traced = tf.function(lambda image: compute(op, {"image": image}, draw())["image"])
+    unknown = traced.get_concrete_function(tf.TensorSpec((None, None, 3), tf.uint8))
+    for scaled in (computed(op, image), unknown(tf.constant(image))):
+        np.testing.assert_array_equal(scaled, expected)
     assert op.identity["longest_aspect"] == ops.LONGEST_ASPECT, "so it names a snapshot, too"
 
 
@@ -241,15 +249,151 @@ def test_colors_become_their_luma_or_more_of_themselves():
             graph.get_concrete_function(tf.TensorSpec((None, None, None, None), tf.uint8))
 
 
-def test_a_blur_keeps_the_mean_and_lessens_the_differences():
-    blurred = computed(augment.Blur(sigma=(1.5, 2.0), probability=0.75))
-    same = (blurred == IMAGES).all(axis=(1, 2, 3))
-    assert 0.1 < same.mean() < 0.45
-    np.testing.assert_allclose(blurred.mean(), IMAGES.mean(), rtol=0.01)
-    assert blurred[~same].std() < 0.5 * IMAGES.std()
-
-
 def test_contrast_keeps_the_mean_of_large_pictures():
     white = np.full((4096, 2100, 1), 255, np.uint8)  # its sum exceeds 32 bits
     for key in np.array([1, 4]):  # factors above and below 1
         assert computed(augment.Contrast(delta=0.5), white, key).min() == 255
+
+
+def test_a_stronger_op_draws_as_the_weaker_one_did_and_one_elsewhere_independently():
+    pixel = tf.fill((64, 1, 1, 1), tf.constant(128, tf.uint8))
+    gray = {"image": pixel, "key": tf.constant(KEYS)}
+
+    def brighten(delta, **place):  # by how much each pixel changes
+        changed = apply(gray, augment.Brightness(delta=delta), **place)["image"]
+        return changed.numpy().astype(int).ravel() - 128
+
+    weak, strong = brighten(0.2), brighten(0.4)
+    assert np.ptp(weak) > 50
+    np.testing.assert_allclose(strong, 2 * weak, atol=2)
+    np.testing.assert_array_equal(weak, brighten(0.2))
+    for other in (brighten(0.2, first=1), brighten(0.2, seed=4)):
+        assert abs(np.corrcoef(weak, other)[0, 1]) < 0.5
+
+
+def test_a_window_is_split_into_what_is_seen_and_what_is_to_be_predicted():
+    window = tf.constant([[time, 10 * time] for time in range(4)])
+    for targets, label in (((1,), [[30]]), ((0, 1), [[3, 30]]), ((1, 0), [[30, 3]])):
+        batch = split_window(tf.stack([window, window]), 3, targets)
+        assert batch["features"].numpy().tolist() == [[[0, 0], [1, 10], [2, 20]]] * 2
+        assert batch["label"].numpy().tolist() == [label] * 2
+
+
+class Inherited(ops.Rescale):
+    """An op with the kernel of another one."""
+
+
+class Darken(ops.Op):
+    """An op as a user may write it: Python's `if` and `for` about tensors."""
+
+    name = "darken"
+
+    def compute(self, element, draw):
+        image, steps = element["image"], 0
+        if tf.reduce_max(image) > 100:
+            image = image // 2
+        for _ in tf.range(tf.shape(image)[0]):
+            steps += 1
+        return {**element, "image": image + tf.cast(steps, tf.uint8)}
+
+
+def test_an_op_of_a_user_may_say_if_and_for_about_tensors_or_inherit_its_kernel(caplog):
+    images = np.array([[[[200]], [[0]]], [[[20]], [[0]]]], np.uint8)
+    own = Darken(), Inherited(scale=0.5)
+    tf.get_logger().addHandler(caplog.handler)
+    in_graph = tf.data.Dataset.from_tensor_slices({"image": images}).map(
+        lambda element: apply(element, *own)
+    )
+    eagerly = [apply({"image": tf.constant(image)}, *own) for image in images]
+    found = [one["image"].numpy().ravel().round().tolist() for one in (*in_graph, *eagerly)]
+    assert found == [[51, 1], [11, 1]] * 2
+    tf.get_logger().removeHandler(caplog.handler)
+    assert not caplog.records, "no warning"
+
+
+class Noise(ops.Op):
+    """An op as a user may write it: with TensorFlow's random numbers."""
+
+    name = "noise"
+    within: bool
+
+    def compute(self, element, draw):
+        if self.within:
+            draws = tf.cond(element["key"] > 0, lambda: tf.random.uniform(()), lambda: 0.5)
+        else:
+            draws = tf.random.uniform(())
+        return {**element, "image": element["image"] * draws}
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_an_op_of_a_user_that_draws_from_a_state_of_the_process_is_refused(within):
+    element = {"image": tf.constant([1.0]), "key": tf.constant(1)}
+    run = tf.function(lambda: apply(element, Noise(within=within)), autograph=False)
+    with pytest.raises(ImpossiblePlan, match=r"^noise draws .* \(RandomUniform\); draw them by"):
+        run()
+
+
+def test_what_builds_a_pipeline_is_not_rewritten(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # AutoGraph writes what it rewrites
+    for name in ("naive", "optimized"):
+        assert batches(pipeline(stored, augment=(augment.Flip(),), **CONFIGS[name]))
+    assert not list(tmp_path.glob("__autograph_generated_file*"))
+    tf.function(lambda limit: limit + 1 if limit > 0 else limit)(tf.constant(1))
+    assert list(tmp_path.glob("__autograph_generated_file*")), "as is seen where it does"
+
+
+def test_rows_are_padded_and_documents_share_rows_with_their_segments_and_positions():
+    values = tf.constant([11, 12, 13, 0, 21, 22, 0, 0, 31, 32, 33, 34], tf.uint16)
+    begins = tf.constant([[0, 4, 0], [8, 4, 0], [0, 0, 4], [0, 0, 0]], tf.int64)
+    lengths = tf.constant([[3, 2, 0], [4, 2, 0], [0, 0, 2], [0, 0, 0]], tf.int64)
+    packed = [part.numpy().tolist() for part in pack_rows(values, begins, lengths, 6)]
+    assert list(zip(*packed, strict=True)) == [  # tokens, segments and positions of each row
+        ([11, 12, 13, 21, 22, 0], [1, 1, 1, 2, 2, 0], [0, 1, 2, 0, 1, 0]),
+        ([31, 32, 33, 34, 21, 22], [1, 1, 1, 1, 2, 2], [0, 1, 2, 3, 0, 1]),
+        ([21, 22, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]),
+        ([0] * 6, [0] * 6, [0] * 6),
+    ]
+    padded = pad_rows(values, begins[1, :2], lengths[1, :2], tf.constant(6, tf.int64))
+    assert padded.numpy().tolist() == [[31, 32, 33, 34, 0, 0], [21, 22, 0, 0, 0, 0]]
+    assert padded.dtype == tf.int32
+
+
+def test_pixels_are_copied_averaged_or_interpolated_and_mirrored_into_aligned_memory():
+    image = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    out = pixels.empty_images((3, 2, 2, 3))
+    out[...] = 1
+    copied = [[1, 2, 2, 2, 0], [1, 2, 2, 2, 1], [-1, 5, 2, 2, 0]]
+    pixels.crop([image] * 3, np.asarray(copied), out)
+    beyond = [[[0] * 3] * 2, [[15, 16, 17], [0] * 3]]
+    np.testing.assert_array_equal(out, [image[1:3, 2:4], image[1:3, 3:1:-1], beyond])
+    pixels.crop([image], np.asarray([[0, 2, 4, 4, 1]]), out[:1], method="area")
+    means = image.reshape(2, 2, 3, 2, 3).astype(float).mean(axis=(1, 3))
+    assert abs(out[0] - means[:, :0:-1]).max() <= 0.5
+    wide = np.empty((1, 31, 2, 1), np.uint8)
+    pixels.crop([np.full((5, 7, 1), 93, np.uint8)], np.asarray([[1, 1, 3, 5, 0]]), wide)
+    assert (wide == 93).all()
+    for shape in ((3, 5, 7, 3), (1, 1, 1, 1), (64, 224, 224, 3)):
+        images = pixels.empty_images(shape)
+        assert images.shape == shape and images.flags.c_contiguous
+        assert images.ctypes.data % pixels.ALIGNMENT == 0, "TensorFlow takes it as it is"
+
+
+def test_rows_of_a_snapshot_are_cut_as_they_are_stored(stored):
+    data = stored["arrays"]
+    images, rows = data.memmap("train", "image"), np.asarray([5, 0, 5, 17])
+    crop = make_crop_fn(data, "train", augment.RandomCrop(height=3, width=2))
+    found = crop(tf.constant(rows), tf.constant([[1, 2, 3, 2, 0]] * 3 + [[7, 1, 3, 2, 1]]))
+    expected = [*(images[row, 1:4, 2:4] for row in rows[:3]), images[17, 7:10, 2:0:-1]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_two_flips_are_drawn_apart_and_undo_each_other():
+    streams = [draw(salts=(name,)) for name in ("crop", "one", "other")]
+
+    def flipped(*places):
+        crop, sizes = augment.RandomCrop(height=2, width=2), tf.constant((9, 9))
+        streams_of = [streams[place] for place in (0, *places)]
+        return draw_crops((crop,), sizes, tf.constant(KEYS), streams_of).numpy()[:, 4]
+
+    both = flipped(1, 2)
+    assert (both == (flipped(1) ^ flipped(2))).all() and 0 < both.mean() < 1

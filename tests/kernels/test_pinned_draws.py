@@ -1,6 +1,8 @@
 """Draws are pinned: crops, flips, colors and RandAugment."""
 
 import itertools
+import math
+import random
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from throughline.plan.augmentations import (
     RandomCrop,
     RandomResizedCrop,
 )
+from throughline.plan.ops import CenterCrop
 from throughline.shared.files import digest_blake2b, digest_blake3, digest_file, digest_json
 
 pytestmark = pytest.mark.integration
@@ -51,16 +54,80 @@ def test_global_permutations_of_a_small_and_of_a_large_split_and_draws_by_class(
     assert rows.numpy().tolist() == [[9, 9, 9, 8, 5, 6, 1, 7, 0, 8]]
 
 
+CROP = RandomResizedCrop(height=8, width=8)
+KEYS = np.arange(20_000, dtype=np.int64) * 7919
+
+
+def boxes(op, size, keys=KEYS):
+    """Top, left, height and width of the crops of images of this size, (keys, 4)."""
+    return draw_crop_windows(op, tf.constant(size), tf.constant(keys), STREAM).numpy()
+
+
 @pytest.mark.parametrize(
-    ("op", "boxes"),
+    ("op", "drawn"),
     [
         (RandomCrop(height=20, width=24), [[236, 9, 20, 24], [94, 229, 20, 24]]),
-        (RandomResizedCrop(height=8, width=8), [[55, 39, 229, 210], [57, 40, 235, 221]]),
+        (CROP, [[55, 39, 229, 210], [57, 40, 235, 221]]),
     ],
 )
-def test_the_boxes_of_random_crops(op, boxes):
-    keys = tf.constant([0, 2], tf.int64)
-    assert draw_crop_windows(op, tf.constant((300, 400)), keys, STREAM).numpy().tolist() == boxes
+def test_the_boxes_of_random_crops(op, drawn):
+    assert boxes(op, (300, 400), np.array([0, 2])).tolist() == drawn
+
+
+def as_torchvision_draws(size, op, count):
+    """Heights and widths (count, 2) by its recipe, written once more, with Python's generator."""
+    source, (tall, wide), sizes = random.Random(0), size, []
+    for _ in range(count):
+        for _ in range(10):
+            area = tall * wide * source.uniform(*op.scale)
+            ratio = math.exp(source.uniform(*map(math.log, op.ratio)))
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= wide and 0 < height <= tall:
+                break
+        else:
+            width = min(wide, round(tall * op.ratio[1]))
+            height = min(tall, round(wide / op.ratio[0]))
+        sizes.append((height, width))
+    return np.asarray(sizes)
+
+
+@pytest.mark.parametrize(
+    ("op", "size"),
+    [
+        (CROP, (256, 256)),
+        (CROP, (500, 200)),
+        (RandomResizedCrop(height=8, width=8, scale=(0.5, 0.9)), (375, 500)),
+    ],
+)
+def test_rectangles_have_the_sizes_that_torchvision_gives_them_within_their_image(op, size):
+    drawn, expected = boxes(op, size), as_torchvision_draws(size, op, len(KEYS))
+    places, sizes = drawn[:, :2], drawn[:, 2:]
+    assert places.min() >= 0 and sizes.min() >= 1 and (places + sizes <= size).all()
+    for mine, theirs in ((sizes, expected), (np.log(sizes), np.log(expected))):
+        np.testing.assert_allclose(mine.mean(axis=0), theirs.mean(axis=0), rtol=0.015)
+        np.testing.assert_allclose(mine.std(axis=0), theirs.std(axis=0), rtol=0.04)
+        correlations = [np.corrcoef(each.T)[0, 1] for each in (mine, theirs)]
+        assert abs(correlations[0] - correlations[1]) < 0.04
+
+
+WHOLE = RandomResizedCrop(height=8, width=8, scale=(1.0, 1.0))  # which fits into squares alone
+EVALUATED = RandomResizedCrop(height=224, width=224).in_evaluation()
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "box"),
+    [
+        (WHOLE, (100, 1000), [0, 433, 100, 133]),
+        (WHOLE, (1000, 90), [440, 0, 120, 90]),
+        (CenterCrop(height=8, width=9), (5, 4), [-1, -2, 8, 9]),
+        (CenterCrop(height=8, width=9), (11, 12), [1, 1, 8, 9]),
+        (EVALUATED, (256, 256), [16, 16, 224, 224]),
+        (EVALUATED, (256, 401), [16, 88, 224, 224]),
+        (EVALUATED, (100, 100), [6, 6, 88, 88]),  # 87.5
+    ],
+)
+def test_a_box_that_is_not_drawn_is_the_largest_one_in_the_center(op, size, box):
+    assert (boxes(op, size) == box).all()
 
 
 def test_who_is_blurred_and_which_changes_randaugment_makes():
