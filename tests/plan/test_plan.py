@@ -1,7 +1,4 @@
-"""Plans are right by construction: printable, pure, and quick to make for any configuration."""
-
-import subprocess
-import sys
+"""Plans are right by construction: printable, pure, and refused with the field that is wrong."""
 
 import pytest
 import tensorflow as tf
@@ -10,15 +7,34 @@ from throughline.data.encodings.arrays import array_feature, pixels_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
-from throughline.plan.augmentations import Flip, Mixup, RandomCrop
-from throughline.plan.ops import CenterCrop, Decode, Load, OneHot, Rescale, Resize, Standardize
+from throughline.plan import data_constraints
+from throughline.plan.augmentations import (
+    Blur,
+    Flip,
+    Mixup,
+    RandAugment,
+    RandomCrop,
+    RandomResizedCrop,
+)
+from throughline.plan.ops import (
+    Categories,
+    CenterCrop,
+    Decode,
+    Load,
+    OneHot,
+    Op,
+    Rescale,
+    Resize,
+    Standardize,
+)
 from throughline.plan.plan import InputSpec, make_plan
 from throughline.plan.schema import Schema
-from throughline.plan.steps import Parallelism, Window
+from throughline.plan.shapes import choose_token_window, choose_window
+from throughline.plan.steps import Parallelism, TokenWindow, Window
 from throughline.plan.text_ops import Tokenize
 from throughline.race.configurations import IN_PLAN
-from throughline.settings import BatchSettings, PipelineConfig
-from throughline.shared.errors import ImpossiblePlan
+from throughline.settings import BatchSettings, PipelineConfig, WindowSettings
+from throughline.shared.errors import ImpossiblePlan, InvalidParams
 from throughline.shared.limits import usable_cores
 
 pytestmark = pytest.mark.integration
@@ -40,15 +56,47 @@ NEEDED = "needs labels that are classes"
 INDEXED = {**MAPPED, "read": "indexed_shards"}
 
 
+class OneByOne(Op):
+    """An op of one's own that takes no batches."""
+
+    name = "one_by_one"
+    takes = "example"
+    works_on = ()
+    random = True
+
+
+class Layer(OneByOne):
+    """One that a model can hold."""
+
+    name = "layer"
+    device = True
+
+
 def plan_of(schema=JPEG, ops=(), **config):
     return make_plan(PipelineConfig(**config), InputSpec(schema=schema, **{**SPEC, **dict(ops)}))
 
 
-TEXT = {
-    "schema": labeled(text_feature()),
-    "ops": {"preprocess": (Decode(), Tokenize(kind="bytes")), "augment": (), "postprocess": ()},
-}
+NO_OPS = {"preprocess": (Decode(),), "augment": (), "postprocess": ()}
+TOKENIZED = {**NO_OPS, "preprocess": (Decode(), Tokenize(kind="bytes"))}
+TEXT = {"schema": labeled(text_feature()), "ops": TOKENIZED}
+TOKENS = {**TEXT, "ops": {**TOKENIZED, "window": TokenWindow(length=8)}}
+WINDOWED = {**NO_OPS, "window": Window(length=2, horizon=1, stride=2, targets=(1,))}
+SERIES = {"schema": Schema(features=(array_feature("series", (3,), "float32"),)), "ops": WINDOWED}
 UNSHUFFLED = {"shuffle": {"kind": "none"}}
+DEVICE = {**MAPPED, "snapshot_on": "device"}
+SMALLER = {"decode": {"ratio": 2}}
+SMALL = RandomCrop(height=8, width=8)
+RESIZED = RandomResizedCrop(height=8, width=8)
+ALONE = "augment: one_by_one takes one example at a time, and a snapshot of {} gives whole batches"
+
+
+def augmented(*ops, preprocess=SPEC["preprocess"], **others):
+    return {"ops": {"preprocess": preprocess, "augment": ops, **others}}
+
+
+UNSIZED = {"preprocess": (Decode(),)}
+OPENCV = augmented(RESIZED, SMALL, Blur(), RandAugment(), OneByOne())
+AFTER = augmented(postprocess=(OneByOne(),))
 FETCHED = "gather:snapshot[global shuffle,32]+random_crop fetched+flip fetched+rescale"
 
 
@@ -97,6 +145,9 @@ FETCHED = "gather:snapshot[global shuffle,32]+random_crop fetched+flip fetched+r
          "read:indexed_shards[global shuffle,32] → map:parse+decode+flip+rescale"),
         ({"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}},
          "gather:snapshot[shuffle of 4 lanes,32]+flip+rescale"),
+        # Files of a series are read in the order of time, and windows alone are shuffled.
+        ({**SERIES, "shuffle": {"kind": "buffer"}},
+         "read:shards → map:parse+decode → window[2+1,2] → shuffle[auto] → batch[32]"),
     ],
 )  # fmt: skip
 def test_plans_print_what_they_do_in_order(config, expected):
@@ -118,14 +169,6 @@ def test_a_fetch_crops_and_a_stream_crops_one_by_one_where_cheaper(preprocess, s
     ops = {"preprocess": preprocess, "augment": (RandomCrop(height=size, width=size), Flip())}
     plans = str(plan_of(ops=ops, **MAPPED)), str(plan_of(ops=ops, vectorize=True))
     assert plans == (FETCHED, f"read:shuffled shards → shuffle[auto] → {streamed}")
-
-
-def test_files_of_a_series_are_read_in_the_order_of_time():
-    series = Schema(features=(array_feature("series", (3,), "float32"),))
-    window = Window(length=2, horizon=1, stride=2, targets=(1,))
-    ops = {"preprocess": (Decode(),), "augment": (), "postprocess": (), "window": window}
-    plan = str(plan_of(series, ops, shuffle={"kind": "buffer"}))
-    assert plan.startswith("read:shards → ") and "shuffle[auto]" in plan, "of windows alone"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +201,7 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
          "postprocess: .* put it before mixup"),
         ({"ops": {"postprocess": (Flip(),)}, "postprocess_on": "device"},
          "flip cannot run on the device"),
+        ({"ops": {"preprocess": (Decode(),)}}, "images differ in size, .*random_crop"),
         ({"schema": VECTORS, "ops": DECODED}, "augment: flip works on images, not on numbers"),
         ({"schema": NUMBERS, "ops": CODED, "sampling": "balanced"},
          "sampling: the targets are numbers, not classes; drop `sampling`;.*;"
@@ -172,11 +216,73 @@ def test_files_of_a_series_are_read_in_the_order_of_time():
         ({**TEXT, "batch": {"tokens": 9}, "sampling": "balanced"}, "draw every example once"),
         ({**TEXT, "batch": {"tokens": 9}, "read": "snapshot", "shuffle": {"kind": "window"}},
          "permuted as a whole; use `global`"),
+        # All reasons, in the order of the fields.
+        ({**augmented(Mixup()), "cache": {"after": "mixup"}, "service": {}},
+         "^cache.after: .*; cache: "),
+        ({**MAPPED, "deterministic": False, "interleave": {}}, "^interleave: .*; deterministic: "),
+        ({"snapshot_on": "device", "snapshot": {"fraction": 0.5}},
+         "^snapshot.fraction: .*; snapshot_on: .*; snapshot.fraction: "),
+        ({"read": "arrays", "service": {}, "sampling": {}},
+         "^sampling: .*; service: .*; service: "),
+        ({"read": "snapshot", "vectorize": True, "decode": {"ratio": 2, "crop": "fused"}},
+         "^vectorize: .*; shuffle.kind: .*; decode: .*; decode: "),
+        # Windows.
+        ({**SERIES, "interleave": {}},
+         "^interleave: windows of a time series need the blocks in their order"),
+        ({**TOKENS, "deterministic": False},
+         "^deterministic: windows of text need the documents in their order"),
+        ({**SERIES, "service": {}},
+         "^service: its workers would cut windows out of different blocks"),
+        ({**TOKENS, "sampling": "balanced"}, "sampling: windows of text have no class"),
+        ({**SERIES, **INDEXED}, "^read: a window of a time series is made of several records"),
+        ({**SERIES, "vectorize": True}, "^vectorize: windows are batched only after they are"),
+        ({**TOKENS, "batch": {"tokens": 9}}, "^batch: windows of text have one length"),
+        ({**TOKENS, **DEVICE}, "^snapshot_on: windows of text are gathered"),
+        # A smaller size of decoded images.
+        ({**augmented(**UNSIZED), **SMALLER}, "^decode.ratio: nothing resizes the images"),
+        ({**augmented(SMALL, **UNSIZED), **SMALLER}, "^decode.ratio: random_crop counts pixels"),
+        ({**augmented(CenterCrop(height=8, width=8), Resize(shorter=8), **UNSIZED), **SMALLER},
+         "decode.ratio: center_crop counts"),
+        ({**augmented(Blur(), RESIZED, **UNSIZED), **SMALLER}, "^decode.ratio: blur counts pixels"),
+        # Ops that take one example, whole batches, or are computed by OpenCV.
+        ({**TEXT, "ops": {**TOKENIZED, "augment": (OneByOne(),)}, **MAPPED}, ALONE.format("text")),
+        ({**SERIES, "ops": {**WINDOWED, "augment": (OneByOne(),)}, **MAPPED},
+         ALONE.format("a time series")),
+        ({**AFTER, **MAPPED}, "^postprocess: one_by_one takes one example at a time"),
+        ({**AFTER, **MAPPED, "postprocess_on": "device"}, "postprocess: one_by_one takes one exam"),
+        (augmented(preprocess=(Decode(), Mixup())), "^preprocess: mixup needs whole batches"),
+        ({**augmented(Mixup(), SMALL, **UNSIZED), **MAPPED}, "augment: mixup needs batches of one"),
+        ({**augmented(SMALL, **UNSIZED), **DEVICE}, "^snapshot_on: variable-size images are cropp"),
+        ({**OPENCV, "service": {}},
+         "^service: random_resized_crop .* cannot be sent to the workers of a tf.data service"
+         ".*; service: blur .*; service: randaugment (?!.*; service)"),
+        ({**OPENCV, **DEVICE}, "^snapshot_on: randaugment runs only on the host; [^;]*"
+         "; snapshot_on: one_by_one takes one example at a time"),
     ],
 )  # fmt: skip
 def test_refusals_carry_their_reason(config, reason):
     with pytest.raises(ImpossiblePlan, match=reason):
         plan_of(**config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**SERIES, **DEVICE},
+        {**augmented(SMALL), **SMALLER},
+        {**augmented(RESIZED, **UNSIZED), **SMALLER},
+        {"schema": RAW, **augmented(**UNSIZED), **SMALLER},
+        {"schema": VECTORS, "ops": {**NO_OPS, "augment": (OneByOne(),)}, **MAPPED},
+        {**TEXT, "ops": {**TOKENIZED, "augment": (OneByOne(),)}},
+        {**augmented(SMALL, **UNSIZED), **MAPPED},
+        OPENCV,
+        {**OPENCV, **MAPPED},
+        AFTER,
+        {**augmented(postprocess=(Layer(),)), **MAPPED, "postprocess_on": "device"},
+    ],
+)
+def test_what_fits_is_planned(config):
+    assert plan_of(**config).spec
 
 
 @pytest.mark.parametrize("boundaries", [[128, 64], [0, 4], [], "long", [1.5]])
@@ -235,7 +341,71 @@ def test_every_word_has_its_calls_its_threads_and_its_text(setting, calls, threa
     assert parallel.is_sequential == (setting == "none")
 
 
-def test_planning_needs_no_tensorflow():
-    imported = "throughline.plan.plan, throughline.config.params"
-    code = f"import sys, {imported}; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+IMAGES = image_feature().encoding
+ROWS = array_feature("numbers", (3,), "float32").encoding
+GIVEN = Standardize(mean=(0.5,), deviation=(0.25,))
+HALVED = Rescale(scale=0.5)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "ops", "said"),
+    [
+        (ROWS, {"postprocess": (HALVED, Categories())}, "rescale changes the"),
+        (ROWS, {"postprocess": (Categories(), HALVED)}, None),
+        (ROWS, {"postprocess": (Standardize(), Categories())}, None),
+        (IMAGES, {"postprocess": (Rescale(), Standardize())},
+         "standardize uses mean and deviation of the stored values, but rescale changes these"),
+        (IMAGES, {"postprocess": (Rescale(), GIVEN)}, None),
+        (ROWS, {"postprocess": (OneHot(), Standardize())}, None),
+        (ROWS, {"postprocess": (Rescale(),)},
+         "postprocess: rescale divides by 255, which is for pixels"),
+        (ROWS, {"preprocess": (OneHot(),)}, "preprocess: one_hot changes labels"),
+        (ROWS, {"preprocess": (Categories(),)}, "preprocess: categories makes the floats that"),
+        (ROWS, {"preprocess": (Standardize(),)}, "preprocess: standardize makes the floats that a"),
+        (ROWS, {"preprocess": (GIVEN,)}, None),
+        (IMAGES, {"preprocess": (Rescale(), Resize(height=8, width=8))},
+         "preprocess: rescale makes the floats that a model sees, but a snapshot stores the"),
+        (IMAGES, {"postprocess": (Resize(height=8, width=8),)},
+         "postprocess: resize has no Keras layer, but a model holds what postprocess does"),
+        (IMAGES, {"postprocess": (Categories(),)}, "categories works on numbers, not on images"),
+    ],
+)  # fmt: skip
+def test_ops_are_refused_where_they_would_spoil_the_data(encoding, ops, said):
+    ((section, listed),) = ops.items()
+    ops, about = [(section, op) for op in listed], {"predicts_number": False, "columns": False}
+    problems = data_constraints.find_ops_problems(encoding, ops, **about)
+    assert [said in problem for problem in problems] == ([True] if said else [])
+
+
+SETTINGS = WindowSettings(length=10, horizon=2, targets=["wind"])
+
+
+def test_a_series_is_cut_into_windows_of_the_columns_that_are_named_or_all():
+    window = choose_window(SETTINGS, {"train": 40, "test": 12}, ["rain", "wind"])
+    assert (window.length, window.horizon, window.targets) == (10, 2, (1,))
+    assert window.count("train", 12) == 1
+    settings = SETTINGS.model_copy(update={"targets": []})
+    assert choose_window(settings, {"train": 40}, ["rain", "wind"]).targets == (0, 1)
+    assert choose_token_window(8, {"train": 90, "test": 9}).count(9) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "steps", "columns", "cuts", "said"),
+    [
+        ({}, {"train": 40}, ["rain"], (), "wind is not a column; known: rain"),
+        ({}, {"train": 40, "test": 11}, ["wind"], (),
+         "the test split has 11 time steps, fewer than"),
+        ({}, {"train": 40}, ["wind"], (10, 20, 30, 31),
+         "has 40 time steps, at most 10 between gaps, fewer"),
+        ({"stride": 30}, {"train": 40}, ["wind"], (5, 29),
+         r"between gaps, where no multiple of window\.stride"),
+    ],
+)  # fmt: skip
+def test_a_split_shorter_than_a_window_is_refused(change, steps, columns, cuts, said):
+    with pytest.raises(InvalidParams, match=said):
+        choose_window(SETTINGS.model_copy(update=change), steps, columns, cuts=cuts)
+
+
+def test_a_split_shorter_than_a_window_of_tokens_is_refused():
+    with pytest.raises(InvalidParams, match="the test split has 8 tokens, fewer than 8 plus one"):
+        choose_token_window(8, {"train": 90, "test": 8})
