@@ -103,8 +103,6 @@ def test_all_problems_are_told_together():
         ({"train__metrics": "[auto, 'no_module:score']"}, "module no_module cannot be found"),
         ({"data__label_kind": "number"}, "label_kind: number is for tables, JSON lines, records"),
         ({"data__split": "{validation: 0}"}, "data.split.validation: must be above 0"),
-        (naive("{map: {parallel: fast}}"),
-         "expected none, auto, cores or a whole number from 1; found 'fast'"),
         (naive("{map: {parallel: true}}"),
          "expected none, auto, cores or a whole number from 1; found True"),
         ({"window__stride": 2},
@@ -120,8 +118,6 @@ def test_all_problems_are_told_together():
         ({"data__path": f"{RAW}/mine"},
          "data.path: data/raw/mine is in data/raw, which is for data.fetch only"),
         ({"data__path": "data"}, "data.path: data is where stages write (data/identities); put"),
-        ({"data__path": "./runs/.."}, "data.path: ./runs/.. is where stages write (data/ident"),
-        ({"data__path": "race"}, "data.path: race is where stages write (race)"),
         ({"data__path": "data/shards/x"}, "data.path: data/shards/x is where stages write (data/"),
         ({**PARTLY, "snapshot__fraction": 0.2},
          "pipelines.part.snapshot.fraction: reads 0.3 of the rows, but the snapshot stores 0.2"),
@@ -143,7 +139,6 @@ def test_all_problems_are_told_together():
         ({**WINDOWS, "window": "{}"},
          "data.label_kind: none is only for predicting the next tokens"),
         ({**WINDOWS, "model__name": "emulated"}, "emulated does not predict next tokens"),
-        ({**WINDOWS, "preprocess": "[end_document, tokenize]"}, "put it after `tokenize`"),
         ({"data__source": "arrays", "window__tokens": 9}, "tokens: the source arrays is not"),
         ({**TEXT, "model__name": "transformer_decoder"}, "predicts next tokens"),
         ({"data__source": "time_series", "data__missing": "median"},
@@ -162,7 +157,6 @@ def test_all_problems_are_told_together():
         ({"train__optimizer": "{adamw: 1e-4}"}, "train.optimizer.adamw: input should be"),
         ({"train__metrics": "[3]"}, "train.metrics[0]: input should be"),
         ({"preprocess": "[5]"}, "preprocess[0]: expected an op name"),
-        ({"pipelines__naive__sampling": "often"}, "pipelines.naive.sampling: "),
         ({"pipelines__naive__sampling": "{a: -1}"}, "pipelines.naive.sampling"),
         ({"preprocess": "[{cutout: {8}}]"}, "preprocess[0].cutout.8: "),
         ({"preprocess": '["no_such_module:Op"]'}, "preprocess[0]: no_such_module:Op cannot be"),
@@ -302,21 +296,19 @@ def test_a_model_that_scales_its_input_gets_it_unscaled():
     assert "postprocess: MobileNetV3Small scales its input itself" in problems(**within)
 
 
-@pytest.mark.parametrize("key", ["from", "weights"])
 @pytest.mark.parametrize("outputs", ["runs", "../../../runs"], ids=["own", "of the main project"])
-def test_a_model_is_not_trained_on_from_an_output_of_dvc(tmp_path, monkeypatch, key, outputs):
-    worktree = tmp_path / WORKSPACES / "wide"
+def test_a_model_is_not_trained_on_from_an_output_of_dvc(tmp_path, monkeypatch, outputs):
+    worktree, file = tmp_path / WORKSPACES / "wide", f"{outputs}/p/model.keras"
     (worktree / outputs / "p").mkdir(parents=True)
     monkeypatch.chdir(worktree)
     monkeypatch.setenv(STORE_HOME, str(tmp_path))
-    file = f"{outputs}/p/model.keras"
-    (worktree / file).touch()
-    name = {"model__name": "mlp"} if key == "weights" else {}
-    said = problems(**{f"model__{key}": file}, **name)
-    assert f"model.{key}: {file} is an output of train" in said
-    assert f"`cp {file} pretrained.keras`" in said
-    (worktree / "pretrained.keras").touch()
-    assert check(document(**{f"model__{key}": "pretrained.keras"}, **name))
+    for path in (file, "pretrained.keras"):
+        (worktree / path).touch()
+    for key, name in (("from", {}), ("weights", {"model__name": "mlp"})):
+        said = problems(**{f"model__{key}": file}, **name)
+        assert f"model.{key}: {file} is an output of train" in said
+        assert f"`cp {file} pretrained.keras`" in said
+        assert check(document(**{f"model__{key}": "pretrained.keras"}, **name))
 
 
 @pytest.mark.parametrize(
@@ -332,9 +324,6 @@ def test_a_model_is_not_trained_on_from_an_output_of_dvc(tmp_path, monkeypatch, 
 )
 def test_early_stopping_watches_a_metric_there_is(source, monitor, said):
     stopping = {"train__early_stopping": f"{{monitor: {monitor}}}", "data__source": source}
-    if said is None:
-        assert check(document(**stopping))
-    else:
-        assert said in problems(**stopping)
+    assert said in problems(**stopping) if said else check(document(**stopping))
     own = {**stopping, "train__metrics": "[auto, {mean: {name: acc}}]"}
     assert check(document(**own)), "which is asked before the first step"

@@ -167,11 +167,3 @@ def test_ops_stay_where_auto_means_the_kind_that_it_was(own, change, kept):
     text = f"data: {own}\naugment: [flip]\npipelines: {{naive: {{read: shards}}}}\n"
     named = NamedChanges(overlays={}, overrides=[change])
     assert ("augment" in named.apply(text)) == kept
-
-
-def test_what_empty_cells_become_is_taken_for_the_data_that_have_some():
-    series = "time_series"
-    for source, missing in ((series, "interpolate"), (series, {"a": "cut"}), ("table", "median")):
-        data = {"source": source, "path": "x.csv", "missing": missing}
-        found = check({"data": data, "pipelines": {"naive": {"read": "shards"}}})
-        assert found.data.missing == missing

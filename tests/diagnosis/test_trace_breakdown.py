@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from throughline.diagnosis.intervals import difference, intersection, total_length, union
 from throughline.diagnosis.trace_breakdown import break_down, find_timeline
 from throughline.diagnosis.xspace import STEP, WAIT, Event, Trace, read_trace, record_trace
 from throughline.shared.errors import MissingInput
@@ -48,17 +52,13 @@ def test_the_trace_of_this_tensorflow_has_the_steps_of_the_plan_and_their_calls(
     assert calls["decode"] > 0 and calls["flip"] > 0
 
 
-def event(name, begin, end, *, label="", thread=1, run=0):
-    return Event(
-        name=name, label=label, thread=thread, start_ms=begin, duration_ms=end - begin, run=run
-    )
+def event(name, begin, end, **more):
+    usual = {"label": "", "thread": 1, "run": 0}
+    return Event(name=name, start_ms=begin, duration_ms=end - begin, **usual | more)
 
 
 def test_every_instant_of_a_wait_is_blamed_on_one_iterator():
-    """A parallel map reads for 2 ms of a wait of 10 ms, then its function runs for 6 ms on a thread
-    of its own.
-    """
-
+    """A parallel map reads for 2 of 10 ms, then its function runs for 6 ms on another thread."""
     host = [
         event(STEP, 0, 12),
         event(WAIT, 0, 10),
@@ -136,3 +136,25 @@ def test_the_streams_of_a_gpu_are_told_apart_from_the_copies_to_it(tmp_path):
     breakdown = break_down(read_trace(tmp_path))
     assert breakdown.gpu_busy_ms == pytest.approx(5)
     assert breakdown.gpu_copy_ms == pytest.approx(3)
+
+
+PAIRS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])),
+    max_size=12,
+)
+
+
+def instants(pairs) -> set[int]:
+    """The unit steps that (begin, end) pairs cover."""
+    return {step for begin, end in pairs for step in range(int(begin), int(end))}
+
+
+@settings(max_examples=40)
+@given(PAIRS, PAIRS)
+def test_sets_of_instants_are_what_sets_of_unit_steps_are(one, other):
+    first, second = union(one), union(other)
+    assert instants(first) == instants(one)
+    assert instants(intersection(first, second)) == instants(one) & instants(other)
+    assert instants(difference(first, second)) == instants(one) - instants(other)
+    assert total_length(first) == len(instants(one))
+    assert (np.diff(first.ravel()) > 0).all(), "sorted and disjoint, touching spans joined"

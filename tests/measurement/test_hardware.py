@@ -90,35 +90,23 @@ def test_a_driver_that_is_missing_and_readings_that_fail_are_reported(libraries)
 
 
 def test_what_happens_in_a_pause_is_not_measured_and_the_work_of_child_processes_counts():
-    done = [(1, 5.0)]  # processes and the seconds that they have computed, one after another
+    done = Counter({1: 5.0})  # seconds that processes have computed, one after another
 
-    def cpu_s():
-        return {process: sum(s for one, s in done if one == process) for process, _ in done}
-
-    clock = {"clock": lambda: sum(seconds for _, seconds in done)}
-    with UsageMonitor([], cpu_s=cpu_s, **clock) as monitor:
-        done.append((1, 3.0))
+    with UsageMonitor([], cpu_s=lambda: dict(done), clock=done.total) as monitor:
+        done[1] += 3.0
         monitor.resume()
-        done.extend([(1, 1.0), (2, 2.0)])
+        done.update({1: 1.0, 2: 2.0})
         monitor.pause()
-        done.append((1, 3.0))
+        done[1] += 3.0
     assert (monitor.measured.cpu_s, monitor.measured.wall_s) == (3.0, 3.0)
-
-
-@pytest.mark.integration
-def test_children_that_live_are_among_those_whose_work_counts():
-    with subprocess.Popen(["sleep", "600"]) as child:
-        assert {os.getpid(), child.pid} <= read_cpu_s().keys()
-        child.kill()
 
 
 def test_memory_is_in_megabytes_of_a_million_bytes_and_a_cpu_uses_no_gpu(monkeypatch):
     gpus = used_gpus({"/job:localhost/replica:0/task:0/device:CPU:0"})
-    assert gpus == []
     with UsageMonitor(gpus) as monitor:
-        # Linux counts in KiB.
-        monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=1_000_000))
-    assert monitor.measured.rss_mb_max == 1024.0
+        kib = SimpleNamespace(ru_maxrss=1_000_000)  # as Linux counts
+        monkeypatch.setattr(resource, "getrusage", lambda _: kib)
+    assert (gpus, monitor.measured.rss_mb_max) == ([], 1024.0)
 
 
 CHILD, OTHER = 2**30, 1  # a number that no process has, and one that always has a name
@@ -152,7 +140,11 @@ def test_a_process_that_is_not_ours_is_measured_and_named(
     assert others.busiest == busiest
 
 
-def test_the_system_counts_every_process_and_the_cores_of_this_one():
+@pytest.mark.integration
+def test_children_that_live_are_among_those_whose_work_counts_and_the_system_counts_every_process():
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert {os.getpid(), child.pid} <= read_cpu_s().keys()
+        child.kill()
     found = other_processes.read_cpu_times()
     assert found.by_process[os.getpid()] > 0 and found.busy_s > 0
     assert found.cores == len(os.sched_getaffinity(0))

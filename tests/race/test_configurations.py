@@ -27,10 +27,9 @@ RATES |= {"naive + snapshot": 90.0, "naive + vectorize": 90.0, "optimized + pref
 
 
 def finding(rule: str, effort: str = "setting", gain: float | None = None, **more) -> Finding:
-    return Finding(
-        rule=rule, step="map", params_key="", evidence="9 ms", cause="slow", fix=f"fix {rule}",
-        change={}, effort=effort, gain=gain and exactly(gain), **more
-    )  # fmt: skip
+    usual = {"step": "map", "params_key": "", "evidence": "9 ms", "cause": "slow", "change": {}}
+    gained = {"effort": effort, "gain": gain and exactly(gain)}
+    return Finding(rule=rule, fix=f"fix {rule}", **usual | gained | more)
 
 
 TRIED = {"config": {"read": "shards"}}
@@ -56,8 +55,7 @@ def contestants(monkeypatch):
     wobble = itertools.cycle([1.0, 1.01, 0.99, 1.0])
 
     def rate_of(name: str) -> float:
-        known = {MODEL: "model"}
-        return RATES[known.get(name, name.rstrip("0123456789"))] * next(wobble)
+        return RATES["model" if name == MODEL else name.rstrip("0123456789")] * next(wobble)
 
     made = Contestants(rate_of)
     monkeypatch.setattr(pool, "Contestant", made)
@@ -66,21 +64,16 @@ def contestants(monkeypatch):
     return made
 
 
-def run(tmp_path, starters=STARTERS, *, seconds=60.0, **train):
-    document = {**SMALL, "measure": {"seconds": seconds}}
-    document["train"] = {**SMALL["train"], **train}
-    racing = ConfigurationRace(check(document), starters, root=tmp_path, folder=tmp_path)
-    return racing.run()
-
-
-def names_of(measured, phase):
-    return measured.of_phase(phase).names
+def run(tmp_path, starters=STARTERS):
+    params = check({**SMALL, "measure": {"seconds": 60.0}})
+    return ConfigurationRace(params, starters, root=tmp_path, folder=tmp_path).run()
 
 
 def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(contestants, tmp_path):
     measured = run(tmp_path)
-    assert names_of(measured, OWN) == names_of(measured, INPUTS) == [MODEL, "naive", "optimized"]
-    assert names_of(measured, CHANGES) == ["naive", "naive + snapshot"], (
+    own, inputs, changes = (measured.of_phase(phase).names for phase in (OWN, INPUTS, CHANGES))
+    assert own == inputs == [MODEL, "naive", "optimized"]
+    assert changes == ["naive", "naive + snapshot"], (
         "not those of one that does not wait, equal plans once, a configuration not once more"
     )
     assert measured.input_speed("naive").value == pytest.approx(150, rel=0.02)
@@ -118,19 +111,18 @@ def test_a_phase_ends_when_all_is_decided_or_its_time_is_up(contestants, tmp_pat
 @pytest.mark.parametrize(
     ("killed", "raced"),
     [
-        ({"optimized"}, {"naive": True, "optimized": False}),
-        ({"naive + snapshot"}, {"naive": True, "optimized": True}),
-        ({MODEL}, {"naive": False, "optimized": False}),
-        ({MODEL, *STARTERS}, {"naive": False, "optimized": False}),
+        ({"optimized"}, [True, False]),
+        ({"naive + snapshot"}, [True, True]),
+        ({MODEL}, [False, False]),
+        ({MODEL, *STARTERS}, [False, False]),
     ],
 )
 def test_a_race_goes_on_without_those_it_has_lost(contestants, tmp_path, killed, raced):
     contestants.killed |= killed
     measured = run(tmp_path)
-    assert measured.lost == dict.fromkeys(
-        killed, "was killed by SIGKILL, perhaps for lack of memory"
-    )
-    assert {name: measured.is_raced(name) for name in raced} == raced
+    said = "was killed by SIGKILL, perhaps for lack of memory"
+    assert measured.lost == dict.fromkeys(killed, said)
+    assert [measured.is_raced(name) for name in STARTERS] == raced
 
 
 def test_where_memory_is_short_groups_meet_the_same_model(contestants, tmp_path, monkeypatch):
@@ -160,32 +152,27 @@ def test_processes_of_this_host_have_their_slices_and_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
 
     def of(**train):
-        return configurations.local_environments(
-            check({**SMALL, "train": {**SMALL["train"], **train}})
-        )
+        params = check({**SMALL, "train": {**SMALL["train"], **train}})
+        return configurations.local_environments(params)
 
     assert of() == [{}]
-    two = of(processes=2)
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in two] == ["3", "5"]
-    assert [each[TF_CONFIG] for each in two] == [
-        make_tf_config(["localhost:0", "localhost:1"], index) for index in range(2)
+    both = [make_tf_config(["localhost:0", "localhost:1"], index) for index in range(2)]
+    assert of(processes=2) == [
+        {"CUDA_VISIBLE_DEVICES": gpu, TF_CONFIG: config}
+        for gpu, config in zip("35", both, strict=True)
     ]
     hosts = ["a:1", "b:1", "b:2"]
     monkeypatch.setenv(TF_CONFIG, make_tf_config(hosts, 1))
-    assert [each[TF_CONFIG] for each in of(processes=3)] == [
-        make_tf_config(hosts, index) for index in (1, 2)
-    ]
+    own = [make_tf_config(hosts, index) for index in (1, 2)]
+    assert [each[TF_CONFIG] for each in of(processes=3)] == own
 
 
 def subject(*findings: Finding, warm: float | None = 50.0, processes: int = 1) -> judging.Subject:
     """One whose warm epochs trained at a rate, in 100 steps of 2 s."""
-    trained = replace(
-        made_up(TrainResult),
-        throughput=warm
-        and TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=warm - 9),
-        step=StepTimes(ms_p50=2000.0, ms_p95=2000.0, ms_p99=2000.0, count=100),
-        processes=processes,
-    )
+    throughput = warm and TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=warm - 9)
+    step = StepTimes(ms_p50=2000.0, ms_p95=2000.0, ms_p99=2000.0, count=100)
+    known = {"throughput": throughput, "step": step, "processes": processes}
+    trained = replace(made_up(TrainResult), **known)
     given = {"name": "naive", "settings": TrainSettings(), "examples": 6400, "steps": 100}
     return judging.Subject(findings=findings, trained=trained, **given)
 
@@ -218,20 +205,15 @@ def test_what_gains_is_cause_and_fix_and_else_it_is_said_where_to_look(
     result = judging.judge_raced(subject(*found, warm=rate), race, on_accelerator=on_accelerator)
     assert result.verdict == verdict
     assert result.cause.startswith(cause) and result.fix.startswith(fix)
-    assert (result.gain is not None) == (changed == 150.0)
+    assert result.gain == (pytest.approx(3.0) if changed > 100 else None)
+    figures = (result.training.value, result.model_alone.value, result.input.value)
+    assert figures == pytest.approx((rate, 100, 400)), "at the pace of the training"
     stall = max(0.0, 100 - rate)
     assert (result.stall_pct, result.stall_pct_low) == pytest.approx((stall, stall))
 
 
 def judged(one, race):
     return judging.judge_raced(one, race, on_accelerator=False)
-
-
-def test_figures_are_those_of_the_race_at_the_pace_of_the_training():
-    result = judged(subject(CANNOT, CAN), measured(50.0, changed=150.0))
-    figures = (result.gain, result.training.value, result.model_alone.value, result.input.value)
-    assert figures == pytest.approx((3.0, 50, 100, 400))
-    assert [each.rule for each in result.findings] == ["a", "b"]
 
 
 def test_a_change_that_was_lost_or_not_needed_says_so():
@@ -275,15 +257,9 @@ def test_a_service_that_does_not_stand_still_is_measured_by_its_epochs():
 
 
 def test_of_changes_that_gain_alike_the_smallest_comes_first_and_what_was_not_tried_last():
-    gains = {"untried": None, "little": 1.2, "stored": 2.04, "set": 2.0}
-    found = [finding(name, "disk" if name == "stored" else "setting", gains[name])
-             for name in gains]  # fmt: skip
-    assert [one.rule for one in judging.rank_findings(found)] == [
-        "set",
-        "stored",
-        "little",
-        "untried",
-    ]
+    tried = finding("little", gain=1.2), finding("stored", "disk", 2.04), finding("set", gain=2.0)
+    ranked = judging.rank_findings([finding("untried"), *tried])
+    assert [one.rule for one in ranked] == ["set", "stored", "little", "untried"]
 
 
 @pytest.mark.parametrize(
