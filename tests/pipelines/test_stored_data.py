@@ -14,13 +14,7 @@ from tests.support.lanes import slow_but_first
 from tests.support.object_stores import BUCKET
 from tests.support.small_data import flip_bit, read_files
 from tests.support.small_pipelines import batches, open_snapshot, pipeline, same
-from tests.support.stored_snapshots import (
-    fetch_all,
-    kill_at,
-    open_stored,
-    use_small_pieces,
-    write,
-)
+from tests.support.stored_snapshots import fetch_all, kill_at, open_stored, use_small_pieces, write
 from throughline.data.columns import fetching
 from throughline.data.columns.index import column_path, verify
 from throughline.data.manifest import read_manifest
@@ -33,13 +27,7 @@ from throughline.data.shards.repair import find_damaged_shards
 from throughline.data.storage import Storage
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.settings import ShardSettings
-from throughline.shared.errors import (
-    CorruptColumn,
-    DiskRefused,
-    MissingInput,
-    ObjectStoreFailed,
-    StaleSnapshot,
-)
+from throughline.shared import errors
 from throughline.shared.object_store import RETRIES, open_store
 
 pytestmark = pytest.mark.integration
@@ -179,7 +167,7 @@ def test_damage_that_stays_is_named_with_its_object(put, proxy, tmp_path, part, 
 
     proxy.fault = spoil
     said = f"does not match its digest, .*{named}"
-    with pytest.raises(ObjectStoreFailed, match=said) as failed:
+    with pytest.raises(errors.ObjectStoreFailed, match=said) as failed:
         read(put())
     assert spoiled[0].removeprefix("/data/") in str(failed.value)
     assert len(spoiled) >= 1 + RETRIES
@@ -202,28 +190,28 @@ def test_an_object_or_index_that_is_missing_or_another_ones_is_named(
     (tmp_path / "manifest").symlink_to(arrays / "manifest")
     gone = next(name for name in names if IMAGES in f"/{name}")
     store.delete([gone, object_name(first.digest)])
-    with pytest.raises(ObjectStoreFailed, match=f"{gone}: there is no such object.* rows "):
+    with pytest.raises(errors.ObjectStoreFailed, match=f"{gone}: there is no such object.* rows "):
         data().memmap("train", "image")
-    with pytest.raises(ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}; "):
+    with pytest.raises(errors.ObjectStoreFailed, match=rf"no such object.* \(shard {first.name}; "):
         read_shards(data())
     index = next(name for name in names if "/index/" in name)
     store.write(index, store.read(index).replace(index.partition("/")[0].encode(), b"0" * 32))
-    with pytest.raises(StaleSnapshot, match="is of another snapshot"):
+    with pytest.raises(errors.StaleSnapshot, match="is of another snapshot"):
         data().memmap("train", "key")
     store.delete([index])
-    with pytest.raises(StaleSnapshot, match=r"is not there, .* correct storage.url"):
+    with pytest.raises(errors.StaleSnapshot, match=r"is not there, .* correct storage.url"):
         data("second").memmap("train", "key")
 
 
 def test_columns_are_read_where_they_are_whatever_the_url(arrays, in_store, tmp_path):
-    with pytest.raises(MissingInput, match=r"holds only the index.* set storage.url"):
+    with pytest.raises(errors.MissingInput, match=r"holds only the index.* set storage.url"):
         open_snapshot(arrays, in_store[0] / "snapshot", "arrays")
     write(arrays, tmp_path / "files")
     data = open_stored(arrays, tmp_path / "files", "s3://nowhere", tmp_path / "cache")
     fetch_all(data)
     assert not (tmp_path / "cache").exists()
     column_path(tmp_path / "files", "train", "image").write_bytes(b"")
-    with pytest.raises(CorruptColumn):
+    with pytest.raises(errors.CorruptColumn):
         open_stored(arrays, tmp_path / "files", "s3://nowhere", tmp_path / "cache")
 
 
@@ -242,7 +230,7 @@ def test_on_a_full_disk_whole_columns_stay_and_the_rest_comes_later(put, proxy, 
         fill(small_disk)
     else:  # a column that has been started has its room
         proxy.fault = lambda method, path: fill(small_disk) if IMAGES in path else None
-    with pytest.raises((OSError, DiskRefused)):
+    with pytest.raises((OSError, errors.DiskRefused)):
         fetch_all(put("disk/cache"))
     found = {f"{one.parent.name}/{one.stem}": one.read_bytes() for one in small_disk.rglob("*.bin")}
     assert list(found) == ["train/image"] * (full == "meanwhile")
@@ -279,7 +267,7 @@ def test_two_who_fetch_into_one_folder_fetch_once(put, proxy):
 def test_an_upload_that_fails_is_named_with_object_and_rows(arrays, tmp_path, bucket_url, proxy):
     proxy.fault = lambda used, path: "403" if used == "PUT" and IMAGES in path else None
     said = f"{bucket_url}/.*HTTP 403.*column image of the train split, rows "
-    with pytest.raises(ObjectStoreFailed, match=said):
+    with pytest.raises(errors.ObjectStoreFailed, match=said):
         write(arrays, tmp_path / "put", bucket_url)
     assert not (tmp_path / "put").exists()
 
@@ -360,7 +348,8 @@ def test_columns_that_are_damaged_since_they_were_fetched_are_named_or_fetched_a
     fetched = put().fetched
     fetched.verify_regions()
     flip_bit(column_path(data.columns_folder, "train", "image"), 5 * data.input_column.stride)
-    with pytest.raises(CorruptColumn, match=r"rows-4-9/train/image.bin .* rows \d+ to \d+\); del"):
+    said = r"rows-4-9/train/image.bin .* rows \d+ to \d+\); del"
+    with pytest.raises(errors.CorruptColumn, match=said):
         fetched.verify_regions()
 
 
