@@ -1,5 +1,6 @@
 """A kill before any file operation leaves one complete output, and nothing after the next start."""
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.kills import kills_at_each_operation
-from tests.support.small_data import data_settings, picture, read_files
+from tests.support.lanes import slow_but_first
+from tests.support.small_data import data_settings, picture, read_files, write_files
 from tests.support.worktrees import age
 from throughline.config.cli import clear_after_kills
 from throughline.data import file_inspection, inspection_cache
@@ -30,19 +32,26 @@ ANOTHER_HOST, GONE = "0badcafe", 99_999_999  # no process has this number
 
 def write(path: Path, version: str) -> None:
     with resumable_folder(path, key=version) as folder:
-        (folder / "one").write_text(version)
-        write_json(folder / "within" / "two.json", version)
+        write_files(folder, {"one": version, "within/two": version})
 
 
-def version_of(path: Path) -> str:
-    found = read_files(path)
-    assert {*found} == {"one", "within/two.json"}
-    (version,) = {content.decode().strip().strip('"') for content in found.values()}
-    return version
+def interrupt(path: Path, version: str) -> dict[str, bytes]:
+    """Begin such work, and leave it whole but for its end; returns what it went on from."""
+    with contextlib.suppress(InterruptedError), resumable_folder(path, key=version) as folder:
+        found = read_files(folder)
+        write_files(folder, {"one": version, "within/two": version})
+        raise InterruptedError
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", [False, True], ids=["two renames", "exchange"])
+def version_of(found: dict[str, bytes]) -> str:
+    """The version of which all parts are there, and no other; "" if there is nothing."""
+    versions = {content.decode() for content in found.values()} or {""}
+    assert {*found} in ({"one", "within/two"}, set()) and len(versions) == 1
+    return versions.pop()
+
+
+@pytest.mark.parametrize("exchange", slow_but_first([True, False]))
 def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monkeypatch, exchange):
     if not exchange:  # as file systems that cannot
         monkeypatch.setattr(files, "RENAME_EXCHANGE", 1 << 30)
@@ -50,16 +59,25 @@ def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monke
     write(path, "old")
     for _ in kills_at_each_operation(lambda: write(path, "new")):
         between += not path.exists()
-        with pytest.raises(InterruptedError), resumable_folder(path, key="new") as folder:
-            assert not [*folder.rglob(".*.tmp")]
-            raise InterruptedError
-        versions.append(version_of(path))  # the old one is back, at the latest now
+        begun = interrupt(path, "new")
+        assert {*begun.values()} <= {b"new"}, "the old folder never passes for unfinished work"
+        versions.append(version_of(read_files(path)))  # the old one is back, at the latest now
         write(path, "new")
-        assert version_of(path) == "new"
+        assert version_of(read_files(path)) == "new"
         assert [one.name for one in tmp_path.iterdir()] == ["shards"]
         write(path, "old")
     assert {*versions} == {"old", "new"} and len(versions) > 10
     assert bool(between) is not exchange, "a kill between two renames leaves none"
+
+
+def test_work_that_other_work_throws_away_is_gone_on_with_as_a_whole_whenever_that_is_killed(
+    tmp_path,
+):
+    path, found = tmp_path / "shards", []
+    interrupt(path, "one")
+    for _ in kills_at_each_operation(lambda: write(path, "other")):
+        found.append(version_of(interrupt(path, "one")))
+    assert {*found} == {"one", ""} and len(found) > 10
 
 
 class Saved:

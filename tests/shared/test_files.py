@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,49 +60,9 @@ def test_work_that_was_interrupted_goes_on_and_other_work_begins_from_scratch(tm
             assert [path.name for path in folder.iterdir()] == kept
             (folder / "member").write_text("finished")
             raise InterruptedError
-    with pytest.raises(FileNotFoundError):  # as a worker elsewhere does, whose stage was killed
-        (earlier / "late").write_text("of earlier work")
-
-
-def test_what_is_cut_while_it_is_thrown_away_is_never_gone_on_with(tmp_path, monkeypatch):
-    with pytest.raises(InterruptedError), resumable_folder(tmp_path / "x", key="one") as earlier:
-        (earlier / "finished").write_text("all of it")
-        (earlier / "note").write_text("finished is complete")
-        raise InterruptedError
-
-    def cut(folder: Path, **_: object) -> None:
-        if (folder / "finished").exists():
-            (folder / "finished").unlink()
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(shutil, "rmtree", cut)
-        with resumable_folder(tmp_path / "x", key="other"):
-            pass
-    with pytest.raises(FileNotFoundError), atomic_file(earlier / "late") as file:
-        file.write_text("of earlier work")
-    with resumable_folder(tmp_path / "x", key="one") as again:
-        assert not [*again.iterdir()]
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def test_an_old_folder_that_is_cut_in_its_removal_never_passes_for_new_work(tmp_path, monkeypatch):
-    def write(key: str) -> None:
-        with resumable_folder(tmp_path / "x", key=key) as folder:
-            assert not [*folder.iterdir()]
-            (folder / "finished").write_text(key)
-
-    def cut(folder: Path, **_: object) -> None:
-        if folder.exists():
-            raise KeyboardInterrupt
-
-    write("old")
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(shutil, "rmtree", cut)
-        write("new")
-    assert (tmp_path / "x" / "finished").read_text() == "new"
-    write("new")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    late = atomic_file(earlier / "late")  # of a worker elsewhere, whose stage was killed
+    with pytest.raises(FileNotFoundError), late:
+        pytest.fail("its folder is made again")
 
 
 def test_what_a_process_that_was_killed_elsewhere_has_begun_is_not_in_the_finished_folder(tmp_path):
