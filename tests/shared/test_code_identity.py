@@ -34,10 +34,9 @@ def project(tmp_path):
     [
         ("my_models.py", "relu", "sigmoid", True),
         ("blocks/of/widths.py", "8", "9", True),
-        ("blocks/__init__.py", "", "SEED = 1\n", True),
         ("blocks/of/__init__.py", "", "SEED = 1\n", True),
         ("extra.py", "2", "3", True),
-        # Other modules, docstrings, comments and formatting do not count.
+        # Neither other modules nor docstrings, comments and formatting count.
         ("other.py", "1", "2", False),
         ("my_models.py", "Models.", "Models of our own.", False),
         ("blocks/of/widths.py", "WIDTH = 8", "WIDTH = (\n    8\n)", False),
@@ -117,19 +116,14 @@ def test_a_constant_that_another_module_of_the_settings_defines_counts(tmp_path)
 
 def test_what_the_garbage_collection_runs_does_not_disturb_the_reading_of_a_file():
     """Before Python 3.11.8 and 3.12.2 a finalizer that parses makes the tree around it fail."""
-    path = Path(code_identity.__file__)
-
-    def parse(phase, info):
-        ast.parse("1 + 2")
-
-    thresholds = gc.get_threshold()
-    gc.callbacks.append(parse)
+    path, thresholds = Path(code_identity.__file__), gc.get_threshold()
+    gc.callbacks.append(lambda phase, info: ast.parse("1 + 2"))
     gc.enable()
     gc.set_threshold(1)
     try:
         tree = parse_source(path)
         assert gc.isenabled()
     finally:
-        gc.callbacks.remove(parse)
+        gc.callbacks.pop()
         gc.set_threshold(*thresholds)
     assert ast.dump(tree) == ast.dump(ast.parse(path.read_bytes()))
