@@ -1,17 +1,17 @@
 """The image, the stack and the object store of a machine, its secrets, killed and damaged at any
-moment; what `make` does before anything is installed.
+moment; which demos `make` refuses.
 """
 
 import json
 import os
 import re
 import resource
-import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -80,8 +80,8 @@ def test_servers_that_others_reach_ask_who_is_there():
     prefect = STACK["services"]["prefect"]["environment"]
     assert "PREFECT_SERVER_API_AUTH_STRING" in prefect
     assert prefect["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
-    for origin in prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(","):
-        assert re.fullmatch(r"http://(127\.0\.0\.1|localhost):4200", origin)
+    origins = {*prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")}
+    assert origins == {"http://127.0.0.1:4200", "http://localhost:4200"}
     assert "--app-name basic-auth" in STACK["services"]["mlflow"]["command"]
     environment = STACK["services"]["worker"]["environment"]
     for name, variable in (("prefect", "PREFECT_UI_URL"), ("mlflow", UI_URL)):
@@ -104,19 +104,16 @@ def test_volumes_belong_to_the_user_that_writes_them():
     ours = [one for one in STACK["services"].values() if one["image"].startswith("throughline")]
     mounted = {volume.split(":")[1] for one in ours for volume in one.get("volumes", [])}
     assert mounted and mounted <= set(made.split())
-    # In a cluster the folder that the volume is mounted at may be root's; git would refuse it.
-    assert "git config --system --add safe.directory /project" in DOCKERFILE
-    # Code in the image is root's: what runs there cannot change it.
-    assert "chown" not in DOCKERFILE
+    assert re.search(r"^USER throughline$", DOCKERFILE, re.MULTILINE), "not as root"
+    assert "chown" not in DOCKERFILE, (
+        "code in the image is root's: what runs there cannot change it"
+    )
 
 
 def test_the_image_is_built_from_the_lock():
-    assert re.search(r"^ARG BASE=python:3\.11\.\d+-", DOCKERFILE, re.MULTILINE)
-    assert "FROM ${BASE}\n" in DOCKERFILE
     assert "uv sync --quiet --locked --no-dev --group stack" in DOCKERFILE
     (installed,) = re.findall("pip install (.*)", DOCKERFILE)
     assert installed.startswith("--quiet --no-cache-dir uv=="), "everything else comes from uv.lock"
-    assert re.search(r"^USER throughline$", DOCKERFILE, re.MULTILINE), "not as root"
 
 
 @pytest.mark.integration
@@ -132,11 +129,10 @@ def test_nothing_goes_into_the_image_but_code_and_what_it_reads(tmp_path):
     assert context - {"Dockerfile", ".dockerignore"} == needed, "these are sent, and not copied"
 
 
-@pytest.mark.parametrize("empty", store.KEY)
-def test_a_store_without_a_key_does_not_start(tmp_path, monkeypatch, empty):
+def test_a_store_without_a_key_does_not_start(tmp_path, monkeypatch):
     for name in store.KEY:
-        monkeypatch.setenv(name, " " if name == empty else "secret")
-    with pytest.raises(typer.BadParameter, match=f"^{empty} is empty or not set"):
+        monkeypatch.setenv(name, " " if name == store.KEY[-1] else "secret")
+    with pytest.raises(typer.BadParameter, match=f"^{store.KEY[-1]} is empty or not set"):
         store.command(tmp_path / "objects")
     assert not (tmp_path / "objects").exists()
 
@@ -152,15 +148,13 @@ def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, option, above):
             pytest.fail("the stores were started")
 
 
-def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch):
-    opened = load_stack(tmp_path / "stack")
-    before = psutil.Process().children()
-    with clusters.input_service(opened, 0), clusters.dask_cluster(opened, 0):
-        assert psutil.Process().children() == before
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(clusters, "find_spec", lambda name: None)
+    opened, before = load_stack(tmp_path / "stack"), psutil.Process().children()
     refused = pytest.raises(ServiceFailed, match="Dask is not installed")
-    with refused, clusters.dask_cluster(opened, 1):
-        pytest.fail("a cluster was started")
+    with refused if workers else nullcontext(), clusters.dask_cluster(opened, workers):
+        assert not workers and psutil.Process().children() == before
 
 
 STORE = (sys.executable, "-m", "infra.local", "store", "--")
@@ -210,17 +204,15 @@ def test_settings_are_written_only_when_they_change(tmp_path):
 
 @pytest.mark.integration
 def test_a_disk_that_takes_nothing_leaves_the_secrets_as_they_were(tmp_path):
-    before = (load_stack(tmp_path / "stack").folder / SETTINGS_FILE).read_text()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = load_stack(tmp_path / "stack").folder / SETTINGS_FILE
+    before, limits = file.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(OSError):
             load_stack(tmp_path / "stack", s3_port=9000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (tmp_path / "stack" / SETTINGS_FILE).read_text() == before
-    assert load_stack(tmp_path / "stack").settings.s3_port == 8333
-    assert [path.name for path in (tmp_path / "stack").iterdir()] == [SETTINGS_FILE]
+    assert file.read_text() == before and [*file.parent.iterdir()] == [file]
 
 
 @pytest.mark.integration
@@ -246,72 +238,28 @@ def test_a_first_start_that_was_killed_is_made_good_by_the_next():
         assert set(names) == {*postgres.DATABASES, "postgres", "template0", "template1"}
 
 
-def make(folder: Path, *words: str, path: str = os.environ["PATH"]):
-    """Runs `make` in a folder, without what a make around the tests hands to this one."""
-    options = {"cwd": folder, "env": {"PATH": path}, "capture_output": True, "text": True}
-    return subprocess.run([str(shutil.which("make")), *words], check=False, **options)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("installed", [["python3.11", "python3.12", "python3"], ["python3"]])
-def test_a_python_that_the_program_supports_comes_before_any_other(tmp_path, installed):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in installed:
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    show = "show: ; @/bin/echo $(PYTHON)"
-    said = make(tmp_path, "--eval", show, "show", path=str(tmp_path)).stdout
-    assert said.split() == [str(tmp_path / installed[0])]
-
-
-# Notes what it is asked, makes environments with a Python, and installs uv.
-PYTHON = """#!/bin/sh
-echo "$@" >> asked
-test "$2" != venv || cp -f "$0" .venv/bin/python
-test "$2" != pip || cp "$0" .venv/bin/uv
-"""
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(("options", "extra"), [(["GPU=yes"], "--extra gpu"), (["GPU=0"], "")])
-def test_setup_works_at_a_path_with_a_space_after_one_that_found_no_pip(tmp_path, options, extra):
-    folder, python = tmp_path / "a folder", tmp_path / "python"
-    without_pip = folder / ".venv" / "bin" / "python"
-    files = dict.fromkeys(["pyproject.toml", "uv.lock", "whowaits/pyproject.toml"], "")
-    makefile = (ROOT / "Makefile").read_text()
-    write_files(folder, files | {"Makefile": makefile, ".venv/bin/python": "#!/bin/sh\nexit 1\n"})
-    python.write_text(PYTHON)
-    for program in (python, without_pip):
-        program.chmod(0o755)
-    done = make(folder, "setup", f"PYTHON={python}", *options)
-    assert done.returncode == 0, done.stderr
-    version, environment, uv, sync = (folder / "asked").read_text().splitlines()
-    assert version == "--version" and environment == "-m venv --clear .venv"
-    assert uv.startswith("-m pip install ")
-    assert re.fullmatch(rf"sync .*--locked --compile-bytecode ?{extra}", sync)
-    assert (folder / ".venv" / f".ready{'1' if extra else ''}").exists()
+def dry_run(*words: str) -> subprocess.CompletedProcess[str]:
+    """What `make` would do, without what a make around the tests hands to this one."""
+    command, path = ["make", "--dry-run", *words], {"PATH": os.environ["PATH"]}
+    options = {"cwd": ROOT, "env": path, "capture_output": True, "text": True}
+    return subprocess.run(command, check=False, **options)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["STORE=s3"], ""),
+        (["DATA=photos", "PHOTOS=."], ""),
         (["STORE=s3", "DATA=photos"], "STORE can only be s3"),
         (["DATA=photos", "BUDGET=small"], "there is no demo of DATA=photos BUDGET=small"),
         (["PHOTOS=mine"], "PHOTOS=DIR goes with DATA=photos"),
     ],
 )
 def test_a_demo_of_what_there_is_not_is_refused(options, said):
-    done = make(ROOT, "--dry-run", "demo", *options)
-    assert done.returncode and said in done.stderr
-    assert make(ROOT, "--dry-run", "ui", *options).returncode == 0, "it takes no notice of them"
-
-
-@pytest.mark.integration
-def test_the_demo_with_a_store_reads_what_it_has_put_there():
-    makefile = (ROOT / "Makefile").read_text()
-    for options in (["STORE=s3"], ["DATA=photos", "PHOTOS=."]):
-        assert make(ROOT, "--dry-run", "demo", *options).returncode == 0, "such demos there are"
-    (put,) = re.findall(r"tasks\.upload (\S+) (s3://\S+);", makefile)
-    (path,) = re.findall(r"--set data\.path=(s3://\S+)", makefile)
-    assert put == ("data/raw/fashion_mnist", path)
+    done = dry_run("demo", *options)
+    assert bool(done.returncode) is bool(said) and said in done.stderr
+    assert dry_run("ui", *options).returncode == 0, "it takes no notice of them"
+    if options == ["STORE=s3"]:
+        (uploaded,) = re.findall(r"tasks\.upload \S+ (s3://\S+);", done.stdout)
+        assert f"--set data.path={uploaded} " in done.stdout

@@ -19,7 +19,6 @@ from tests.support.command_lines import parse
 from tests.support.project import ROOT
 from tests.support.worktrees import cheap_project, git
 from throughline.plan.clusters import FIRST_PORT
-from throughline.settings import StorageSettings
 from throughline.shared.dask_engine import ATTEMPTS
 
 pytestmark = [
@@ -37,6 +36,7 @@ COMPOSE = YAML(typ="safe").load((ROOT / "infra" / "compose.yaml").read_text())
 README = (FOLDER / "README.md").read_text()
 OPERATING = (ROOT / "docs" / "operating.md").read_text()
 CLONE = (FOLDER / "clone.yaml").read_text()
+(CLONING,) = YAML(typ="safe").load(CLONE)["spec"]["containers"]
 CUSTOM_SCHEMAS = json.loads((ROOT / "tests" / "infra" / "custom-resources.json").read_text())
 NOTHING_MORE = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
 NOTHING_MORE |= {"capabilities": {"drop": ["ALL"]}}
@@ -58,30 +58,21 @@ def of_kind(folder: str, kind: str) -> dict[str, Manifest]:
     return {one["metadata"]["name"]: one for one in render(folder) if one["kind"] == kind}
 
 
-def workload(own: str, spec: Manifest, given: dict[str, str], host: str = "") -> SimpleNamespace:
-    """The pods of a template in the spec of a Job, a Deployment or a StatefulSet: with labels that
-    are given besides its own, $(VARIABLE) put into the command, and the pods' names in the
-    namespace, each `host` with an index.
+def pods_of(spec: Manifest, fields: dict[str, str]) -> SimpleNamespace:
+    """The pods of a template in the spec of a Job, a Deployment or a StatefulSet, $(VARIABLE) in
+    their command replaced by those of these fields.
     """
-    pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"] | given
+    pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
     (container,) = [*pod.get("initContainers", []), *pod["containers"]]
-    fields = {f"metadata.labels['{key}']": value for key, value in labels.items()}
-    fields["metadata.name"] = f"{own}-0"
-    command = [*container.get("command", []), *container.get("args", [])]
+    words = [*container.get("command", []), *container.get("args", [])]
     for variable in container.get("env", []):
         path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
         if path in fields:
-            command = [word.replace(f"$({variable['name']})", fields[path]) for word in command]
-    return SimpleNamespace(
-        spec=spec,
-        labels=labels,
-        app=labels["app"],  # by which services and policies select them
-        pod=pod,
-        container=container,
-        command=command,
-        ports={port["containerPort"] for port in container.get("ports", [])},
-        hosts=[host.format(index) for index in range(spec.get("completions", 1))],
-    )
+            words = [word.replace(f"$({variable['name']})", fields[path]) for word in words]
+    ports = {port["containerPort"] for port in container.get("ports", [])}
+    own = {"spec": spec, "pod": pod, "container": container, "labels": labels}
+    # By `app` services and policies select them.
+    return SimpleNamespace(**own, command=words, ports=ports, app=labels["app"])
 
 
 @cache
@@ -91,17 +82,14 @@ def workloads(folder: str) -> dict[str, SimpleNamespace]:
     for manifest in render(folder):
         kind, own, spec = manifest["kind"], manifest["metadata"]["name"], manifest.get("spec")
         if kind in ("Deployment", "StatefulSet"):
-            found[f"{kind} {own}"] = workload(own, spec, {})
+            found[f"{kind} {own}"] = pods_of(spec, {"metadata.name": f"{own}-0"})
         elif kind == "CronJob":
-            job, label = spec["jobTemplate"]["spec"], {"batch.kubernetes.io/job-name": f"{own}-1"}
-            host = f"{own}-1-{{}}.{job['template']['spec'].get('subdomain')}"
-            found[f"{kind} {own}"] = workload(own, job, label, host)
+            fields = {"metadata.labels['batch.kubernetes.io/job-name']": f"{own}-1"}
+            found[f"{kind} {own}"] = pods_of(spec["jobTemplate"]["spec"], fields)
         elif kind == "JobSet":
-            label = {"jobset.sigs.k8s.io/jobset-name": own}
+            fields = {"metadata.labels['jobset.sigs.k8s.io/jobset-name']": own}
             for part in spec["replicatedJobs"]:
-                name, job = part["name"], part["template"]["spec"]
-                host = f"{own}-{name}-0-{{}}.{own}"
-                found[f"{kind} {own} {name}"] = workload(own, job, label, host)
+                found[f"{kind} {own} {part['name']}"] = pods_of(part["template"]["spec"], fields)
     return found
 
 
@@ -135,9 +123,8 @@ def find_listening(words: list[str]) -> set[int]:
 def test_programs_take_their_commands_and_listen_at_the_ports_that_are_opened(folder):
     for name, one in workloads(folder).items():
         assert find_listening(one.command) == one.ports, name
-        words = one.command
-        while words:  # tasks.cluster and the command within it
-            words = parse(words).get("command", [])
+        if one.command[2:3] == ["tasks.cluster"]:
+            parse(parse(one.command)["command"])
 
 
 @EVERY_FOLDER
@@ -204,6 +191,14 @@ def test_a_pod_has_a_pinned_image_documented_secrets_and_no_more_rights(folder):
                 assert key, (name, variable)
 
 
+@EVERY_FOLDER
+def test_a_pod_mounts_volumes_that_it_has(folder):
+    for name, one in workloads(folder).items():
+        claimed = [it["metadata"] for it in one.spec.get("volumeClaimTemplates", [])]
+        has = {it["name"] for it in [*one.pod.get("volumes", []), *claimed]}
+        assert {it["name"] for it in one.container.get("volumeMounts", [])} == has, name
+
+
 @pytest.mark.parametrize("folder", [JOBSET, KUEUE])
 def test_resources_of_controllers_follow_their_schemas(folder):
     kinds = {f"{one['apiVersion']} {one['kind']}": one for one in render(folder)}
@@ -231,83 +226,36 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [(HOSTS, "CronJob training-hosts"), (JOBSET, "JobSet training train")]
+    ("folder", "name", "host"),
+    [
+        (HOSTS, "CronJob training-hosts", "training-hosts-1-{}.training-hosts"),
+        (JOBSET, "JobSet training train", "training-train-0-{}.training"),
+    ],
 )
-def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another(folder, name):
+def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another(
+    folder, name, host
+):
     one = workloads(folder)[name]
     assert (one.spec["completionMode"], one.spec["backoffLimit"]) == ("Indexed", 0)
-    assert one.spec["parallelism"] == len(one.hosts)
+    assert one.spec["parallelism"] == one.spec["completions"] == 2
     assert (one.app, one.app, None) in find_arrows(folder, "ingress")
-    assert parse(one.command)["hosts"].split(",") == one.hosts
+    assert parse(one.command)["hosts"].split(",") == [host.format(index) for index in range(2)]
+    if folder == HOSTS:  # the controller of JobSet makes such a service itself
+        service = of_kind(HOSTS, "Service")[one.pod["subdomain"]]["spec"]
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
 
-def test_hosts_are_named_before_they_are_ready_and_each_stage_of_a_jobset_has_its_own():
-    """A process that has not ended would answer those of the next stage."""
-    spec = of_kind(HOSTS, "Service")["training-hosts"]["spec"]
-    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
-    assert workloads(HOSTS)["CronJob training-hosts"].pod["subdomain"] == "training-hosts"
-    spec = of_kind(JOBSET, "JobSet")["training"]["spec"]
-    assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-    stages = []
-    for part in spec["replicatedJobs"]:
-        one = workloads(JOBSET)[f"JobSet training {part['name']}"]
-        waits = [(it["name"], it["status"]) for it in part.get("dependsOn", [])]
-        stages.append((part["name"], parse(one.command)["command"][2], len(one.hosts), waits))
-    assert stages == [
-        ("build", "tasks.build", 1, []),
-        ("train", "tasks.train", 2, [("build", "Complete")]),
-        ("profile", "tasks.profiling", 1, [("train", "Complete")]),
-        ("race", "tasks.race", 1, [("profile", "Complete")]),
-    ]
-
-
-def test_trainings_have_a_gpu_per_pod_and_wait_in_a_queue_whose_quota_has_room_for_them():
-    for name, one in (workloads(KUEUE) | workloads(JOBSET)).items():
-        if name.startswith(("CronJob", "JobSet")):
-            assert one.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+def test_the_quota_of_the_queue_has_room_for_every_training():
     ((queue, local),) = of_kind(KUEUE, "LocalQueue").items()
     whole = of_kind(KUEUE, "ClusterQueue")[local["spec"]["clusterQueue"]]
     (flavor,) = whole["spec"]["resourceGroups"][0]["flavors"]
-    assert flavor["name"] in of_kind(KUEUE, "ResourceFlavor")
-    for cron_job in of_kind(KUEUE, "CronJob").values():
-        assert cron_job["spec"]["suspend"] is True, "a template"
-        template = cron_job["spec"]["jobTemplate"]
-        assert template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue
-        assert template["spec"]["suspend"] is True
-    hosts = workloads(KUEUE)["CronJob training-hosts"]
-    gpus = hosts.container["resources"]["requests"]["nvidia.com/gpu"]
-    quotas = {it["name"]: it["nominalQuota"] for it in flavor["resources"]}
-    assert gpus * hosts.spec["parallelism"] <= int(quotas["nvidia.com/gpu"])
-
-
-def test_only_pods_that_read_columns_from_the_store_have_its_key_and_a_volume_for_them():
-    """The volume is where the parameters that the overlay names fetch columns to."""
-    text = (FOLDER / STORE / "kustomization.yaml").read_text()
-    named = YAML(typ="safe").load(re.findall(r"`storage: (\{.*?\})`", text)[0])
-    storage = StorageSettings.model_validate(named)
-    assert (storage.url, str(storage.cache)) == ("s3://columns", "/columns")
-    keys = {"AWS_ENDPOINT_URL", "AWS_SECRET_ACCESS_KEY"}
-    for folder, given in ((HOSTS, set()), (KUEUE, set()), (STORE, keys)):
-        env = workloads(folder)["CronJob training-hosts"].container["env"]
-        names = {it["name"] for it in env if it["name"].startswith("AWS_")}
-        assert given <= names and bool(names) == bool(given)
-    for name in ("CronJob training-hosts", "Deployment worker"):
-        one = workloads(STORE)[name]
-        (mount,) = [it for it in one.container["volumeMounts"] if it["name"] == "columns"]
-        (volume,) = [it for it in one.pod["volumes"] if it["name"] == "columns"]
-        claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
-        assert (mount["mountPath"], claim["accessModes"]) == ("/columns", ["ReadWriteOnce"])
-
-
-def test_the_dispatcher_keeps_its_journal_on_a_volume_that_stays():
-    service = COMPOSE["services"]["dispatcher"]
-    dispatcher = workloads(INPUT)["Deployment dispatcher"]
-    folder = parse(dispatcher.command)["work_dir"]
-    mounts = {it["mountPath"]: it["name"] for it in dispatcher.container["volumeMounts"]}
-    volumes = {it["name"]: it for it in dispatcher.pod["volumes"]}
-    assert "persistentVolumeClaim" in volumes[mounts[folder]]
-    assert f"--work-dir {folder}" in service["command"]
-    assert service["volumes"] == [f"journal:{folder}"] and "journal" in COMPOSE["volumes"]
+    (quota,) = [it for it in flavor["resources"] if it["name"] == "nvidia.com/gpu"]
+    for name, cron_job in of_kind(KUEUE, "CronJob").items():
+        labels = cron_job["spec"]["jobTemplate"]["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == queue
+        one = workloads(KUEUE)[f"CronJob {name}"]
+        gpus = one.container["resources"]["requests"]["nvidia.com/gpu"]
+        assert gpus * one.spec.get("parallelism", 1) <= int(quota["nominalQuota"])
 
 
 def test_schedulers_allow_an_item_to_end_as_many_workers_as_a_stage_says():
@@ -317,46 +265,29 @@ def test_schedulers_allow_an_item_to_end_as_many_workers_as_a_stage_says():
     assert parse(workloads(DASK)["Deployment dask-worker"].command)["memory_limit"] == "0"
 
 
-def test_both_kinds_of_deployment_start_the_same_programs_with_the_same_store():
-    names = r"infra\.store|prefect server|flows\.servers\.tracking_server|flows\.worker"
-    program = re.compile(rf"{names}|service (?:dispatcher|worker)")
-    commands = [str(service.get("command", "")) for service in COMPOSE["services"].values()]
-    arguments = [word for one in workloads(INPUT).values() for word in one.command]
-    programs = {*program.findall(" ".join(commands))}
-    assert programs == {*program.findall(" ".join(arguments))} and len(programs) == 6
-    given = [it["name"] for it in workloads(BASE)["Deployment worker"].container["env"]]
-    named = COMPOSE["services"]["worker"]["environment"]
-    assert {it for it in given if it[:4] == "AWS_"} == {it for it in named if it[:4] == "AWS_"}
-
-
-def test_the_pod_that_clones_the_project_is_like_the_worker_and_takes_image_and_address():
-    (own,) = YAML(typ="safe").load(CLONE)["spec"]["containers"]
-    worker = workloads(BASE)["Deployment worker"].container
-    for key in ("image", "workingDir", "securityContext"):
-        assert own[key] == worker[key]
+def test_the_pod_that_clones_the_project_takes_the_image_and_address_of_the_command():
+    assert CLONING["image"] == workloads(BASE)["Deployment worker"].container["image"]
     (command,) = re.findall(r"^sed (.*) infra/kubernetes/clone.yaml", README, re.MULTILINE)
-    assert re.findall(r"s\|(.*?)\|", command) == [own["image"], "URL"]
-    assert (CLONE.count(own["image"]), CLONE.count("URL")) == (1, 1)
+    assert re.findall(r"s\|(.*?)\|", command) == [CLONING["image"], "URL"]
+    assert (CLONE.count(CLONING["image"]), CLONE.count("URL")) == (1, 1)
 
 
 def test_a_repository_is_cloned_into_a_volume_unless_a_project_is_there(tmp_path):
-    def clone(volume: Path) -> bool:
+    def clone(volume: Path) -> int:
         pod = volume.with_name(f"pod-{volume.name}")
         pod.mkdir()
-        words = [origin if word == "URL" else word.replace("/tmp", str(pod)) for word in command]
-        return subprocess.run(words, cwd=volume, capture_output=True, check=False).returncode == 0
+        args = [word.replace("/tmp", str(pod)).replace("URL", str(origin)) for word in words]
+        return subprocess.run(args, cwd=volume, capture_output=True, check=False).returncode
 
-    (container,) = YAML(typ="safe").load(CLONE)["spec"]["containers"]
-    command, origin = container["args"], cheap_project(tmp_path / "origin")
-    git(origin, "branch", "--move", "trunk")
+    words, origin = CLONING["args"], cheap_project(tmp_path / "origin")
     volume, other = tmp_path / "volume", cheap_project(tmp_path / "other")
     (volume / "lost+found").mkdir(parents=True)  # as in a new one
-    assert clone(volume)
+    assert clone(volume) == 0
     assert (volume / "params.yaml").read_text() == (origin / "params.yaml").read_text()
-    assert "trunk...origin/trunk" in git(volume, "status", "--short", "--branch")
+    assert "main...origin/main" in git(volume, "status", "--short", "--branch")
     git(other, "commit", "--quiet", "--allow-empty", "--message=own")
     before = git(other, "rev-parse", "HEAD")
-    assert not clone(other)
+    assert clone(other) != 0
     assert git(other, "rev-parse", "HEAD") == before
     assert git(other, "status", "--porcelain") == ""
 
@@ -367,7 +298,8 @@ def test_the_commands_of_the_pages_name_folders_and_templates_that_there_are():
     named = set(re.findall(r"apply -k (\S+?)[`\s]", text))
     assert "infra/kubernetes/overlays/gpu" in named
     assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in named - {"mine"})
-    assert all((FOLDER / path).exists() for path in re.findall(r"^\| `(\S+?)`", README, re.M))
+    named_files = re.findall(r"^\| `(\S+?)`", README, re.MULTILINE)
+    assert all((FOLDER / path).exists() for path in named_files)
     assert set(re.findall(r"--from=cronjob/(\S+)", text)) == of_kind(HOSTS, "CronJob").keys()
     words = workloads(HOSTS)["CronJob training-hosts"].command
     for stage in re.findall(r"sed s/tasks.train/(tasks\.\w+)/", README):
