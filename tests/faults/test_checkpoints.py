@@ -29,17 +29,20 @@ def variables(position=(9, 9)):
     return [tf.Variable(value) for value in values(position)]
 
 
-def write(store, *positions):
+def write(folder, *positions, work=WORK):
     for position in positions:
         state = {"position": list(position), "run_id": "r", "loss": float("nan")}
-        store.write(variables(position), state, {"callbacks.pickle": b"state"}, position=position)
+        callbacks = {"callbacks.pickle": b"state"}
+        CheckpointStore(folder, work).write(
+            variables(position), state, callbacks, position=position
+        )
 
 
-def restored(folder, work=WORK):
+def restored(folder, work=WORK, **options):
     """The position that a new process goes on from, with its own values; None: the beginning."""
     loaded = variables()
-    saved = CheckpointStore(folder, work).restore(loaded)
-    assert saved is None or saved.state["loss"] == "NaN"
+    saved = CheckpointStore(folder, work).restore(loaded, **options)
+    assert saved is None or (saved.state["loss"], saved.state["run_id"]) == ("NaN", "r")
     position = None if saved is None else tuple(saved.state["position"])
     for variable, value in zip(loaded, values(position or (9, 9)), strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -121,24 +124,21 @@ def lay_out(moment, into, inode, *, early, torn):
 def test_a_power_failure_at_any_instant_leaves_the_old_or_the_new_checkpoint(
     disk, tmp_path, early, torn, monkeypatch
 ):
-    store, root = CheckpointStore(disk.root / ".checkpoint", WORK), disk.root.stat().st_ino
     written = []  # how many moments had passed when a checkpoint was complete
     for position in POSITIONS:
-        write(store, position)
+        write(disk.root / "kept", position)
         written.append(len(disk.moments))
     monkeypatch.undo()
     assert len(disk.moments) > 30
     for number, moment in enumerate(disk.moments):
         folder = tmp_path / "after"
         shutil.rmtree(folder, ignore_errors=True)
-        lay_out(moment, folder, root, early=early, torn=torn)
+        lay_out(moment, folder, disk.root.stat().st_ino, early=early, torn=torn)
         complete = sum(number >= count for count in written)
         allowed = {POSITIONS[complete - 1] if complete else None, POSITIONS[complete]}
-        assert restored(folder / ".checkpoint") in allowed, f"moment {number}"
-        following = CheckpointStore(folder / ".checkpoint", WORK)
-        assert following.restore(variables()) is None or following.run["run_id"] == "r"
-        write(following, (2, 0))
-        assert restored(folder / ".checkpoint") == (2, 0), "what a failure left is in nobody's way"
+        assert restored(folder / "kept") in allowed, f"moment {number}"
+        write(folder / "kept", (2, 0))
+        assert restored(folder / "kept") == (2, 0), "what a failure left is in nobody's way"
 
 
 def test_where_a_folder_cannot_be_flushed_checkpoints_are_kept_all_the_same(tmp_path, monkeypatch):
@@ -147,31 +147,31 @@ def test_where_a_folder_cannot_be_flushed_checkpoints_are_kept_all_the_same(tmp_
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    write(CheckpointStore(tmp_path, WORK), (1, 0))
+    write(tmp_path, (1, 0))
     assert restored(tmp_path) == (1, 0)
+
+
+def edit(path, change):
+    path.write_text(change(path.read_text()))
 
 
 DAMAGES = {
     "data truncated": lambda path: next(path.glob("*.data-*")).write_bytes(b"x" * 100),
     "index missing": lambda path: (path / "variables.index").unlink(),
-    "state truncated": lambda path: (path / STATE).write_text((path / STATE).read_text()[:40]),
-    "state missing": lambda path: (path / STATE).unlink(),
-    "state of another form": lambda path: (path / STATE).write_text("[1]"),
-    "state changed": lambda path: (path / STATE).write_text(
-        (path / STATE).read_text().replace('"run_id": "r"', '"run_id": "s"')
-    ),
+    "state truncated": lambda path: edit(path / STATE, lambda text: text[:40]),
+    "state of another form": lambda path: edit(path / STATE, lambda text: "[1]"),
+    "state changed": lambda path: edit(path / STATE, lambda text: text.replace('"r"', '"s"')),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys):
-    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
-    (work,) = tmp_path.iterdir()
-    assert len([*work.iterdir()]) == 2, "the newest are kept"
-    DAMAGES[damage](work / NEWEST)
-    assert restored(tmp_path) == (1, 0)
+    write(tmp_path, *POSITIONS)
+    (before, newest) = sorted(tmp_path.glob("work-*/*"))
+    DAMAGES[damage](newest)
+    assert restored(tmp_path) == POSITIONS[-2]
     assert f"{NEWEST} is damaged" in capsys.readouterr().out
-    DAMAGES[damage](work / "at-000001-0000000000")
+    DAMAGES[damage](before)
     assert restored(tmp_path) is None
 
 
@@ -179,7 +179,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, damage, capsys
     "more", [[np.ones(3, np.float32)], [np.int64(1), np.float32(2)]], ids=["other", "one more"]
 )
 def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path, capsys, more):
-    write(CheckpointStore(tmp_path, WORK), (1, 3))
+    write(tmp_path, POSITIONS[-1])
     unfitting = [np.ones((50, 40), np.float32), *more]
     other = [tf.Variable(value) for value in unfitting]
     assert CheckpointStore(tmp_path, WORK).restore(other) is None
@@ -187,6 +187,16 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
         np.testing.assert_array_equal(variable.numpy(), value)
     assert "cannot be loaded" in capsys.readouterr().out
     assert [path.name for path in tmp_path.glob("*/*")] == [f"aside-{NEWEST}"]
+
+
+def test_a_checkpoint_whose_callbacks_cannot_be_read_is_set_aside(tmp_path, capsys):
+    def check(saved):
+        if saved.state["position"] == list(POSITIONS[-1]):
+            raise ValueError("no such class")
+
+    write(tmp_path, *POSITIONS)
+    assert restored(tmp_path, check=check) == POSITIONS[-2]
+    assert "cannot be loaded (ValueError: no such class)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -199,44 +209,22 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_changes_nothing(tmp_path
 def test_an_error_that_proves_no_damage_leaves_the_checkpoints(
     tmp_path, monkeypatch, owner, name, error
 ):
-    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
-
     def fail(*_, **__):
         raise error
 
-    with monkeypatch.context() as patched:
+    write(tmp_path, *POSITIONS)
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
         patched.setattr(owner, name, fail)
-        with pytest.raises(type(error)):
-            restored(tmp_path)
+        restored(tmp_path)
     assert restored(tmp_path) == POSITIONS[-1]
 
 
-def test_a_checkpoint_of_other_work_stays_and_what_differs_is_named(tmp_path, capsys):
+def test_checkpoints_of_a_few_other_works_stay_and_what_differs_is_named(tmp_path, capsys):
     """A start with a mistyped parameter costs nothing: with the right one it goes on."""
-    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
-    other = {**WORK, "code": "other"}
-    assert restored(tmp_path, other) is None
+    works = [{**WORK, "code": str(number)} for number in range(6)]
+    for work in works:
+        assert restored(tmp_path, work) is None
+        write(tmp_path, (0, 1), work=work)
     assert "not continued, because its code differs" in capsys.readouterr().out
-    write(CheckpointStore(tmp_path, other), (0, 1))
-    assert (restored(tmp_path), restored(tmp_path, other)) == (POSITIONS[-1], (0, 1))
-
-
-def test_only_a_few_other_works_are_kept(tmp_path):
-    for number in range(6):
-        store = CheckpointStore(tmp_path, {**WORK, "code": str(number)})
-        store.restore(variables())
-        write(store, (0, 1))
-    assert len(list(tmp_path.glob("work-*"))) == MAX_OTHERS + 1
-    assert restored(tmp_path, {**WORK, "code": "5"}) == (0, 1)
-
-
-def test_a_checkpoint_whose_callbacks_cannot_be_read_is_set_aside(tmp_path, capsys):
-    write(CheckpointStore(tmp_path, WORK), *POSITIONS)
-
-    def check(saved):
-        if saved.state["position"] == list(POSITIONS[-1]):
-            raise ValueError("no such class")
-
-    saved = CheckpointStore(tmp_path, WORK).restore(variables(), check=check)
-    assert tuple(saved.state["position"]) == POSITIONS[-2]
-    assert "cannot be loaded (ValueError: no such class)" in capsys.readouterr().out
+    assert len([*tmp_path.glob("work-*")]) == MAX_OTHERS + 1
+    assert [restored(tmp_path, work) for work in works[-2:]] == [(0, 1), (0, 1)]

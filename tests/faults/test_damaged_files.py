@@ -2,7 +2,7 @@
 read-only disk ends a stage with one paragraph and leaves what was there.
 """
 
-import resource
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -15,11 +15,10 @@ import pytest
 import tensorflow as tf
 
 from tasks.fetch import fetch
-from tests.support.lanes import slow_but_first
 from tests.support.made_up import KINDS, folder_of, write_made_up
 from tests.support.prepared import snapshot
 from tests.support.small_data import data_settings
-from throughline.data.columns.index import map_column, read_index
+from throughline.data.columns.index import read_index
 from throughline.data.columns.stored import Destination
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest, write_manifest
@@ -32,7 +31,7 @@ from throughline.plan.ops import Decode, Resize
 from throughline.settings import ShardSettings, SnapshotSettings
 from throughline.shared.errors import CorruptShard, UserError
 from throughline.shared.failures import report_user_errors
-from throughline.shared.files import digest_blake2b, write_json
+from throughline.shared.files import digest_blake2b
 
 pytestmark = pytest.mark.integration
 
@@ -128,10 +127,10 @@ def take(folder, manifest, settings):
 
 def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_stop_it(undecodable):
     folder, manifest, victims = undecodable
-    said = r"train-0000.*: record \d+ \(example .*\) cannot be decoded: .*; repair or remove the"
+    said = r"train-0000.*: record \d+ \(example (.*)\) cannot be decoded: .*; repair or remove the"
     with pytest.raises(CorruptShard, match=said) as caught:
         take(folder, manifest, SnapshotSettings())
-    assert any(f"(example {victim})" in str(caught.value) for victim in victims)
+    assert re.search(said, str(caught.value))[1] in victims
     assert not (folder / "snapshot").exists()
     with pytest.raises(CorruptShard, match=r"2 of 60 examples cannot be read, 3.33%; .* 1.00%"):
         take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.01))
@@ -140,16 +139,14 @@ def test_the_example_of_a_record_that_cannot_be_decoded_is_named_and_too_many_st
 @pytest.mark.slow
 def test_records_that_cannot_be_decoded_are_left_out_where_that_is_wished(undecodable, capsys):
     folder, manifest, victims = undecodable
-    index = take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1))
+    take(folder, manifest, SnapshotSettings(on_corrupt="skip", max_corrupt_fraction=0.1))
     said = capsys.readouterr().out
     assert all(f"(example {victim}) cannot be decoded" in said for victim in victims)
     assert "examples dropped: 2" in said
     places = {name: folder / name for name in ("manifest", "shards", "snapshot")}
     stored = open_prepared_data(**places, preprocess=PREPROCESS)
     expected = {*manifest.for_split("train")["key"]} - {*victims.values()}
-    column = next(column for column in index.columns if column.name == "key")
-    keys = map_column(folder / "snapshot", "train", column, index.splits["train"].count)
-    assert {*keys.tolist()} == expected == {*stored.files("train").keys}
+    assert {*stored.memmap("train", "key").tolist()} == {*stored.files("train").keys} == expected
     assert stored.shards.examples("train") == len(expected)
     assert not [problem for one in stored.shards.shards for problem in stored.find_damage(one)]
 
@@ -181,12 +178,11 @@ def test_a_full_disk_is_reported_and_leaves_the_earlier_manifest(
     shutil.rmtree(partial)
 
 
-@pytest.mark.parametrize("compression", slow_but_first(["none", "gzip"]))
 def test_a_full_disk_ends_the_shard_stage_however_many_threads_write(
-    small_disk, large, tmp_path, capsys, compression
+    small_disk, large, tmp_path, capsys
 ):
     manifest = ingest(large, tmp_path / "manifest")
-    settings = ShardSettings(min_shards=3, writers=2, compression=compression)
+    settings = ShardSettings(min_shards=3, writers=2, compression="none")
     said = ended_with(capsys, lambda: shard(manifest, small_disk / "shards", settings=settings))
     assert said.startswith("DiskFull: no space is left")
 
@@ -204,28 +200,9 @@ def write_parquet_on(folder):
     pd.DataFrame({"x": np.random.default_rng(0).random(1 << 20)}).to_parquet(folder / "x.parquet")
 
 
-def write_values_on(folder):
-    write_json(folder / "values.json", [0] * (1 << 19))
-
-
 @pytest.mark.parametrize("work", [cache_on, keep_checkpoint_on, write_parquet_on])
 def test_a_full_disk_below_a_library_is_reported(small_disk, capsys, work):
     assert ended_with(capsys, lambda: work(small_disk)).startswith("DiskFull: no space is left")
-
-
-@pytest.mark.parametrize("work", [keep_checkpoint_on, write_parquet_on, write_values_on])
-def test_a_file_that_may_not_be_so_large_is_reported(tmp_path, capsys, work):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-        try:
-            work(tmp_path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    said = ended_with(capsys, limited)
-    assert said.startswith("DiskFull: the file is larger than allowed here") and "ulimit -f" in said
 
 
 def test_a_read_only_disk_is_reported(small_disk, array_settings, capsys):

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.support.stack import wait_for
 pytestmark = pytest.mark.slow
 
 SNAPSHOT = (sys.executable, "-m", "tasks.snapshot")
-STAGES = ("ingest", "shard", "snapshot")
+DATA = {"manifest": "ingest", "shards": "shard", "snapshot": "snapshot"}  # by its stage
 SHARDS = 12  # of each split
 # Where a file `hold` says a number, work on a snapshot stops once so many of its shards are done,
 # each worker amid the shard that it is at; a file `waits-…` says that it has stopped.
@@ -75,26 +75,24 @@ def by_threads(array_file, tmp_path_factory) -> Path:
         path = folder / "source" / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)
-    prepare(folder)
+    prepare(folder, *DATA.values())
     return folder
 
 
 def prepare(folder: Path, *stages: str) -> None:
-    for stage in stages or STAGES:
+    for stage in stages:
         run(folder, sys.executable, "-m", f"tasks.{stage}")
 
 
-def assert_same_data(folder: Path, other: Path, *parts: str) -> None:
-    """All that was prepared, or some parts of it, is the same but for the paths of the projects."""
-    for part in parts or ("manifest", "shards", "snapshot"):
-        one, same = (
-            {
-                name: content.replace(str(root).encode(), b"")
-                for name, content in read_files(root / "data" / part).items()
-            }
-            for root in (folder, other)
-        )
-        assert one == same, part
+def read_data(folder: Path, *parts: str) -> dict[str, bytes]:
+    """What was prepared, but for the path of the project."""
+    found = {name: read_files(folder / "data" / name) for name in parts}
+    root = str(folder).encode()
+    return {
+        f"{part}/{name}": content.replace(root, b"")
+        for part, files in found.items()
+        for name, content in files.items()
+    }
 
 
 class Cluster:
@@ -104,36 +102,27 @@ class Cluster:
         self.folder, file = folder, folder / "scheduler.json"
         self.scheduler = self._start("dask_scheduler", "--port", "0", "--scheduler-file", str(file))
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.address = wait_for(lambda: read_address(file))
+        wait_for(lambda: "address" in (file.read_text() if file.exists() else ""))
+        self.address = json.loads(file.read_text())["address"]
 
     def have(self, workers: int) -> None:
         """Start workers until there are so many that live."""
-        self.workers = [one for one in self.workers if one.poll() is None]
         options = (self.address, "--nthreads", "1", "--no-nanny")
         while len(self.workers) < workers:
             self.workers.append(self._start("dask_worker", *options))
-
-    def begin_snapshot(
-        self, shared: Mapping[str, str], *, workers: int = 2
-    ) -> subprocess.Popen[str]:
-        """Start a stage that has stopped, with its workers, once it has three notes."""
-        self.have(workers)
-        self.hold(notes=3)
-        stage = start(self.folder, *SNAPSHOT, shared=shared)
-        self.wait_until_held()
-        return stage
 
     def hold(self, *, notes: int) -> None:
         """Let work on a snapshot stop once it has so many notes on finished shards."""
         (self.folder / "hold").write_text(str(notes))
 
-    def wait_until_held(self) -> None:
-        """Wait until there are these notes, and all workers have stopped."""
-        notes = int((self.folder / "hold").read_text())
+    def wait_until_held(self) -> dict[str, int]:
+        """Wait until there are these notes, and all workers have stopped; returns the notes."""
+        wanted = int((self.folder / "hold").read_text())
         for old in self.folder.glob("waits-*"):
             old.unlink(missing_ok=True)
-        wait_for(lambda: len(read_notes(self.folder)) >= notes)
+        wait_for(lambda: len(read_notes(self.folder)) >= wanted)
         wait_for(lambda: all((self.folder / f"waits-{one.pid}").exists() for one in self.workers))
+        return read_notes(self.folder)
 
     def go_on(self) -> None:
         (self.folder / "hold").unlink(missing_ok=True)
@@ -147,15 +136,8 @@ class Cluster:
 
     def close(self) -> None:
         for part in (self.scheduler, *self.workers):
-            with suppress(ProcessLookupError):
-                part.kill()
+            part.kill()
             part.wait()
-
-
-def read_address(file: Path) -> str | None:
-    with suppress(FileNotFoundError, json.JSONDecodeError):
-        return json.loads(file.read_text())["address"]
-    return None
 
 
 def read_notes(folder: Path) -> dict[str, int]:
@@ -177,64 +159,56 @@ def cluster(by_threads, tmp_path_factory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def sharded(cluster, by_threads) -> Path:
+def folder(cluster) -> Path:
     """The project of the cluster; its snapshot is to be made."""
-    shutil.rmtree(cluster.folder / "data", ignore_errors=True)
-    shutil.copytree(by_threads / "data", cluster.folder / "data")
-    shutil.rmtree(cluster.folder / "data" / "snapshot")
-    cluster.go_on()
+    shutil.rmtree(cluster.folder / "data" / "snapshot", ignore_errors=True)
+    cluster.have(2)
+    cluster.hold(notes=3)
     return cluster.folder
 
 
 @pytest.mark.core
-def test_several_workers_write_what_threads_write(cluster, sharded, by_threads):
-    cluster.have(2)
-    shutil.rmtree(sharded / "data")
-    prepare(sharded)
-    assert_same_data(sharded, by_threads)
-
-
-def check_the_rest(cluster, stage, notes, by_threads) -> None:
-    """Once work has stopped again, what was noted is as it was; the stage does what lacks."""
-    cluster.wait_until_held()
-    assert notes.items() <= read_notes(cluster.folder).items()
+def test_several_workers_write_what_threads_write(cluster, folder, by_threads):
     cluster.go_on()
-    assert stage.wait() == 0, stage.stdout.read()
-    assert_same_data(cluster.folder, by_threads, "snapshot")
+    shutil.rmtree(folder / "data")
+    prepare(folder, *DATA.values())
+    assert read_data(folder, *DATA) == read_data(by_threads, *DATA)
 
 
-def test_a_stage_that_is_killed_goes_on_with_the_rest(cluster, sharded, by_threads):
-    stage = cluster.begin_snapshot({})
+def test_what_a_killed_stage_and_a_killed_worker_have_finished_is_not_done_again(
+    cluster, folder, by_threads
+):
+    stage = start(folder, *SNAPSHOT)
+    begun = cluster.wait_until_held()
     stage.kill()
     stage.wait()
-    expected = len(read_notes(sharded)) + 2  # with what its two workers are at
-    cluster.hold(notes=expected)
-    wait_for(lambda: len(read_notes(sharded)) >= expected)
-    notes = read_notes(sharded)
-    cluster.hold(notes=len(notes) + 1)
-    again = start(sharded, *SNAPSHOT, shared=shared_libraries.environment())
-    check_the_rest(cluster, again, notes, by_threads)
-
-
-def test_a_worker_that_is_killed_loses_what_it_was_at_and_no_more(cluster, sharded, by_threads):
-    stage = cluster.begin_snapshot(shared_libraries.environment())
-    notes = read_notes(sharded)
+    cluster.hold(notes=len(begun) + 2)  # with what its two workers are at
+    wait_for(lambda: len(read_notes(folder)) >= len(begun) + 2)
+    begun = read_notes(folder)
+    cluster.hold(notes=len(begun) + 1)
+    again = start(folder, *SNAPSHOT, shared=shared_libraries.environment())
+    more = cluster.wait_until_held()
+    assert begun.items() <= more.items()
     cluster.workers[0].kill()
     cluster.workers.pop(0).wait()
-    cluster.hold(notes=len(notes) + 3)
-    check_the_rest(cluster, stage, notes, by_threads)
+    cluster.hold(notes=len(more) + 3)
+    assert more.items() <= cluster.wait_until_held().items()
+    cluster.go_on()
+    assert again.wait() == 0, again.stdout.read()
+    assert read_data(folder, "snapshot") == read_data(by_threads, "snapshot")
 
 
 def test_a_scheduler_that_is_killed_is_an_error_and_the_rest_is_done_by_threads(
-    cluster, sharded, by_threads
+    cluster, folder, by_threads
 ):
-    stage = cluster.begin_snapshot(shared_libraries.environment(), workers=1)
+    stage = start(folder, *SNAPSHOT, shared=shared_libraries.environment())
+    cluster.wait_until_held()
     cluster.scheduler.kill()
     output, _ = stage.communicate()
     assert stage.returncode == 2, output
     assert f"the Dask scheduler ({cluster.address}) is gone" in output
     assert "Traceback" not in output, output
     cluster.go_on()
-    write_params(sharded, PARAMS)
-    prepare(sharded, "snapshot")
-    assert_same_data(sharded, by_threads, "snapshot")
+    write_params(folder, PARAMS)
+    prepare(folder, "snapshot")
+    assert read_data(folder, "snapshot") == read_data(by_threads, "snapshot")

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.run import dvc_calls
-from flows.run.dvc_calls import repair_locks, stale_stages
+from flows.run.dvc_calls import (
+    find_site_problem,
+    repair_locks,
+    set_damaged_lock_aside,
+    stale_stages,
+)
 from flows.run.locks import hold_machine_and_folder
 from tests.support.project import ROOT
 from tests.support.skips import need
@@ -100,33 +104,28 @@ def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_l
         assert os.path.samestat(os.fstat(descriptor), path.stat())
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"owner": "x"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"owner": "x"}'])
 def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
     path = tmp_path / "x.lock"
-    path.write_bytes(content)
+    path.write_text(content)
     assert describe_holder(path) == "another run"
     with hold(path, "run me", print):
         pass
 
 
-def test_the_machines_lock_names_process_and_user_whatever_the_temporary_directory(
+def test_the_machines_lock_is_shared_with_other_users_whatever_their_temporary_directory(
     machine, tmp_path
 ):
-    said = []
-    with holder("", env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
-        with hold_machine(lambda who: (said.append(who), process.kill())):
-            pass
-        assert f"process {process.pid} of user" in said[0]
-    assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
-
-
-def test_the_machines_lock_is_shared_with_other_users(machine):
     need("root")
-    waits = f"waits: process {os.getpid()} of user root"
+    waits, said = f"waits: process {os.getpid()} of user root", []
     with hold_machine(print), holder("", user=65534, first=waits):
         pass
-    with holder("", user=65534) as other, hold_machine(lambda who: other.kill()):
-        pass
+    elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}
+    with holder("", user=65534, env=elsewhere) as other:
+        with hold_machine(lambda who: (said.append(who), other.kill())):
+            pass
+        assert f"process {other.pid} of user" in said[0]
+    assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
 
 
 @pytest.fixture
@@ -134,9 +133,6 @@ def rwlock(tmp_path) -> Path:
     folder = tmp_path / ".dvc" / "tmp"
     folder.mkdir(parents=True)
     return folder / "rwlock"
-
-
-DAMAGED = ("", "{", "null", '{"write": []}', '{"read": {"a": [1]}}')
 
 
 def test_a_damaged_lock_file_of_dvc_is_emptied_unless_a_dvc_process_of_the_project_lives(
@@ -153,7 +149,8 @@ def test_a_damaged_lock_file_of_dvc_is_emptied_unless_a_dvc_process_of_the_proje
         meanwhile = repaired("")
         dvc.kill()
     assert meanwhile == ""
-    assert {repaired(content) for content in DAMAGED} == {"{}"}
+    damaged = ("", "{", "null", '{"write": []}', '{"read": {"a": [1]}}')
+    assert {repaired(content) for content in damaged} == {"{}"}
 
 
 def test_entries_of_processes_that_are_gone_or_have_become_others_are_removed(rwlock, tmp_path):
@@ -192,13 +189,12 @@ def test_a_machine_that_refuses_the_lock_is_not_waited_for(monkeypatch, tmp_path
 
 
 CUT = b"schema: '2.0'\nsta"
-LATER = (CUT + b"ges:\n  report:\n    cmd:", CUT + b"ges:\n  report:\n    cmd: 'echo")
 
 
-@pytest.mark.parametrize("damaged", [b"", CUT, *LATER, b"\xff\0"])
+@pytest.mark.parametrize("damaged", [b"", CUT, CUT + b"ges:\n  report:\n    cmd: 'echo", b"\xff\0"])
 def test_a_damaged_dvc_lock_is_set_aside(tmp_path, damaged):
     (tmp_path / "dvc.lock").write_bytes(damaged)
-    assert dvc_calls.set_damaged_lock_aside(tmp_path)
+    assert set_damaged_lock_aside(tmp_path)
     assert (tmp_path / "dvc.lock.damaged").read_bytes() == damaged
     assert not (tmp_path / "dvc.lock").exists()
 
@@ -230,7 +226,7 @@ def test_databases_that_dvc_may_not_write_are_named_with_the_command_that_helps(
     ],
 )
 def test_only_what_dvc_says_of_its_databases_is_taken_for_it(tmp_path, said, named):
-    found = dvc_calls.find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
+    found = find_site_problem(tmp_path, said, {"DVC_SITE_CACHE_DIR": "/site"})
     assert bool(found) is named
 
 

@@ -1,5 +1,5 @@
 """Odd files among good ones are rejected with their reasons, in bounded memory; one's own files
-are let alone.
+are let alone. No example is in two splits, none has a label that cannot be learned.
 """
 
 import os
@@ -28,13 +28,14 @@ from tests.support.small_data import (
     save_photos,
     write_files,
 )
+from throughline.data import ingest as stage
 from throughline.data.encodings import decode_probe
 from throughline.data.encodings.image_files import is_sound
 from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.shards.writing import shard
 from throughline.settings import ShardSettings
-from throughline.shared.errors import DataNotFound, UnreadableSource
+from throughline.shared.errors import DataNotFound, UnreadableSource, UnusableDataset
 
 pytestmark = pytest.mark.integration
 
@@ -90,11 +91,14 @@ def root(tmp_path):
 
 
 def test_odd_files_are_rejected_with_their_reasons_and_the_others_are_used(root, tmp_path):
+    put_png(root / ".store" / "x.png")
+    (root / "c").symlink_to(root / ".store")  # a class whose folder is not listed otherwise
     (root / "a" / "folder.png").mkdir()  # which is nothing to reject
     for name, (happens, _) in CASES.items():
         happens(root / name)
     manifest = ingest(data_settings(root, follow_links=False), tmp_path / "manifest")
-    assert len(manifest.examples) == GOOD and manifest.classes == ("a", "b")
+    assert manifest.classes == ("a", "b", "c") and "c/x.png" in {*manifest.examples["id"]}
+    assert len(manifest.examples) == GOOD + 1
     found, printed = read_reasons(manifest), {"\n": " ", "\udcff": r"\xff"}
     for name, (_, reason) in CASES.items():
         assert found.pop(name.translate(str.maketrans(printed))).startswith(reason), name
@@ -133,31 +137,10 @@ def test_odd_files_take_bounded_memory(root, tmp_path):
         assert taken < most, put
 
 
-def test_a_linked_class_folder_whose_target_is_not_listed_otherwise_is_a_class(root, tmp_path):
-    put_png(root / ".store" / "x.png")
-    (root / "c").symlink_to(root / ".store")
-    manifest = ingest(data_settings(root), tmp_path / "manifest")
-    assert manifest.classes == ("a", "b", "c") and not read_reasons(manifest)
-    assert "c/x.png" in set(manifest.examples["id"])
-
-
-def test_what_a_table_lists_may_be_as_odd(root, tmp_path):
-    os.mkfifo(root / "fifo")
-    picture(50).save(tmp_path / "outside.png")
-    odd = ["fifo", "gone", "a", "../outside.png"]
-    rows = [{"path": f"{'ab'[n % 2]}/{n:02d}.png", "label": "ab"[n % 2]} for n in range(GOOD)]
-    rows += [{"path": path, "label": "a"} for path in odd]
-    pd.DataFrame(rows).to_csv(root / "table.csv", index=False)
-    manifest = ingest(data_settings(root / "table.csv", "image_table"), tmp_path / "manifest")
-    assert {*read_reasons(manifest)} == {*odd} and len(manifest.examples) == GOOD
-
-
-@pytest.mark.parametrize(
-    "labels", [np.array(["a", "b\nc", "d", ""]), np.array([b"a", b"\xff", b"a", b"b"])]
-)
+@pytest.mark.parametrize("labels", [["a", "b\nc", "d", ""], [b"a", b"\xff", b"a", b"b"]])
 def test_classes_of_arrays_are_names_on_one_line(tmp_path, labels):
     values = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
-    np.savez(tmp_path / "x.npz", x=values, y=np.tile(labels, 10))
+    np.savez(tmp_path / "x.npz", x=values, y=np.tile(np.array(labels), 10))
     manifest = ingest(data_settings(tmp_path / "x.npz", "arrays"), tmp_path / "manifest")
     assert all(len(name.splitlines()) == 1 and name.encode() for name in manifest.classes)
 
@@ -194,15 +177,14 @@ def test_files_below_data_raw_survive_every_change_of_fetch(tmp_path, array_file
     assert "data/raw/none holds files that fetch did not write" in fetch()
     assert survivors() == OWN
     shutil.rmtree(project / "data" / "raw" / "none")
-    run(project, "dvc", "repro", "fetch")
-    assert survivors() == OWN[:2]
+    fetch()
     write_params(project, SMALL | {"data": SMALL["data"] | {"fetch": "fashion_mnist"}})
     assert re.search("UnexpectedFiles|DataNotFound", fetch())
     write_params(project, SMALL)
-    (project / "data" / "raw" / "none" / "late.txt").write_text("mine")
+    late = project / "data" / "raw" / "none" / "late.txt"
+    late.write_text("mine")
     fetch("--force")
-    assert survivors() == OWN[:2]
-    assert (project / "data" / "raw" / "none" / "late.txt").exists()
+    assert survivors() == OWN[:2] and late.exists()
 
 
 @pytest.mark.slow
@@ -244,3 +226,71 @@ def test_a_decoder_that_dies_or_hangs_makes_one_file_unusable_and_no_more(tmp_pa
         assert "cannot decode it: Invalid PNG" in said
         process = decoder._process
     assert process.poll() is not None
+
+
+@pytest.fixture
+def images(tmp_path):
+    """24 images of two classes, and rows that list them: 12 to train, 6 to validate, 6 to test."""
+    paths = sorted(save_photos(tmp_path, 24, "", suffix="png").glob("*.png"))
+    splits = ["train"] * 12 + ["validation"] * 6 + ["test"] * 6
+    named = zip(paths, "ab" * 12, splits, strict=True)
+    return [{"path": path.name, "label": label, "split": split} for path, label, split in named]
+
+
+def listed(rows, folder, **changes):
+    pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
+    settings = data_settings(folder / "table.csv", "image_table", **changes)
+    return ingest(settings, folder / "manifest")
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "path", "label", "again", "reason", "split"),
+    [
+        ("keep", "18.png", "a", "train", ", there in the test split", "test"),
+        ("reject", "18.png", "a", None, ", there in the test split", "test"),  # which is not dealt
+        ("reject", "00.png", "b", "test", ", there labeled b, there in the test split", "test"),
+        ("keep", "00.png", "a", "train", "", "train"),
+    ],
+)
+def test_an_image_listed_twice_is_one_example_and_stays_held_out(
+    images, tmp_path, duplicates, path, label, again, reason, split
+):
+    row = {"path": path, "label": label, "split": again}
+    manifest = listed([*images, row], tmp_path, duplicates=duplicates)
+    assert read_reasons(manifest) == {path: f"listed twice{reason}"}
+    assert len(manifest.examples) == 24 and manifest.examples["key"].is_unique
+    assert manifest.examples.set_index("id").loc[path, "split"] == split
+
+
+def test_an_unknown_split_is_rejected_with_its_name(images, tmp_path):
+    rows = [*images[:-2], {**images[-2], "split": "Train"}, {**images[-1], "split": " test "}]
+    manifest = listed(rows, tmp_path)
+    reason = "split is not one of train, validation, test: Train"
+    assert read_reasons(manifest) == {"row 23: 22.png": reason}
+    assert manifest.stats["examples"] == {"train": 12, "validation": 6, "test": 5}
+
+
+@pytest.mark.parametrize("kind", ["number", "class"])
+def test_a_label_that_is_no_finite_number_is_rejected(tmp_path, kind):
+    labels = [str(number % 3 + (0.5 if kind == "number" else 0)) for number in range(60)]
+    frame = pd.DataFrame({"size": np.arange(63) / 7, "label": [*labels, "-inf", "1e300", ""]})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    manifest = ingest(data_settings(tmp_path / "table.csv", "table"), tmp_path / "manifest")
+    said = [text[:13] for text in read_reasons(manifest).values()]
+    assert said == ["label is not ", "label exceeds", "label missing"]
+    assert manifest.schema.target.encoding.name == kind
+    assert np.isfinite(manifest.examples["label"].to_numpy(float)).all()
+
+
+def test_missing_validation_is_taken_from_training_and_missing_training_refused(images, tmp_path):
+    for other in ("train", None):
+        rows = [{**row, "split": "test" if row["split"] == "test" else other} for row in images]
+        assert listed(rows, tmp_path).stats["examples"]["validation"] > 0
+    with pytest.raises(UnusableDataset, match="names the split of every example, in a column"):
+        listed([{**row, "split": "test"} for row in images], tmp_path)
+
+
+def test_two_examples_with_the_same_key_are_refused(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "example_key", lambda identity: 7)
+    with pytest.raises(UnusableDataset, match=r"\d\d.png and \d\d.png have the same key"):
+        listed(images, tmp_path)

@@ -1,8 +1,5 @@
 """Two runs at once both complete; whatever of a run is killed, nothing is left running, and the
-next one goes on.
-
-`STORM_KILLS=100 STORM_SEED=7 python -m pytest tests/faults/test_runs_at_once.py -k storm` is a
-longer storm of kills.
+next one goes on. `STORM_KILLS=100 STORM_SEED=7 python -m pytest FILE -k storm` kills more often.
 """
 
 import csv
@@ -25,8 +22,8 @@ from tests.support.project import (
     ROOT,
     SMALL,
     make_project,
+    run,
     run_quietly,
-    run_stages,
     share_servers,
     start,
     write_params,
@@ -40,15 +37,15 @@ TWO = {
     "without changes": [[], []],
     "of one name": [["--set", f"shard.min_shards={count}", "--name", "x"] for count in (3, 5)],
 }
+LONGEST_S = 240  # that a test waits for an end
 PREPARE = (sys.executable, "-m", "flows.prepare_data", "--verbose")
 
 
 @pytest.fixture
 def project(first) -> Path:
     """A project whose shards and snapshot are out of date."""
-    folder, _ = first
-    write_params(folder, {**SMALL, "shard": {**SMALL["shard"], "min_shards": 4}})
-    return folder
+    write_params(first[0], {**SMALL, "shard": {**SMALL["shard"], "min_shards": 4}})
+    return first[0]
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -57,11 +54,13 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def words_of(process: psutil.Process) -> list[str]:
-    """Its command line; none once it is gone."""
-    with suppress(psutil.Error):
-        return process.cmdline()
-    return []
+def below(process: psutil.Process, word: str = "") -> list[psutil.Process]:
+    """Live processes below one, with a word on their command line."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            found += [child] * (word in " ".join(child.cmdline()) and is_alive(child))
+    return found
 
 
 @pytest.mark.parametrize("two", TWO)
@@ -107,40 +106,33 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
     flow = start(project, *command)
     assert any("Running stage 'shard'" in line for line in flow.stdout)
 
-    def find_all() -> list[psutil.Process] | None:
+    def find_all() -> list[psutil.Process]:
         """Two supervisors, DVC and the stage, and the server below two of its own."""
-        below = [one for one in psutil.Process(flow.pid).children(recursive=True) if is_alive(one)]
-        return below if len(below) >= 6 else None
+        found = below(psutil.Process(flow.pid))
+        return found if len(found) >= 6 else []
 
     ours = wait_for(find_all)
-    assert any("uvicorn" in words_of(process) for process in ours)
-    os.kill(flow.pid, signal.SIGKILL)
-    assert psutil.wait_procs(ours, timeout=240)[1] == []
+    assert below(psutil.Process(flow.pid), "uvicorn")
+    flow.kill()
+    assert psutil.wait_procs(ours, timeout=LONGEST_S)[1] == []
     (project / ".throughline" / "workspaces" / "x" / ".dvc" / "tmp" / "rwlock").write_text("")
-    again = start(project, *command, shared=share_servers(command))
-    said = again.communicate()[0]
-    assert again.returncode == 0, said
+    said = run(project, *command)
     assert re.search(r"^· ingest +up to date$", said, re.MULTILINE), said
 
 
 def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(project):
     flow = start(project, *PREPARE, shared=shared_prefect.environment(PREPARE))
     assert any("python -m tasks.snapshot" in line for line in flow.stdout)
-    supervisor = next(p for p in psutil.Process(flow.pid).children() if "repro" in words_of(p))
-
-    def find_stages() -> list[psutil.Process]:
-        below = supervisor.children(recursive=True)
-        return [process for process in below if "tasks.snapshot" in words_of(process)]
-
-    stages = wait_for(find_stages)
+    children = psutil.Process(flow.pid).children()
+    supervisor = next(one for one in children if "repro" in one.cmdline())
+    stages = wait_for(lambda: below(supervisor, "-m tasks.snapshot"))
     supervisor.kill()
     assert any("tasks.snapshot" in line for line in flow.stdout), "it is tried again"
-    assert not [p for p in stages if is_alive(p)]
+    assert not [stage for stage in stages if is_alive(stage)]
     said = flow.communicate()[0]
     assert flow.returncode == 0, said
 
 
-LONGEST_S = 240  # that a test waits for an end
 KILLED = 128 + signal.SIGKILL
 # A command that goes on until SIGUSR1, with a child, a grandchild in a session of its own, and, if
 # asked for, one that ignores SIGTERM. The youngest of each line says when it is there: counting
@@ -160,59 +152,40 @@ signal.pause()
 """
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Live processes with `mark` on their command line, by age."""
-    return sorted(processes_of(ROOT, mark), key=lambda process: process.create_time())
-
-
-@pytest.fixture
-def family():
-    """A supervised family: the outer supervisor's Popen, the mark on all its processes."""
-    mark = f"family-{uuid.uuid4().hex}"
-
-    def start(manner: str = "docile") -> tuple[subprocess.Popen, str]:
-        own = [sys.executable, "-c", FAMILY, mark, manner]
-        command = [sys.executable, "-m", "flows.run.supervise", *own]
-        options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen(command, text=True, start_new_session=True, **options)
-        for _ in range(2 if manner == "stubborn" else 1):
-            assert process.stdout.readline() == "ready\n"
-        return process, mark
-
-    yield start
-    for process in marked(mark):
-        process.kill()
-
-
 def kill_group(leader: psutil.Process) -> None:
     os.killpg(leader.pid, signal.SIGKILL)
 
 
-# What happens to the family, and the exit code of its outer supervisor.
+# What happens to the outer supervisor or to its family, by age, and the exit code of the former.
 BLOWS = {
-    "stdin closed": (lambda process, mark: process.stdin.close(), 128 + signal.SIGTERM),
-    "outer killed": (lambda process, mark: process.kill(), -signal.SIGKILL),
-    "group of inner killed": (lambda process, mark: kill_group(marked(mark)[1]), KILLED),
-    "group of command killed": (lambda process, mark: kill_group(marked(mark)[2]), KILLED),
-    "command ended": (lambda process, mark: marked(mark)[2].send_signal(signal.SIGUSR1), 0),
+    "stdin closed": (lambda outer, family: outer.stdin.close(), 128 + signal.SIGTERM),
+    "outer killed": (lambda outer, family: outer.kill(), -signal.SIGKILL),
+    "group of inner killed": (lambda outer, family: kill_group(family[1]), KILLED),
+    "group of command killed": (lambda outer, family: kill_group(family[2]), KILLED),
+    "command ended": (lambda outer, family: family[2].send_signal(signal.SIGUSR1), 0),
+    "stubborn": (lambda outer, family: outer.terminate(), 128 + signal.SIGTERM),
 }
 
 
-@pytest.mark.parametrize(("strike", "code"), BLOWS.values(), ids=BLOWS)
-def test_nothing_outlives_a_blow(family, strike, code):
-    process, mark = family()
-    strike(process, mark)
-    process.stdout.read()  # ends when the last process that could write is gone
-    assert process.wait(LONGEST_S) == code
-    assert psutil.wait_procs(marked(mark), timeout=LONGEST_S)[1] == []
-
-
-def test_what_ignores_sigterm_is_killed(family):
-    process, mark = family("stubborn")
-    process.terminate()
-    process.stdout.read()
-    assert process.wait(LONGEST_S) == 128 + signal.SIGTERM
-    assert not marked(mark)
+@pytest.mark.parametrize("manner", BLOWS)
+def test_nothing_outlives_a_blow(manner):
+    strike, code = BLOWS[manner]
+    mark = f"family-{uuid.uuid4().hex}"
+    own = [sys.executable, "-c", FAMILY, mark, manner]
+    command = [sys.executable, "-m", "flows.run.supervise", *own]
+    options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    try:
+        outer = subprocess.Popen(command, start_new_session=True, **options)
+        for _ in range(2 if manner == "stubborn" else 1):
+            assert outer.stdout.readline() == "ready\n"
+        family = sorted(processes_of(ROOT, mark), key=lambda process: process.create_time())
+        strike(outer, family)
+        outer.stdout.read()  # ends when the last process that could write is gone
+        assert outer.wait(LONGEST_S) == code
+        assert psutil.wait_procs(family, timeout=LONGEST_S)[1] == []
+    finally:
+        for process in processes_of(ROOT, mark):
+            process.kill()
 
 
 KILLS = int(os.environ.get("STORM_KILLS", "4"))
@@ -220,22 +193,19 @@ SEED = int(os.environ.get("STORM_SEED", "7"))
 MOST_LINES = 30  # of what a run says before it is hit
 FLOW = (
     *("setsid", sys.executable, "-m", "flows.training", "--no-measure", "--verbose"),
-    *("--pipeline", "optimized", "--set", "train.epochs=4", "--name", "storm"),
+    *("--pipeline", "optimized", "--set", "measure.seconds=2", "--name", "storm"),
 )
 
 
 @pytest.mark.timeout(300 * (KILLS + 4))
-def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(array_file, tmp_path):
-    """The same bytes and losses as stages that ran one after another elsewhere, and nothing left.
-    A kill comes when the run has said so many lines, and hits it, its group, or one of the
-    processes below it, such as DVC or Prefect's temporary server; the seed draws both.
+def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(
+    finished, array_file, tmp_path
+):
+    """The same bytes and losses, and nothing left. A kill comes when the run has said so many
+    lines, and hits it, its group, or one of the processes below it, such as DVC or Prefect's
+    temporary server; the seed draws both.
     """
-    params = {**SMALL, "train": {**SMALL["train"], "epochs": 4}}
-    calm = make_project(tmp_path / "calm" / "project", array_file, params)
-    run_stages(calm, "identities", "fetch", "ingest", "shard", "snapshot")
-    run_stages(calm, "build@optimized", "train@optimized")
-    expected = read_results(calm)
-    folder, draw = tmp_path / "storm", random.Random(SEED)
+    folder, draw, kills = tmp_path / "storm", random.Random(SEED), 0
     (folder / "tmp").mkdir(parents=True)
     project = make_project(folder / "project", array_file)
     worktree = project / ".throughline" / "workspaces" / "storm"
@@ -243,7 +213,6 @@ def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(array_f
     def begin() -> subprocess.Popen[str]:
         return start(project, *FLOW, shared={"TMPDIR": str(folder / "tmp")})
 
-    kills = 0
     while kills < KILLS:
         flow = begin()
         for _ in zip(range(draw.randrange(MOST_LINES)), flow.stdout, strict=False):
@@ -258,23 +227,18 @@ def test_after_a_storm_of_kills_a_run_gives_what_an_undisturbed_one_does(array_f
     flow = begin()
     said = flow.communicate()[0]
     assert flow.returncode == 0, said
-    assert read_results(worktree) == expected
+    assert read_results(worktree) == read_results(finished[0])
     assert processes_of(folder, "") == []
     assert find_leftovers(project, worktree) == [] == [*(folder / "tmp").iterdir()]
 
 
 def strike(flow: subprocess.Popen[str], draw: random.Random) -> bool:
     """Kill a run, its group, or one of the processes below it; returns whether it was there."""
-    if flow.poll() is not None:
-        return False
-    below = psutil.Process(flow.pid).children(recursive=True)
-    victim = draw.choice([None, flow, *below])
     with suppress(psutil.NoSuchProcess):
-        if victim is None:
-            os.killpg(flow.pid, signal.SIGKILL)
-        else:
-            victim.kill()
-        return True
+        if flow.poll() is None:
+            victim = draw.choice([None, flow, *psutil.Process(flow.pid).children(recursive=True)])
+            os.killpg(flow.pid, signal.SIGKILL) if victim is None else victim.kill()
+            return True
     return False
 
 

@@ -82,17 +82,14 @@ def test_a_worktree_uses_the_projects_cache_at_any_path(tmp_path, name):
     with opened(project) as workspace:
         assert Path(read_cache(workspace.root)["dir"]).samefile(project / ".dvc" / "cache")
         assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_a_cache_elsewhere_is_shared_with_its_links_and_its_group(project, tmp_path):
     elsewhere = tmp_path / "other disk, #1"
     settings = f'[cache]\ndir = "{elsewhere}"\ntype = "hardlink,copy"\nshared = group\n'
     (project / ".dvc" / "config.local").write_text(settings)
     with opened(project) as workspace:
         cache = read_cache(workspace.root)
-        assert Path(cache["dir"]).samefile(elsewhere)
-        assert (cache["type"], cache["shared"]) == (["hardlink", "copy"], "group")
+    assert Path(cache["dir"]).samefile(elsewhere)
+    assert (cache["type"], cache["shared"]) == (["hardlink", "copy"], "group")
+    assert {*tmp_path.iterdir()} == {project, elsewhere}
 
 
 @pytest.mark.slow
@@ -102,14 +99,11 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "t")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
-    project = cheap_project(tmp_path / "hash #1, 100% %(x)s 'größe' \"大\"")
+    project = cheap_project(tmp_path / "hash #1, 100% %(x)s 'größe' \"large\"")
     dvc(project, "install")
-    (project / "dvc.yaml").write_text(CHANGED)
-    (project / "added.txt").write_text("added")
+    write_files(project, {"dvc.yaml": CHANGED, "added.txt": "added"})
     git(project, "add", "added.txt")
-    head = git(project, "rev-parse", "HEAD")
     with opened(project) as workspace:
-        assert git(workspace.root, "rev-parse", "HEAD") == head
         dvc(workspace.root, "repro", **workspace.environment)
         assert not is_saved(workspace, "x")
         assert save_experiment(workspace, "x") is None
@@ -117,12 +111,10 @@ def test_a_stage_runs_and_an_experiment_is_kept_at_any_path_after_dvc_install(
     assert list((project / ".dvc" / "cache").rglob("*")), "what it made is in the project's cache"
     listed = dvc(project, "exp", "list", "--name-only")
     assert listed.split() == ["x"], "below the commit, though it was not committed"
-    assert "\nx," in dvc(project, "exp", "show", "--csv")
     git(project, "reset", "--quiet", "--hard")
     dvc(project, "exp", "apply", "x")
     assert (project / "dvc.yaml").read_text() == CHANGED
     assert (project / "added.txt").read_text() == "added"
-    assert [*tmp_path.iterdir()] == [project]
 
 
 def lose_the_folder(root: Path, admin: Path) -> None:
@@ -201,83 +193,60 @@ def test_an_experiment_has_a_signature_where_git_knows_none(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tracked_by", ["DVC", "git", "nobody"])
-def test_an_applied_experiment_keeps_other_configurations_and_the_path_as_written(
+def test_an_applied_experiment_keeps_other_configurations_and_has_not_seen_what_came_later(
     project, tracked_by
 ):
     """Of data that git does not track the worktree has a link."""
     own = {**SMALL, "data": {**SMALL["data"], "path": "source/mine"}}
     write_params(project, own)
-    data = project / "source" / "mine"
     write_files(project, {"dvc.yaml": CHEAP_PROFILES, "source/mine/1.txt": "mine"})
     if tracked_by == "DVC":
         dvc(project, "add", "source/mine")
     if tracked_by == "nobody":
         (project / "source" / ".gitignore").write_text("/mine\n")
     dvc(project, "repro", "--quiet")
-    new = {"new": {"read": "shards"}}
-    write_params(project, {**own, "pipelines": {**own["pipelines"], **new}})
+    pipelines = {**own["pipelines"], "new": {"read": "shards"}}
+    write_params(project, {**own, "pipelines": pipelines})
     commit_all(project)
-    resolved = resolve(project, Changes(batch_size=16), ["naive"])
+    resolved, stale = resolve(project, Changes(batch_size=16), ["naive"]), ["profile@optimized"]
     with open_workspace(resolved, name="x") as workspace:
         assert (workspace.root / "source/mine/1.txt").read_text() == "mine"
         assert (workspace.root / "source/mine").is_symlink() is (tracked_by != "git")
         assert [*read_yaml(workspace.root / "params.yaml")["pipelines"]] == ["naive"]
         dvc(workspace.root, "repro", "--quiet")
-        assert save_experiment(workspace, "x") is None
-    dvc(project, "exp", "apply", "x")
-    assert read_yaml(project / "params.yaml") == {**own, "batch_size": 16}, "new has no results"
-    assert (data / "1.txt").read_text() == "mine" and not data.is_symlink()
-    assert [*json.loads(dvc(project, "status", "--json"))] == ["profile@optimized"]
-    assert (project / "optimized.txt").read_text() == "optimized\n"
-
-
-@pytest.mark.slow
-def test_an_experiment_says_of_no_stage_that_it_has_seen_what_came_later(project):
-    write_params(project, {**SMALL, "data": {**SMALL["data"], "path": "mine"}})
-    ignored = "/.throughline/\n/mine\n/*.txt\n"
-    files = {"dvc.yaml": CHEAP_PROFILES, "mine/1.txt": "1", ".gitignore": ignored}
-    write_files(project, files)
-    commit_all(project)
-    with opened(project) as workspace:
-        dvc(workspace.root, "repro", "--quiet", **workspace.environment)
         ran = (workspace.root / "dvc.lock").read_text()
-        (project / "mine" / "2.txt").write_text("2")
+        if tracked_by == "nobody":
+            (project / "source" / "mine" / "2.txt").write_text("2")
+            stale.append("profile@naive")
         assert save_experiment(workspace, "x") is None
         assert (workspace.root / "dvc.lock").read_text() == ran
     dvc(project, "exp", "apply", "x")
-    assert {*json.loads(dvc(project, "status", "--json"))} == {"profile@naive", "profile@optimized"}
+    assert read_yaml(project / "params.yaml") == {**own, "batch_size": 16}, "new has no results"
+    assert not (project / "source" / "mine").is_symlink()
+    assert {*json.loads(dvc(project, "status", "--json"))} == {*stale}
+    assert (project / "optimized.txt").read_text() == "optimized\n"
 
 
-@pytest.mark.slow
 def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
-    swept = leave(project, "swept")
-    stay = [leave(project, "young", age_s=SWEPT_AFTER_S - 600)]
-    stay += [leave(project, name) for name in ("busy-lately", "finished", "named-since")]
-    (stay[1] / "runs" / "naive" / "checkpoint").touch()
+    swept, young = leave(project, "swept"), leave(project, "young", age_s=SWEPT_AFTER_S - 600)
+    names = ("finished", "named-before", "named-since", "busy-lately")
+    stay = [leave(project, name, ephemeral=name != "named-before") for name in names]
     with opened(project, "finished", ephemeral=True) as workspace:
         keep_worktree(workspace)  # of a run that could not be saved as an experiment
+    with opened(project, "named-before", ephemeral=True) as workspace:  # as Prefect calls this one
+        assert not workspace.ephemeral
     with opened(project, "named-since"):
         pass
-    for root in stay[2:]:
+    for root in stay:
         age(root, SWEPT_AFTER_S)
-    assert sweep_workspaces(project) == ["swept"]
-    assert not swept.exists() and all(root.exists() for root in stay)
+    (stay[-1] / "runs" / "naive" / "checkpoint").touch()
+    with opened(project, "in-use", ephemeral=True) as workspace:
+        age(workspace.root, SWEPT_AFTER_S)
+        assert sweep_workspaces(project) == ["swept"]
+        assert workspace.root.exists()
+    assert not swept.exists() and young.exists() and all(root.exists() for root in stay)
     assert "swept" not in git(project, "worktree", "list")
     assert not list((project / ".throughline" / "scratch").glob("*/*/swept"))
-    assert sweep_workspaces(project) == []
-
-
-def test_the_worktree_of_a_named_run_stays_whatever_prefect_calls_a_later_one(project):
-    root = leave(project, "mine", ephemeral=False)
-    with opened(project, "mine", ephemeral=True) as workspace:
-        assert workspace.root == root and not workspace.ephemeral
-    age(root, SWEPT_AFTER_S)
-    assert sweep_workspaces(project) == [] and root.exists()
-    leave(project, "tried-again")
-    with opened(project, "tried-again", ephemeral=True) as workspace:
-        assert workspace.ephemeral
-        remove_workspace(workspace)
-    assert not workspace.root.exists() and not list((project / UNNAMED).iterdir())
 
 
 CALLED = {"proud-owl": "proud-owl", "../../größe": "gr-e-1f2e3d4c", "-": "1f2e3d4c"}
@@ -290,12 +259,11 @@ def test_a_run_without_a_name_has_one_that_it_can_have_whatever_prefect_calls_it
     check_name(name)
 
 
-@pytest.mark.parametrize("name", ["main", "HEAD", "v1", "commit"])
-def test_a_name_that_git_knows_otherwise_is_refused(project, name):
+def test_a_name_that_git_knows_otherwise_is_refused(project):
     git(project, "tag", "v1")
-    name = git(project, "rev-parse", "HEAD")[:9] if name == "commit" else name
-    with pytest.raises(WorkspaceProblem, match="git knows it as commit"), opened(project, name):
-        pass
+    for name in ("v1", git(project, "rev-parse", "HEAD")[:9]):
+        with pytest.raises(WorkspaceProblem, match="git knows it as commit"), opened(project, name):
+            pass
     assert not list((project / WORKSPACES).glob("*"))
 
 
@@ -316,31 +284,14 @@ def test_whenever_a_run_without_a_name_is_killed_its_worktree_is_swept(project):
     assert left > 3
 
 
-@pytest.mark.parametrize("kept", slow_but_first([".git", "dvc.yaml", None]))
-def test_a_worktree_that_was_being_removed_is_swept_and_can_be_made_again(project, kept):
-    """Git removes its files one after another, in any order."""
-    root = leave(project, "x")
-    for path in root.iterdir():
-        if path.name != kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    age(root, SWEPT_AFTER_S)
-    assert sweep_workspaces(project) == ["x"] and not root.exists()
-    assert "workspaces/x" not in git(project, "worktree", "list")
-    assert not list((project / UNNAMED).iterdir())
-    with opened(project, "x") as workspace:
-        assert read_yaml(workspace.root / "params.yaml")["batch_size"] == 16
-
-
 @pytest.mark.slow
 def test_a_name_may_be_used_again_with_other_data(project):
     first, above, other = "my/photos/new", "my/photos", "my/texts"
-    paths = ("my/photos/1.txt", "my/photos/new/2.txt", "my/texts/3.txt")
-    write_files(project, {path: path for path in paths})
+    write_files(project, dict.fromkeys([f"{path}/1.txt" for path in (first, above, other)], "1"))
     for data in (first, above, other, first):
         changes = Changes(overrides=[f"data.path={data}"])
         with open_workspace(resolve(project, changes), name="x") as workspace:
             assert read_files(workspace.root / data) == read_files(project / data)
-    assert len(read_files(project / "my")) == 3
     (link,) = (path for path in (workspace.root / "my").rglob("*") if path.is_symlink())
     assert link == workspace.root / first, "it alone, and no empty folders"
     assert {*(workspace.root / "my").rglob("*")} <= {link, *link.parents}
@@ -388,17 +339,15 @@ def test_a_worktree_goes_on_in_a_moved_project_and_in_a_copy_which_leaves_the_or
         assert (original / "dvc.yaml").read_text() == CHEAP
 
 
-@pytest.mark.parametrize(
-    ("folder", "problem"),
-    [("within", "is not the top folder of a git"), ("empty", "is a git repository without a com")],
-)
-def test_a_project_that_is_no_repository_with_a_commit_is_refused(project, folder, problem):
-    (project / folder).mkdir()
-    write_params(project / folder, SMALL)
-    if folder == "empty":
-        git(project / folder, "init", "--quiet")
-    with pytest.raises(WorkspaceProblem, match=f"{folder} {problem}"):
-        opened(project / folder).__enter__()
+def test_a_project_that_is_no_repository_with_a_commit_is_refused(project):
+    within = project / "within"
+    within.mkdir()
+    write_params(within, SMALL)
+    with pytest.raises(WorkspaceProblem, match="within is not the top folder of a git"):
+        opened(within).__enter__()
+    git(within, "init", "--quiet")
+    with pytest.raises(WorkspaceProblem, match="within is a git repository without a com"):
+        opened(within).__enter__()
 
 
 def test_code_that_git_does_not_track_and_code_in_a_submodule_are_refused(project, tmp_path):
@@ -413,15 +362,13 @@ def test_code_that_git_does_not_track_and_code_in_a_submodule_are_refused(projec
     check_code(project, ["größe.py"])
 
 
-def test_a_worktree_in_use_is_not_swept_and_the_latest_reports_of_runs_without_a_name_stay(project):
+def test_the_latest_reports_of_runs_without_a_name_stay(project):
     reports = project / ".throughline" / "reports"
     for number in range(KEPT_REPORTS):
         (reports / f"earlier-{number}").mkdir(parents=True)
         os.utime(reports / f"earlier-{number}", (number, number))
     with opened(project, ephemeral=True) as workspace:
         write_files(workspace.root, {"report/index.html": "found"})
-        age(workspace.root, 2 * SWEPT_AFTER_S)
-        assert sweep_workspaces(project) == [], "it is in use"
         kept = remove_workspace(workspace)
     assert kept is not None and (kept / "index.html").read_text() == "found"
     left = {path.name for path in reports.iterdir()}
