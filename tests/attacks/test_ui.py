@@ -73,21 +73,11 @@ def count(stack: Stack) -> dict[str, int]:
     }
 
 
-class _Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<html><body>an innocent page</body></html>")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def serving(host: str) -> Iterator[int]:
-    """A server of that page; yields its port."""
-    with http.server.ThreadingHTTPServer((host, 0), _Page) as server:
+    """A server of an innocent page, the list of this folder's files; yields its port."""
+    page = http.server.SimpleHTTPRequestHandler
+    with http.server.ThreadingHTTPServer((host, 0), page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
         server.shutdown()
@@ -118,6 +108,16 @@ FETCH = """async ([url, method, body, kind]) => {
 }"""
 
 
+def test_the_page_that_belongs_there_is_answered(stack, foreign):
+    """What the attacks below rely on: the browser knows the password, and the server answers it."""
+    page = foreign.context.new_page()
+    page.goto(stack.tracking)
+    url = f"{stack.tracking}/ajax-api/2.0/mlflow/experiments/search?max_results=9"
+    answer = page.evaluate(FETCH, [url, "GET", None, "cors"])
+    assert answer["status"] == 200 and "experiments" in answer["text"]
+    page.close()
+
+
 @pytest.mark.parametrize("kind", ["cors", "simple"])
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])
 def test_a_page_of_another_origin_does_nothing(stack, foreign, server, kind):
@@ -126,16 +126,6 @@ def test_a_page_of_another_origin_does_nothing(stack, foreign, server, kind):
         answer = foreign.evaluate(FETCH, [url, method, body, kind])
         assert answer["text"] == "", f"{method} {url}: nothing can be read"
         assert count(stack) == before, f"{method} {url}"
-
-
-def test_the_same_request_of_the_page_that_belongs_there_is_answered(stack, foreign):
-    """What the attacks above rely on: the browser knows the password, and the server answers it."""
-    page = foreign.context.new_page()
-    page.goto(stack.tracking)
-    url = f"{stack.tracking}/ajax-api/2.0/mlflow/experiments/search?max_results=9"
-    answer = page.evaluate(FETCH, [url, "GET", None, "cors"])
-    assert answer["status"] == 200 and "experiments" in answer["text"]
-    page.close()
 
 
 def test_a_page_of_another_origin_opens_no_web_socket(stack, foreign):
@@ -161,18 +151,19 @@ def test_a_form_of_another_origin_starts_nothing(stack, foreign):
 
 
 @pytest.mark.parametrize(
-    "path", ["server/api/admin/version", "tracking/ajax-api/2.0/mlflow/experiments/search"]
+    ("server", "path"),
+    [
+        ("server", "api/admin/version"),
+        ("tracking", "ajax-api/2.0/mlflow/experiments/search?max_results=9"),
+    ],
 )
-def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, path):
+def test_a_name_that_was_pointed_to_this_machine_is_not_answered(stack, server, path):
     """DNS rebinding: to the browser, such a page and the server are of one origin."""
-    which, _, path = path.partition("/")
-    url = urllib.parse.urlsplit(getattr(stack, which))
-    headers = {"Host": f"attacker.example:{url.port}"}
-    reply = requests.get(f"{url.geturl()}/{path}", headers=headers, auth=stack.user, timeout=30)
-    assert reply.status_code in (400, 403), reply.text
-    headers = {"Host": f"localhost:{url.port}"}
-    own = requests.get(f"{url.geturl()}/{path}", headers=headers, auth=stack.user, timeout=30)
-    assert own.status_code not in (400, 403) or "max_results" in own.text, own.text
+    url = urllib.parse.urlsplit(getattr(stack, server))
+    for host, answered in (("attacker.example", False), ("localhost", True)):
+        headers = {"Host": f"{host}:{url.port}"}
+        reply = requests.get(f"{url.geturl()}/{path}", headers=headers, auth=stack.user, timeout=30)
+        assert reply.status_code == 200 if answered else reply.status_code in (400, 403), reply.text
 
 
 TIMED_OUT = 28  # of curl's exit codes
@@ -296,16 +287,20 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
     address = f"{stack.server}/api/work_pools/throughline"
     pool = requests.get(address, auth=stack.user, timeout=30).json()
     job = {"command": command, "env": {"PREFECT__FLOW_ENTRYPOINT": f"{evil}:training"}}
-    command_only = {"command": {"type": "string", "default": command}}
-    variables = {"type": "object", "properties": command_only}
     job |= {"working_dir": str(tmp_path)}
-    template = {"base_job_template": {"job_configuration": job, "variables": variables}}
+    variables = {"properties": {"command": {"type": "string", "default": command}}}
+    template = {"job_configuration": job, "variables": {"type": "object", **variables}}
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": command}}]
     changed = {"entrypoint": f"{evil}:training", "pull_steps": steps, "path": str(tmp_path)}
     changed |= {"job_variables": {"command": command}}
+
+    def write(base_job_template: Any, deployment: dict[str, Any]) -> None:
+        pool_body = {"base_job_template": base_job_template}
+        assert stack.post("work_pools/throughline", method="PATCH", **pool_body).ok
+        assert stack.post(f"deployments/{own['id']}", method="PATCH", **deployment).ok
+
     try:
-        assert stack.post("work_pools/throughline", method="PATCH", **template).ok
-        assert stack.post(f"deployments/{own['id']}", method="PATCH", **changed).ok
+        write(template, changed)
         refused = {"overrides": ["data.path=/etc", 'model.name="os:system"']}
         runs = [stack.start("training", pipeline="naive", changes=refused)]
         place = {"flow_id": own["flow_id"], "work_pool_name": "throughline"}
@@ -315,10 +310,7 @@ def test_nothing_that_is_written_into_the_server_decides_what_the_worker_execute
         runs.append(stack.ask("flow_runs/", **place, **free)["id"])
         states = [stack.ended(one) for one in runs]
     finally:
-        before = {"base_job_template": pool["base_job_template"]}
-        stack.post("work_pools/throughline", method="PATCH", **before)
-        back = {key: own[key] for key in ("entrypoint", "pull_steps", "path", "job_variables")}
-        assert stack.post(f"deployments/{own['id']}", method="PATCH", **back).ok
+        write(pool["base_job_template"], {key: own[key] for key in changed})
     assert [state["state_type"] for state in states] == ["FAILED", "CRASHED", "CRASHED"]
     said = states[0]["state"]["message"]
     assert "data.path: /etc is outside" in said, "the project's own flow ran, confined"

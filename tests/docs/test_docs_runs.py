@@ -61,10 +61,9 @@ def test_the_daily_commands_do_what_their_page_says(first):
                 np.savez_compressed(folder / "source" / "data.npz", **arrays)
         script = text.replace("/srv/throughline", str(folder.parent / "store"))
         printed[text.split("\n")[0].split("  ")[0]] = run_script(folder, script)
-    ran = set(re.findall(r"Running stage '(.*)'", printed["dvc exp apply short"]))
-    assert ran <= MEASURED
+    assert find_stages(printed["dvc exp apply short"]) <= MEASURED
     assert "source/data.npz" in printed["dvc status"]
-    assert re.findall(r"Running stage '(.*)'", printed["dvc status"]) == ["ingest"]
+    assert find_stages(printed["dvc status"]) == {"ingest"}
     other = folder.parent / "other"
     assert "epochs: 1" in (other / "params.yaml").read_text()
     assert (other / "runs" / "optimized" / "model.keras").is_file()
@@ -72,6 +71,10 @@ def test_the_daily_commands_do_what_their_page_says(first):
     assert {*json.loads(run_quietly(other, "dvc", "status", "--json"))} <= MEASURED
     assert "short" not in run_quietly(folder, "git", "worktree", "list")
     assert "up to date" in run_quietly(folder, "dvc", "status")
+
+
+def find_stages(printed: str) -> set[str]:
+    return {*re.findall(r"Running stage '(.*)'", printed)}
 
 
 def test_all_ways_to_predict_give_the_same_class(first):
@@ -91,18 +94,15 @@ def test_all_ways_to_predict_give_the_same_class(first):
 
 
 def test_the_training_guide_gives_the_same_batches_from_memory_and_from_disk(finished, monkeypatch):
-    folder, _ = finished
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(finished[0])
     names: dict = {}
     for number, block in enumerate(read_examples("training.md", "python"), start=1):
         exec(compile(block, f"docs/training.md, example {number}", "exec"), names)
     assert np.isfinite(float(names["loss"]))
-    assert names["next_step"] == 2 * names["mapped"].steps_per_epoch
     alone, whole = names["resident"], names["mapped"]
-    assert all(
-        np.array_equal(one[0], other[0])
-        for one, other in zip(alone.batches(epochs=1), whole.dataset(), strict=True)
-    )
+    assert names["next_step"] == 2 * whole.steps_per_epoch
+    for one, other in zip(alone.batches(epochs=1), whole.dataset(), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
 
 
 FILES = ("house/test_extension_points", "diagnosis/test_rules", "plan/test_examples")
@@ -136,9 +136,9 @@ from throughline.plan.ops import Op
 
 
 def test_npy_files_become_classes(tmp_path):
-    for name in ("cat", "dog"):
-        images = np.random.default_rng(len(name)).integers(0, 256, (40, 6, 5), np.uint8)
-        np.save(tmp_path / f"{name}.npy", images + np.uint8(name == "dog"))
+    for number, name in enumerate(("cat", "dog")):
+        images = np.random.default_rng(number).integers(0, 256, (40, 6, 5), np.uint8)
+        np.save(tmp_path / f"{name}.npy", images)
     manifest = ingest(data_settings(tmp_path, "npy_classes"), tmp_path / "manifest")
     assert manifest.classes == ("cat", "dog")
     assert manifest.schema.input.shape == (6, 5, 1)
@@ -160,15 +160,13 @@ class Beginning(Op):
 def test_sounds_are_the_same_from_shards_as_from_the_snapshot(tmp_path):
     written = {}
     for number in range(40):
-        samples = np.random.default_rng(number).integers(-32768, 32768, 150 + number, np.int16)
         path = tmp_path / "wav" / ("high" if number % 2 else "low") / f"{number}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
+        samples = np.random.default_rng(number).integers(-32768, 32768, 150 + number, np.int16)
         with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
             file.writeframes(samples.tobytes())
-        written[example_key(f"{path.parent.name}/{path.name}")] = samples
+        written[example_key(f"{path.parent.name}/{path.name}")] = samples[:100].tolist()
     (tmp_path / "wav" / "low" / "broken.wav").write_bytes(b"RIFF")
     folder = prepared(data_settings(tmp_path / "wav", "sound_folder"), tmp_path)
     assert list(read_manifest(folder / "manifest").rejected["id"]) == ["low/broken.wav"]
@@ -176,10 +174,9 @@ def test_sounds_are_the_same_from_shards_as_from_the_snapshot(tmp_path):
     same = {"augment": (Beginning(),), "postprocess": (), "in_order": True, "with_keys": True}
     pipes = {read: pipeline(stored, read=read, **same) for read in ("shards", "snapshot", "files")}
     digest_of_all(pipes)
-    for pipe in pipes.values():
-        for batch in batches(pipe):
-            for key, sound in zip(batch["key"].tolist(), batch["sound"], strict=True):
-                assert sound[:, 0].tolist() == written[key][:100].tolist()
+    for batch in batches(pipes["files"]):
+        for key, sound in zip(batch["key"].tolist(), batch["sound"], strict=True):
+            assert sound[:, 0].tolist() == written[key]
 """
 
 
