@@ -1,13 +1,14 @@
-"""Plant the faults of tests/mutations/faults.yaml and record which test catches which fault.
+"""Plant the faults of tests/mutations/*.yaml and record which test catches which fault.
 
-`python -m tests.mutations.matrix` copies the checkout to a temporary folder, plants one fault
-after another there, and runs all tests that are expected to catch it, in a fork of a process that
-has already imported the libraries.
+`python -m tests.mutations.matrix` plants one fault after another in a copy of the checkout, and
+runs the tests that are expected to catch it, in a fork of a process that has already imported the
+libraries.
 """
 
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,9 +17,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -34,6 +37,7 @@ LEAST_CAUGHT = 0.9  # share of the faults
 LIMIT_S = 300.0  # for the tests of one fault; a program that takes longer hangs: that is caught
 LIBRARIES = ("keras", "mlflow.tensorflow", "pandas", "pyarrow.parquet", "tensorflow")
 OURS = ("throughline", "tasks", "flows", "whowaits", "infra", "tests", "benchmarks")
+FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +50,17 @@ class Outcome:
     seconds: float = 0.0
 
 
-def copy_tree(to: Path) -> Path:
-    """Copy the files of this checkout that git does not ignore, as they are now."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
-    return to
+def copy_checkout(folder: Path) -> Path:
+    """This process's copy of the files that git does not ignore, as they are now; made once."""
+    copy = folder / str(os.getpid())
+    if not copy.exists():
+        command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in listed.stdout.split("\0"):
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy / name)
+    return copy
 
 
 def write_source(path: Path, text: str) -> None:
@@ -70,58 +71,38 @@ def write_source(path: Path, text: str) -> None:
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-class Run:
-    """One run of tests in a copy of the checkout, in a forked process and its process group."""
-
-    def __init__(self, root: Path, tests: Sequence[str], *, limit_s: float) -> None:
-        self._failures = root / "failures.txt"
-        self._failures.write_text("")
-        self._began, self._limit_s = time.monotonic(), limit_s
-        self.log = root / "output.txt"
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run_tests(root, tests, self._failures, self.log)
-
-    @property
-    def seconds(self) -> float:
-        """Time since the start."""
-        return time.monotonic() - self._began
-
-    def poll(self) -> int | None:
-        """The exit code, -1 after the time limit or a crash; None while the tests run."""
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid == 0 and self.seconds < self._limit_s:
-            return None
-        with suppress(ProcessLookupError):  # what hangs, and what tests have left running
-            os.killpg(self._pid, signal.SIGKILL)
-        if pid == 0:
-            os.waitpid(self._pid, 0)
-            return -1
-        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-
-    def failures(self) -> list[str]:
-        """Ids of the tests that have failed so far."""
-        return read_failures(self._failures)
+def run_tests(copy: Path, tests: Sequence[str], *, limit_s: float) -> tuple[int, list[str]]:
+    """Run tests in a copy, in a fork and its process group; returns pytest's exit code, -1 after
+    the time limit, and the ids of the tests that have failed.
+    """
+    failures = copy / "failures.txt"
+    failures.write_text("")
+    process = FORK.Process(target=_be_pytest, args=(copy, tests, failures))
+    process.start()
+    process.join(limit_s)
+    code = -1 if process.exitcode is None else process.exitcode
+    with suppress(ProcessLookupError):  # what hangs, and what tests have left running
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
+    return code, read_failures(failures)
 
 
-def _run_tests(root: Path, tests: Sequence[str], failures: Path, log: Path) -> None:
-    """Be pytest in a copy of the checkout; never returns."""
+def _be_pytest(copy: Path, tests: Sequence[str], failures: Path) -> None:
     code = 3
     try:
         os.setsid()
-        with log.open("wb") as output:
+        with (copy / "output.txt").open("wb") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        os.chdir(root)
+        os.chdir(copy)
         for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
             del sys.modules[name]
         # What is installed of whowaits is the checkout's own, not the copy's.
-        added = [str(root), str(root / "whowaits" / "src")]
+        added = [str(copy), str(copy / "whowaits" / "src")]
         sys.path[:] = added + [path for path in sys.path if path not in ("", str(ROOT))]
         os.environ["PYTHONPATH"] = added[1]
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        single = all("::" in test for test in tests)
-        marks = [] if single else ["-m", "not slow and not core"]
+        marks = [] if all("::" in test for test in tests) else ["-m", "not slow and not core"]
         options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--failed-to", str(failures)]
         # The libraries have imported some of pytest's plugins.
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -134,139 +115,104 @@ def _run_tests(root: Path, tests: Sequence[str], failures: Path, log: Path) -> N
         os._exit(int(code))
 
 
-def run_all(
-    faults: Sequence[Fault], copies: Sequence[Path], more: Sequence[str] = ()
-) -> Iterator[Outcome]:
-    """Plant each fault, run its tests with `more` options, take it out again; as many at once as
-    there are copies.
+def find_broken(copy: Path, faults: Sequence[Fault]) -> set[str]:
+    """Ids of the tests that fail without any fault: of whole files, and of single tests."""
+    tests = sorted({test for fault in faults for test in fault.tests})
+    files, single = ([test for test in tests if ("::" in test) is one] for one in (False, True))
+    broken: set[str] = set()
+    for some in filter(None, (files, single)):
+        code, failed = run_tests(copy, some, limit_s=3600)
+        if code not in (0, 1):
+            sys.exit(f"The tests cannot be run:\n{(copy / 'output.txt').read_text()[-4000:]}")
+        broken |= set(failed)
+    return broken
+
+
+def try_fault(folder: Path, broken: set[str], first_only: bool, fault: Fault) -> Outcome:
+    """Plant a fault in this process's copy, run its tests but those that are `broken`, or up to
+    the first that fails, and take it out again.
     """
-    waiting, free = list(reversed(faults)), list(copies)
-    running: dict[Path, tuple[Fault, Path, str, Run]] = {}
-    while waiting or running:
-        while waiting and free:
-            fault = waiting.pop()
-            root = free.pop()
-            sources = read_sources(root)
-            path = find_file(sources, fault)
-            if path is None:
-                free.append(root)
-                yield Outcome(name=fault.name, state="does not apply")
-                continue
-            write_source(path, plant(sources[path], fault))
-            running[root] = (
-                fault,
-                path,
-                sources[path],
-                Run(root, [*fault.tests, *more], limit_s=LIMIT_S),
-            )
-        for root, (fault, path, text, run) in list(running.items()):
-            code = run.poll()
-            if code is None:
-                continue
-            write_source(path, text)
-            del running[root]
-            free.append(root)
-            failed = tuple(run.failures()) or (("hangs or crashes",) if code < 0 else ())
-            # 2 to 5: pytest could not run the tests, which says nothing about them.
-            applies = failed or code in (0, 1)
-            state = "caught" if failed else "survived" if applies else "does not apply"
-            yield Outcome(name=fault.name, state=state, caught_by=failed, seconds=run.seconds)
-        time.sleep(0.02)
+    copy, began = copy_checkout(folder), time.monotonic()
+    sources = read_sources(copy)
+    path = find_file(sources, fault)
+    if path is None:
+        return Outcome(name=fault.name, state="does not apply")
+    options = ["--exitfirst", *(f"--deselect={test}" for test in broken)] if first_only else []
+    write_source(path, plant(sources[path], fault))
+    code, failed = run_tests(copy, [*fault.tests, *options], limit_s=LIMIT_S)
+    write_source(path, sources[path])
+    caught_by = [test for test in failed if test not in broken]
+    if code < 0 and not failed:
+        caught_by = ["hangs or crashes"]
+    # 2 to 5: pytest could not run the tests, which says nothing about them.
+    survived = "survived" if failed or code in (0, 1) else "does not apply"
+    return Outcome(
+        name=fault.name,
+        state="caught" if caught_by else survived,
+        caught_by=tuple(caught_by),
+        seconds=time.monotonic() - began,
+    )
 
 
-def fail_without_faults(root: Path, faults: Sequence[Fault]) -> set[str]:
-    """Ids of the tests that fail without any fault: files together, then single tests."""
-    tests = {test for fault in faults for test in fault.tests}
-    failed: set[str] = set()
-    for some in (
-        sorted(test for test in tests if "::" not in test),
-        sorted(test for test in tests if "::" in test),
-    ):
-        if some:
-            run = Run(root, some, limit_s=3600)
-            while (code := run.poll()) is None:
-                time.sleep(0.1)
-            if code not in (0, 1):
-                sys.exit(f"The tests cannot be run:\n{run.log.read_text()[-4000:]}")
-            failed |= set(run.failures())
-    return failed
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutations.matrix", description=main.__doc__
+    )
+    texts = {
+        "only": ("TEXT", "faults with this text in their name, snippet or tests"),
+        "faults": ("NAME", "those of one list, such as library.yaml"),
+        "json": ("FILE", "write the outcomes there: which test catches what"),
+        "against": ("FILE", "fail if a fault survives that was caught in this earlier file"),
+    }
+    numbers = {
+        "jobs": (2, "faults tried at once, each in a copy of its own"),
+        "generate": (0, "instead, so many generated ones, in files whose path begins with --only"),
+        "seed": (0, "which faults are generated"),
+    }
+    for name, (shown, said) in texts.items():
+        parser.add_argument(f"--{name}", default="", metavar=shown, help=said)
+    for name, (usual, said) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=said)
+    return parser.parse_args()
 
 
 def main() -> None:
     """Plant the faults one after another and say which of them the tests catch."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations.matrix", description=main.__doc__
-    )
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="TEXT",
-        help="faults with this text in their name, snippet or tests",
-    )
-    parser.add_argument(
-        "--faults", default="", metavar="NAME", help="those of one list, such as library.yaml"
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the outcomes there: which test catches what",
-    )
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="FILE",
-        help="fail if a fault survives that was caught in this earlier file",
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=2, help="faults tried at once, each in a copy of its own"
-    )
-    parser.add_argument(
-        "--generate",
-        type=int,
-        default=0,
-        metavar="N",
-        help="instead of the lists, N generated faults, in files whose path begins with --only",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="which faults are generated")
-    options = parser.parse_args()
+    options = _parse_options()
     if options.generate:
-        count, seed, within = options.generate, options.seed, options.only
-        sources = read_sources(ROOT)
-        faults = generate_faults(ROOT, sources, count=count, seed=seed, within=within)
+        which = {"count": options.generate, "seed": options.seed, "within": options.only}
+        faults = generate_faults(ROOT, read_sources(ROOT), **which)
     else:
         faults = [
             fault
             for fault in read_faults(options.faults)
             if options.only in f"{fault.name} {fault.before} {fault.tests}"
         ]
-    before = json.loads(options.against.read_text()) if options.against else []
-    outcomes = []
+    before = json.loads(Path(options.against).read_text()) if options.against else []
     for library in LIBRARIES:
         importlib.import_module(library)
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(
         prefix="throughline-faults-", ignore_cleanup_errors=True
-    ) as folder:
-        copies = [copy_tree(Path(folder) / str(number)) for number in range(options.jobs)]
-        broken = fail_without_faults(copies[0], faults)
+    ) as name:
+        folder = Path(name)
+        broken = find_broken(copy_checkout(folder), faults)
         for test in sorted(broken):
             echo(f"fails without any fault, not counted: {test}")
-        one_is_enough = ["--exitfirst", *(f"--deselect={test}" for test in sorted(broken))]
-        for outcome in run_all(faults, copies, one_is_enough if options.generate else ()):
-            caught_by = tuple(test for test in outcome.caught_by if test not in broken)
-            state = "survived" if outcome.caught_by and not caught_by else outcome.state
-            outcomes.append(
-                Outcome(
-                    name=outcome.name, state=state, caught_by=caught_by, seconds=outcome.seconds
-                )
-            )
-            echo(f"{state:<15}{outcome.seconds:>6.1f} s{len(caught_by):>4} tests  {outcome.name}")
-            if options.json:
-                options.json.write_text(json.dumps(list(map(asdict, outcomes)), indent=1) + "\n")
-    sys.exit(_summarize(outcomes, before, least=0 if options.generate else LEAST_CAUGHT))
+        work = partial(try_fault, folder, broken, bool(options.generate))
+        with ProcessPoolExecutor(options.jobs, mp_context=FORK) as pool:
+            for one in pool.map(work, faults):
+                outcomes.append(one)
+                tests = f"{len(one.caught_by):>4} tests"
+                echo(f"{one.state:<15}{one.seconds:>6.1f} s{tests}  {one.name}")
+                if options.json:
+                    text = json.dumps([*map(asdict, outcomes)], indent=1)
+                    Path(options.json).write_text(f"{text}\n")
+    caught_before = {each["name"] for each in before if each["state"] == "caught"}
+    sys.exit(_summarize(outcomes, caught_before, least=0 if options.generate else LEAST_CAUGHT))
 
 
-def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping], *, least: float) -> bool:
+def _summarize(outcomes: Sequence[Outcome], caught_before: set[str], *, least: float) -> bool:
     """Print what became of the faults; returns whether that is a failure."""
     by_state = {
         state: [outcome.name for outcome in outcomes if outcome.state == state]
@@ -274,15 +220,14 @@ def _summarize(outcomes: Sequence[Outcome], before: Sequence[Mapping], *, least:
     }
     counts = ", ".join(f"{len(names)} {state}" for state, names in by_state.items())
     echo(f"\n{len(outcomes)} faults: {counts}")
-    for state in ("survived", "does not apply"):
-        for name in by_state[state]:
+    caught = by_state.pop("caught")
+    for state, names in by_state.items():
+        for name in names:
             echo(f"  {state}: {name}")
-    caught = {each["name"] for each in before if each["state"] == "caught"}
-    lost = sorted(caught & {*by_state["survived"], *by_state["does not apply"]})
+    lost = sorted(caught_before & {name for names in by_state.values() for name in names})
     for name in lost:
         echo(f"  was caught before: {name}")
-    enough = len(by_state["caught"]) >= least * len(outcomes)
-    return bool(lost or by_state["does not apply"]) or not enough
+    return bool(lost or by_state["does not apply"]) or len(caught) < least * len(outcomes)
 
 
 if __name__ == "__main__":
