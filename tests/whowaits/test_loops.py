@@ -10,7 +10,6 @@ from whowaits.hooks.loop_state import Source
 from whowaits.hooks.loops import LoopWatch
 from whowaits.report import make_report
 from whowaits.session import UNSEEN, Ended, Options, Session
-from whowaits.timing.blocks import WARM_UP_STEPS
 from whowaits.timing.rounds import Block
 from whowaits.timing.verdict import COMPUTE_BOUND, INPUT_BOUND, UNDECIDED, Conditions, judge
 
@@ -149,14 +148,6 @@ def test_an_epoch_that_is_left_early_has_as_many_steps_as_the_script_counts(coun
     assert repeats == {True, False}, "some of them are on batches from memory"
 
 
-def test_a_loop_that_does_not_train_or_compiles_with_one_batch_is_left_alone():
-    script = Script()
-    assert list(script.loop(Batches(50))) == [[number] for number in reversed(range(50))]
-    for _ in script.loop(Batches(1), "train.py:3"):
-        script.train()
-    assert not script.session.trainings
-
-
 def validated(script):
     for number, _ in enumerate(script.loop(Batches(30))):
         script.train()
@@ -284,13 +275,6 @@ def test_the_stall_is_what_a_step_takes_beyond_the_model(input_s, model_s, stall
         assert each.training.waited_pct == pytest.approx(stall, abs=1), "nothing lay prepared"
 
 
-@pytest.mark.parametrize("model_s", [3.0, 0.8])
-def test_slow_steps_end_in_time_with_what_is_known(model_s):
-    timing = measure(model_s, input_s=0.1)
-    assert timing.elapsed_s < 40 + 10 * model_s
-    assert timing.rounds[-1].stall_pct == pytest.approx(0, abs=1)
-
-
 def report_on(timing, **conditions):
     given = Conditions(**conditions)
     return make_report(timing, given, judge(timing, given), script="", training="")
@@ -343,18 +327,6 @@ def test_an_epoch_longer_than_the_measurement_is_said_and_decides_nothing_of_a_c
     later = measure(0.01, 100, input_s=0.04)
     assert report_on(later, fills_cache=True).verdict == INPUT_BOUND and later.epochs[1].gaps == 1
     assert not any(each.training.first_epoch for each in later.steady)
-
-
-@pytest.mark.parametrize(("steps", "first"), [(7, True), (8, False)])
-def test_a_first_epoch_is_kept_until_the_second_says_something(steps, first):
-    script = Script(keep=True)
-    for epoch in (91, steps):
-        for _, _ in zip(range(epoch + 1), script.loop(Batches(91)), strict=False):
-            script.train()
-    passive = script.training.timing.passive
-    assert passive.first_epoch == first
-    assert passive.steps == (90 - WARM_UP_STEPS if first else steps)
-    assert "too few" not in report_on(script.training.timing).reason
 
 
 def test_a_training_whose_batches_are_not_seen_is_timed_by_its_lines_and_ended():

@@ -1,14 +1,19 @@
-"""How a script is started, what it sees, how it ends, and how changes are written into it."""
+"""How a script is started, what it sees and may save, how it ends, and how it is changed."""
 
+import builtins
+import io
 import json
 import os
+import pickle
 import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -20,6 +25,8 @@ from whowaits.changes.advice import Edit
 from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.cli import find_interpreter, main
 from whowaits.fail_if import Condition
+from whowaits.hooks import saves
+from whowaits.hooks.loops import LoopWatch
 from whowaits.running import run_script
 from whowaits.session import Options, Session
 from whowaits.timing.rounds import Block, Round
@@ -235,6 +242,85 @@ def test_the_interpreter_is_the_users(tmp_path, monkeypatch):
         assert find_interpreter() == str(interpreter)
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
     assert find_interpreter() == str(active)
+
+
+class Trainer:
+    def save(self, path):
+        Path(path).write_text("saved by a trainer")
+
+
+def save(value, file):
+    file.write(value) if hasattr(file, "write") else Path(file).write_bytes(value)
+
+
+LIBRARY = SimpleNamespace(__name__="library.io", save=save, Trainer=type("Special", (Trainer,), {}))
+
+
+@pytest.fixture
+def loops(tmp_path, monkeypatch):
+    """Loops whose saves are left out from now on, in a folder with a checkpoint of before."""
+    patched = {**saves.FILE_CALLS, builtins: ["open"], io: ["open"]}
+    for owner, names in (*patched.items(), (Trainer, ["save"]), (LIBRARY, ["save"])):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.chdir(tmp_path)
+    Path("best").write_text("of before")
+    loops = LoopWatch(Session(Options(script="train.py"), lambda _: None))
+    watch = saves.SaveWatch(loops.session, lambda: loops.taking)
+    watch._patch(LIBRARY, ("save", "Trainer.save", "Trainer.none", "Nobody.save"))
+    loops.session.saves.on_first = watch.watch_files
+    LIBRARY.Trainer().save("early")
+    assert Path("early").read_text() == "saved by a trainer", "nothing has been repeated yet"
+    loops.session.saves.leave_out()
+    return loops
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda: LIBRARY.save(b"x", "best"),
+        lambda: LIBRARY.Trainer().save("best"),
+        lambda: pickle.dump([1], open("best", "wb")),  # noqa: PTH123, SIM115 - as scripts do
+        lambda: Path("best").write_text("x"),
+        lambda: shutil.copyfile("early", "best"),
+        lambda: os.replace("early", "best"),
+        lambda: os.replace("never written", "best"),
+        lambda: Path("best").symlink_to("early"),
+        lambda: Path("best").unlink(),
+        lambda: shutil.rmtree("."),
+    ],
+)
+def test_what_was_saved_before_is_neither_replaced_nor_deleted(loops, capsys, do):
+    do()
+    assert Path("best").read_text() == "of before" and Path("early").exists()
+    do()
+    said = capsys.readouterr().err
+    assert said.count("left out") == 1 and f"{Path(__file__).name}:" in said
+
+
+def test_what_is_no_save_or_makes_a_batch_is_done_as_it_is(loops):
+    buffer = io.BytesIO()
+    LIBRARY.save(b"x", buffer)
+    assert buffer.getvalue() == b"x"
+    with open("log", "a") as file:  # noqa: PTH123
+        file.write("one more line")
+    assert Path("log").read_text() == "one more line", "it replaces nothing"
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        Path(folder, "folder").mkdir()
+    assert not Path(folder).exists()
+    name = "site-packages/library.py"  # such as one that compiles what it is given
+    exec(compile("open('compiled', 'w').close()", name, "exec"), {})
+    assert Path("compiled").exists()
+
+    def decode():  # which keeps in a file what it makes; what saves a model does not
+        Path("best").write_text(Path("best").read_text() + ", decoded")
+        LIBRARY.save(b"x", "early")
+
+    loops.pass_by(decode)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(decode).result()
+    assert Path("best").read_text() == "of before, decoded, decoded"
+    assert Path("early").read_text() == "saved by a trainer"
 
 
 SCRIPT = b"""import tensorflow as t
