@@ -5,7 +5,6 @@ runs the tests that are expected to catch it, in a fork of a process that has al
 libraries.
 """
 
-import argparse
 import importlib
 import json
 import multiprocessing
@@ -17,15 +16,18 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+import typer
+from typer import Option
 
 from tests.mutations.faults import Fault, find_file, plant, read_faults, read_sources
 from tests.mutations.generated import generate_faults
@@ -38,16 +40,6 @@ LIMIT_S = 300.0  # for the tests of one fault; a program that takes longer hangs
 LIBRARIES = ("keras", "mlflow.tensorflow", "pandas", "pyarrow.parquet", "tensorflow")
 OURS = ("throughline", "tasks", "flows", "whowaits", "infra", "tests", "benchmarks")
 FORK = multiprocessing.get_context("fork")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a fault: its state, and the ids of the tests that caught it."""
-
-    name: str
-    state: str  # "caught", "survived" or "does not apply"
-    caught_by: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 def copy_checkout(folder: Path) -> Path:
@@ -128,107 +120,84 @@ def find_broken(copy: Path, faults: Sequence[Fault]) -> set[str]:
     return broken
 
 
-def try_fault(folder: Path, broken: set[str], first_only: bool, fault: Fault) -> Outcome:
+def try_fault(folder: Path, broken: set[str], first_only: bool, fault: Fault) -> dict[str, Any]:
     """Plant a fault in this process's copy, run its tests but those that are `broken`, or up to
-    the first that fails, and take it out again.
+    the first that fails, and take it out again; returns what became of it.
     """
     copy, began = copy_checkout(folder), time.monotonic()
     sources = read_sources(copy)
     path = find_file(sources, fault)
-    if path is None:
-        return Outcome(name=fault.name, state="does not apply")
-    options = ["--exitfirst", *(f"--deselect={test}" for test in broken)] if first_only else []
-    write_source(path, plant(sources[path], fault))
-    code, failed = run_tests(copy, [*fault.tests, *options], limit_s=LIMIT_S)
-    write_source(path, sources[path])
+    code, failed = 2, []
+    if path is not None:
+        options = ["--exitfirst", *(f"--deselect={test}" for test in broken)] if first_only else []
+        write_source(path, plant(sources[path], fault))
+        code, failed = run_tests(copy, [*fault.tests, *options], limit_s=LIMIT_S)
+        write_source(path, sources[path])
     caught_by = [test for test in failed if test not in broken]
     if code < 0 and not failed:
         caught_by = ["hangs or crashes"]
-    # 2 to 5: pytest could not run the tests, which says nothing about them.
+    # With 2 to 5 pytest could not run the tests, which says nothing about them.
     survived = "survived" if failed or code in (0, 1) else "does not apply"
-    return Outcome(
-        name=fault.name,
-        state="caught" if caught_by else survived,
-        caught_by=tuple(caught_by),
-        seconds=time.monotonic() - began,
-    )
+    state, seconds = "caught" if caught_by else survived, time.monotonic() - began
+    return {"name": fault.name, "state": state, "caught_by": caught_by, "seconds": seconds}
 
 
-def _parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations.matrix", description=main.__doc__
-    )
-    texts = {
-        "only": ("TEXT", "faults with this text in their name, snippet or tests"),
-        "faults": ("NAME", "those of one list, such as library.yaml"),
-        "json": ("FILE", "write the outcomes there: which test catches what"),
-        "against": ("FILE", "fail if a fault survives that was caught in this earlier file"),
-    }
-    numbers = {
-        "jobs": (2, "faults tried at once, each in a copy of its own"),
-        "generate": (0, "instead, so many generated ones, in files whose path begins with --only"),
-        "seed": (0, "which faults are generated"),
-    }
-    for name, (shown, said) in texts.items():
-        parser.add_argument(f"--{name}", default="", metavar=shown, help=said)
-    for name, (usual, said) in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=usual, metavar="N", help=said)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Plant the faults one after another and say which of them the tests catch."""
-    options = _parse_options()
-    if options.generate:
-        which = {"count": options.generate, "seed": options.seed, "within": options.only}
-        faults = generate_faults(ROOT, read_sources(ROOT), **which)
+def main(
+    only: Annotated[str, Option(help="faults with this text in their name, snippet or tests")] = "",
+    faults: Annotated[str, Option(help="those of one list, such as library.yaml")] = "",
+    jobs: Annotated[int, Option(help="faults tried at once, each in a copy of its own")] = 2,
+    generate: Annotated[int, Option(help="so many generated ones, in paths that are --only")] = 0,
+    seed: Annotated[int, Option(help="which faults are generated")] = 0,
+    json_file: Annotated[
+        Path | None, Option("--json", help="write there which test catches what")
+    ] = None,
+    against: Annotated[
+        Path | None, Option(help="fail if a fault survives that was caught in this earlier file")
+    ] = None,
+) -> None:
+    """Plant faults one after another and say which of them the tests catch."""
+    if generate:
+        sources = read_sources(ROOT)
+        planted = generate_faults(ROOT, sources, count=generate, seed=seed, within=only)
     else:
-        faults = [
-            fault
-            for fault in read_faults(options.faults)
-            if options.only in f"{fault.name} {fault.before} {fault.tests}"
-        ]
-    before = json.loads(Path(options.against).read_text()) if options.against else []
+        listed = read_faults(faults)
+        planted = [one for one in listed if only in f"{one.name} {one.before} {one.tests}"]
     for library in LIBRARIES:
         importlib.import_module(library)
-    outcomes: list[Outcome] = []
+    outcomes: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(
         prefix="throughline-faults-", ignore_cleanup_errors=True
     ) as name:
         folder = Path(name)
-        broken = find_broken(copy_checkout(folder), faults)
+        broken = find_broken(copy_checkout(folder), planted)
         for test in sorted(broken):
             echo(f"fails without any fault, not counted: {test}")
-        work = partial(try_fault, folder, broken, bool(options.generate))
-        with ProcessPoolExecutor(options.jobs, mp_context=FORK) as pool:
-            for one in pool.map(work, faults):
+        work = partial(try_fault, folder, broken, generate > 0)
+        with ProcessPoolExecutor(jobs, mp_context=FORK) as pool:
+            for one in pool.map(work, planted):
                 outcomes.append(one)
-                tests = f"{len(one.caught_by):>4} tests"
-                echo(f"{one.state:<15}{one.seconds:>6.1f} s{tests}  {one.name}")
-                if options.json:
-                    text = json.dumps([*map(asdict, outcomes)], indent=1)
-                    Path(options.json).write_text(f"{text}\n")
-    caught_before = {each["name"] for each in before if each["state"] == "caught"}
-    sys.exit(_summarize(outcomes, caught_before, least=0 if options.generate else LEAST_CAUGHT))
+                tests = f"{len(one['caught_by']):>4} tests"
+                echo(f"{one['state']:<15}{one['seconds']:>6.1f} s{tests}  {one['name']}")
+                if json_file:
+                    json_file.write_text(f"{json.dumps(outcomes, indent=1)}\n")
+    before = json.loads(against.read_text()) if against else []
+    caught_before = {one["name"] for one in before if one["state"] == "caught"}
+    raise SystemExit(_summarize(outcomes, caught_before, least=0 if generate else LEAST_CAUGHT))
 
 
-def _summarize(outcomes: Sequence[Outcome], caught_before: set[str], *, least: float) -> bool:
-    """Print what became of the faults; returns whether that is a failure."""
-    by_state = {
-        state: [outcome.name for outcome in outcomes if outcome.state == state]
-        for state in ("caught", "survived", "does not apply")
-    }
-    counts = ", ".join(f"{len(names)} {state}" for state, names in by_state.items())
-    echo(f"\n{len(outcomes)} faults: {counts}")
-    caught = by_state.pop("caught")
-    for state, names in by_state.items():
-        for name in names:
-            echo(f"  {state}: {name}")
-    lost = sorted(caught_before & {name for names in by_state.values() for name in names})
+def _summarize(outcomes: list[dict[str, Any]], caught_before: set[str], *, least: float) -> int:
+    """Print what became of the faults; returns 1 if that is a failure, else 0."""
+    states = Counter(one["state"] for one in outcomes)
+    echo(f"\n{len(outcomes)} faults: {', '.join(f'{n} {state}' for state, n in states.items())}")
+    others = [one for one in outcomes if one["state"] != "caught"]
+    for one in others:
+        echo(f"  {one['state']}: {one['name']}")
+    lost = sorted(caught_before & {one["name"] for one in others})
     for name in lost:
         echo(f"  was caught before: {name}")
-    return bool(lost or by_state["does not apply"]) or len(caught) < least * len(outcomes)
+    enough = states["caught"] >= least * len(outcomes)
+    return int(bool(lost or states["does not apply"]) or not enough)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
