@@ -16,7 +16,6 @@ from throughline.shared.errors import UnreadableSource
 
 SENTINEL = "repeats and is unlike all other numbers of x"
 SENTINELS = "repeat and are unlike all other numbers of x"
-BY_COLUMN = '{x: [98, 99], "x 2": [98, 99]}'
 LEAK = "column x has one label for each of its values"
 
 
@@ -29,26 +28,18 @@ def noise(row):
     [
         (lambda row: 999 if row % 5 == 0 else row % 13, f"999 {SENTINEL} (16 rows)"),
         (lambda row: "-200,0" if row % 5 == 0 else f"{row % 13},5", f"-200 {SENTINEL}"),
-        (lambda row: 99999 if row % 20 == 0 else row * 37 % 4000, f"99999 {SENTINEL} (4 rows)"),
         (lambda row: -1 if row % 5 == 0 else row % 13, f"-1 {SENTINEL}"),
-        (lambda row: (777, 999)[row % 2] if row % 9 < 4 else row % 13, f"777 and 999 {SENTINELS}"),
         (lambda row: (98, 99)[row % 2] if row % 9 < 4 else row % 10, f"98 and 99 {SENTINELS}"),
         (lambda row: (-8, -9)[row % 2] if row % 9 < 4 else 1 + row % 4, f"-9 and -8 {SENTINELS}"),
         (lambda row: (-9999, 9999)[row % 2] if row % 9 < 4 else row % 10, "-9999 and 9999 repeat"),
         (lambda row: -9999 if row in (7, 60) else 20.5 + row % 31, "data.missing_values: [-9999]"),
-        (lambda row: "-99,9" if row % 9 == 0 else f"{row % 13},5", f"-99.9 {SENTINEL}"),
-        (lambda row: -5 if row % 9 == 0 else row % 13 * 8, f"-5 {SENTINEL}"),
         (lambda row: "11,2" if row % 9 == 0 else f"0,{row % 13}", ""),
         (lambda row: 24 if row % 9 == 0 else row % 8, ""),  # no code, and not that far
-        (lambda row: (10, 11, 12)[row % 3] if row % 9 < 4 else row % 5, ""),
         (lambda row: 3 + row % 7, ""),  # 7, 8 and 9 are next to others
         (lambda row: 500 if row == 7 else row % 13, ""),  # once: a value
-        (lambda row: row % 2, ""),
-        (lambda row: row * row % 97, ""),
         (lambda row: (-1, 0, 1)[row % 4 % 3], ""),
         (lambda row: ("no", "yes")[noise(row) == "b"], LEAK),
         (lambda row: 7 if noise(row) == "b" else row % 6, LEAK),
-        (lambda row: ("no", "yes", "may")[row % 3], LEAK),
         (lambda row: ("no", "yes")[row % 2], ""),
     ],
 )
@@ -75,27 +66,28 @@ def test_classes_in_a_column_each_are_not_learned_from_one_another(tmp_path):
     assert not scan(path, label_column="hot", ignore=["path"]).warnings
 
 
-def test_a_mark_of_three_rows_in_thousands_is_named_in_columns_and_labels(tmp_path):
+def test_numbers_to_predict_are_searched_for_marks_and_for_themselves_in_another_unit(tmp_path):
     rows = [[-9999 if row in (9, 99, 999) else row % 50 / 8, row % 7] for row in range(4000)]
     found = scan(write(tmp_path, "price,x", rows), label_column="price", label_kind="number")
     assert "-9999 repeats and is unlike all other numbers of price (3 rows)" in found.warnings[0]
+    rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
+    (said,) = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number").warnings
+    assert said.startswith("column fahrenheit is the label in another un")
 
 
 @pytest.mark.parametrize(
     ("other", "settings", "marks"),
     [
         (lambda row: row % 7, {}, "[98, 99]"),
-        (lambda row: row, {}, BY_COLUMN),
-        (lambda row: row, {"categorical": ["y"]}, BY_COLUMN),
-        (lambda row: row % 7, {"missing_values": {"y": [0]}}, BY_COLUMN),
+        (lambda row: row, {}, '{x: [98, 99], "x 2": [98, 99]}'),
+        (lambda row: row % 7, {"missing_values": {"y": [0]}}, '{x: [98, 99], "x 2": [98, 99]}'),
     ],
 )
 def test_marks_are_advised_by_column_where_others_have_them(tmp_path, other, settings, marks):
     codes = [(98, 99)[row % 2] if row % 9 < 4 else row % 10 for row in range(120)]
     rows = [[code, code, other(row), noise(row)] for row, code in enumerate(codes)]
-    path = write(tmp_path, "x,x 2,y,label", rows)
-    numeric = ["x", "x 2", *([] if "categorical" in settings else ["y"])]
-    said = [text for text in scan(path, numeric=numeric, **settings).warnings if "98" in text]
+    found = scan(write(tmp_path, "x,x 2,y,label", rows), numeric=["x", "x 2", "y"], **settings)
+    said = [text for text in found.warnings if "98" in text]
     assert [text.partition("data.missing_values: ")[2] for text in said] == [marks]
 
 
@@ -103,8 +95,6 @@ def test_marks_are_advised_by_column_where_others_have_them(tmp_path, other, set
     ("labels", "source", "warned"),
     [
         (["a", "b", "?"], "table", "column label: classes named as if there were no label: ? (20 "),
-        (["a", "b", "NA"], "table", "data.leave_out: ['NA'] leaves these out"),
-        (["a", "b", "Unknown"], "image_table", "no label: Unknown (20 examples)"),
         (["a", "b", "None"], "arrays", "None (20 examples); data.leave_out: ['None']"),
         (["a", "b", "unknown"], "image_folder", ""),
         (["+", "-"], "table", ""),
@@ -124,25 +114,15 @@ def test_a_class_named_as_a_missing_label_stays_one_with_a_warning(tmp_path):
     assert any("no label: ? (100 examples)" in each for each in found.stats["warnings"])
 
 
-def test_a_column_that_is_the_number_to_predict_in_another_unit_is_named(tmp_path):
-    rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
-    (said,) = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number").warnings
-    assert said.startswith("column fahrenheit is the label in another un")
-
-
 @pytest.mark.parametrize(
     ("marks", "cell", "missing", "unused"),
     [
         (["-200"], "-200.0", 8, []),
-        (["-200.0"], "-200", 8, []),
         (["NA", "-2e2"], "-200", 8, ["NA"]),
         (["-20"], "-200", 0, ["-20"]),
         (["?"], "?", 8, []),
-        ([-200], "-200", 8, []),
         (["true"], "1", 0, ["true"]),
         ([-99.9, "NA"], "-99.90", 8, ["NA"]),
-        ({"x": [-200]}, "-200.0", 8, []),
-        ({"label": ["-200"]}, "-200", 0, ["-200' is in no cell of label"]),
         ({"x": ["-200", "?"], "label": ["c"]}, "-200", 8, ["?' is in no cell of x", "c' is"]),
     ],
 )
@@ -158,12 +138,10 @@ def test_marks_are_compared_by_value_and_said_if_unused(marks, cell, missing, un
 
 
 def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
-    rows = [[row % 3, row % 5, noise(row)] for row in range(60)]
-    path = write(tmp_path, "x,y,label", rows)
+    path = write(tmp_path, "x,y,label", [[row % 3, row % 5, noise(row)] for row in range(60)])
     rejected = scan(path, missing_values={"x": [0]}).rejected
     assert {item.reason.split(" (")[0] for item in rejected} == {"x is missing"}
-    said = r"data.missing_values: no column X; known: label, x"
-    with pytest.raises(UnreadableSource, match=said):
+    with pytest.raises(UnreadableSource, match=r"data.missing_values: no column X; known: label"):
         scan(path, missing_values={"X": [0]})
     with pytest.raises(UnreadableSource, match=r"data.missing_values: no column y"):
         scan(path, "text_table", text_column="x", missing_values={"y": [0]})
@@ -182,7 +160,6 @@ def test_marks_of_a_column_are_for_it_alone_and_name_one_that_is_read(tmp_path):
         (["1 003.5", "2\u00a0004.5", "7\u202f000"], {}, [1003.5, 2004.5, 7000]),
         (["1'003.75", "2’004.5", "-7'000"], {}, [1003.75, 2004.5, -7000]),
         (['"1,234"', '"2,345"', "15"], {"thousands": ","}, [1234, 2345, 15]),
-        (['"1,234"', '"2,345"', "15"], {"decimal": ","}, [1.234, 2.345, 15]),
         (["1.234", "2.345", "15"], {"decimal": ","}, [1234, 2345, 15]),
         (['"1,234"', '"2,345"', "15"], {}, "data.thousands: ',' for a separator"),
         (['"1,234.5"', '"2,345.5"', "15"], {"thousands": "none"}, "a notation that cannot be read"),
@@ -207,13 +184,11 @@ TOTALS, UNITS = "holds sums or means of the rows above it", "holds units or a se
 @pytest.mark.parametrize(
     ("place", "cells", "reason"),
     [
-        (40, ["Total", 1560, 115, 90.0], TOTALS),
         (40, ["mean", 39, 3, 2.25], TOTALS),
         (40, ["s9", 1560, 115, 90.0], TOTALS),
         (40, ["Total", 12, 3, 1.5], ""),
         (40, ["s9", 1560, 3, 1.5], ""),
         (0, ["", "kWh", "m", "EUR"], UNITS),
-        (0, ["x", "y", "z", "w"], UNITS),
         (0, ["a", "NA", "NA", "NA"], "label is not a number"),
         (0, ["a", "kWh", "m", 3], "x is not a number"),
     ],
@@ -229,14 +204,12 @@ def test_a_row_of_totals_or_of_units_is_no_example(tmp_path, place, cells, reaso
 @pytest.mark.parametrize(
     ("at", "named"),
     [
-        ({0: "Total"}, "row 1 (shop: Total): named as the sum or mean of other rows"),
         ({9: "Subtotal", 39: "SUBTOTAL:"}, "row 10 (shop: Subtotal), row 40 (shop: SUBTOTAL:): "),
-        ({20: "s1 Total"}, "row 21 (shop: s1 Total): named"),
+        ({20: "s1 Total"}, "row 21 (shop: s1 Total): named as the sum or mean of other rows"),
         ({39: "Average"}, "row 40 (shop: Average): named"),
         ({20: "Average"}, ""),  # a grade, say
         ({39: "mean", 38: "mean"}, ""),
         ({20: "Colgate Total"}, ""),
-        ({20: "total loss"}, ""),
     ],
 )
 def test_rows_that_are_named_as_sums_of_others_are_named(tmp_path, at, named):
@@ -275,11 +248,8 @@ def test_rows_of_one_person_are_in_one_split(tmp_path, source, suffix):
 @pytest.mark.parametrize(
     ("name", "cell", "count"),
     [
-        ("lesion_id", lambda row: f"HAM_{row * 3 // 4}", 300),
         ("lesion_id", lambda row: f"HAM_{row * 3 // 4}" if row < 300 else "", 225),
         ("patient", lambda row: row % 5, 5),
-        ("Video", lambda row: f"v{row // 9}", 45),
-        ("clip_id", lambda row: f"c{row // 8}", 50),
         ("clipId", lambda row: f"c{row // 8}", 50),
         ("scan_id", lambda row: row, 0),  # unique
         ("patient", lambda row: "", 0),
@@ -299,18 +269,17 @@ def test_a_list_of_images_with_several_of_one_thing_says_so(tmp_path, name, cell
 
 
 @pytest.mark.parametrize(
-    ("names", "noticed"),
+    ("name", "noticed"),
     [
-        ([f"run/v_run_g{n % 9:02}_c{n // 9:02}.avi" for n in range(45)], True),
-        ([f"smile/person{n % 9}-{n // 9}.png" for n in range(45)], True),
-        ([f"scan/P{n % 9:03}_slice_{n // 9}.jpg" for n in range(45)], True),
-        ([f"cat/cat.{n}.jpg" for n in range(45)], False),
-        ([f"n{n % 2:08}/n{n % 2:08}_{n}.JPEG" for n in range(45)], False),  # of its class alone
-        ([f"a/{n:06}.png" for n in range(45)], False),
-        ([f"a/img_{n * 7919 % 1000}_{n}.png" for n in range(45)], False),
+        ("run/v_run_g{0:02}_c{1:02}.avi", True),
+        ("scan/P{0:03}_slice_{1}.jpg", True),
+        ("cat/cat.{2}.jpg", False),
+        ("n{3:08}/n{3:08}_{2}.JPEG", False),  # of its class alone
+        ("a/img_{4}_{2}.png", False),
     ],
 )
-def test_names_of_several_files_of_one_person_or_video_are_noticed(names, noticed):
+def test_names_of_several_files_of_one_person_or_video_are_noticed(name, noticed):
+    names = [name.format(n % 9, n // 9, n, n % 2, n * 7919 % 1000) for n in range(45)]
     found = find_name_groups(names, classes=2)
     assert len(found) == noticed and all("data.group: '" in each for each in found)
 

@@ -1,10 +1,8 @@
 """Tables are read as they are written, and learned from as they are meant, or are refused."""
 
-from datetime import timedelta
 from decimal import Decimal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,6 +28,10 @@ def put(tmp_path, content):
     return path
 
 
+def ingest_table(path, out, **settings):
+    return ingest(DataSettings(source="table", path=str(path), **settings), out)
+
+
 ROWS = "0.5,3,a\n1.5,4,b\n2.5,3,a\n"
 TABLE = f"size,age,label\n{ROWS}"
 CELLS = (["0.5", "1.5", "2.5"], ["3", "4", "3"], ["a", "b", "a"])
@@ -41,6 +43,8 @@ def named(*names):
 
 
 READ = named("size", "age", "label")
+MARKED, AGES = '\ufeff"size",age\n\n1,2\n\n3,4\n\n\n', {"size": [*"13"], "age": [*"24"]}
+SERIES = {"source": "time_series"}  # of which a blank line is a gap, if it has a single column
 BLANKS = ' 18.0   8  307.\t"a  b"\n 15.0   ?  1e-003\t"c, d" \n\n'
 OF_BLANKS = {
     **{"column_1": ["18.0", "15.0"], "column_2": ["8", "?"]},
@@ -53,45 +57,51 @@ OF_BLANKS = {
     [
         (TABLE, {}, READ, ""),
         (TABLE.encode("utf-16"), {}, READ, "the file is UTF-16, as its first bytes say"),
-        (b"\xfe\xff" + TABLE.encode("utf-16-be"), {}, READ, "the file is UTF-16"),
         ("sep=;\r\n" + TABLE.replace(",", ";"), {}, READ, ""),
-        ("\ufeffSEP=:\n" + TABLE.replace(",", ":"), {}, READ, ""),
         ("|1x3 Cross validator\n" + TABLE, {}, READ, "'|1x3 Cross validator'"),
         (TABLE.replace(",", "|"), {}, READ, "cells are separated by bars"),
         ("# of 2024\n# two\n" + TABLE, {}, READ, "header: '# of 2024' and 1 more"),
         ("# " + TABLE, {}, READ, ""),
-        ("#" + TABLE, {}, READ, ""),
         ("# measured, at home, by us\n" + TABLE, {}, READ, "'# measured, at home, by us'"),
-        ("Sizes of 2024\n\n" + TABLE, {}, READ, "header: 'Sizes of 2024'"),
         ("Sizes,,\nby us,,\n" + TABLE, {}, READ, "header: 'Sizes,,' and 1 more"),
         ("left,,right\n" + ROWS, {}, named("left", "Unnamed: 1", "right"), ""),
         ("1990,1991,1992\n" + ROWS, {}, named("1990", "1991", "1992"), ""),
-        ("400.5,401.0,401.5\n" + ROWS, {}, named("400.5", "401.0", "401.5"), ""),
         ("0,1,label\n" + ROWS, {}, named("0", "1", "label"), ""),
         (TABLE + ",,\n , ,\n", {}, READ, "empty rows at the end are left out: 2"),
         ("a,b\n1,2,\n3,4,\n", {}, {"a": [*"13"], "b": [*"24"]}, "every line ends with a delimiter"),
         ("a,b\n1;2,3\n4,5\n", {}, {"a": ["1;2", "4"], "b": ["3", "5"]}, ""),
-        ("a;b\n1,5;2\n3,5;4\n", {}, {"a": ["1,5", "3,5"], "b": ["2", "4"]}, "semicolons"),
-        ("a, b;c\n1,5;2\n3;4\n", {}, {"a, b": ["1,5", "3"], "c": ["2", "4"]}, "semicolons"),
         ("\na;b\n1,5;x\n2,5;y\n", {}, {"a": ["1,5", "2,5"], "b": ["x", "y"]}, "semicolons"),
+        ("a, b;c\n1,5;2\n3;4\n", {}, {"a, b": ["1,5", "3"], "c": ["2", "4"]}, "semicolons"),
         ("a, b;c, d\n1,5;4,1\n", {"delimiter": ";"}, {"a, b": ["1,5"], "c, d": ["4,1"]}, ""),
         ("alone\n1\n", {}, {"alone": ["1"]}, ""),
         ("a b\nRoom 1\nRoom 2\n", {}, {"a b": ["Room 1", "Room 2"]}, ""),
         ("day t\tx\n2026-01-01 10\t1.5\n", {}, {"day t": ["2026-01-01 10"], "x": ["1.5"]}, "tabs"),
-        ("a,b\tc\n1,2\t3\n", {"delimiter": "tab"}, {"a,b": ["1,2"], "c": ["3"]}, ""),
         (BLANKS, {"header": "none"}, OF_BLANKS, "cells are separated by blanks (data.delimiter"),
         (BLANKS, {"header": "none", "delimiter": "blanks"}, OF_BLANKS, ""),
         ('a,b\n1,"x\n2,y"\n', {"quoting": "none"}, {"a": ["1", "2"], "b": ['"x', 'y"']}, ""),
         ('a,b\n1,"x, y"\n', {}, {"a": ["1"], "b": ["x, y"]}, ""),
         ('a,b\n1,"c\nd"\n', {"quoting": "multi_line"}, {"a": ["1"], "b": ["c\nd"]}, ""),
-        ('"a\nb",c\n1,2\n3,4\n', {"quoting": "multi_line"}, {"a\nb": ["1", "3"], "c": [*"24"]}, ""),
         ("1,a\n1,a\n", {"header": "none"}, {"column_1": ["1", "1"], "column_2": ["a", "a"]}, ""),
+        *[(MARKED.replace("\n", end), {}, AGES, "") for end in ("\n", "\r\n", "\r")],
+        ("load\n1.5\n\n\n2.5\n\n", SERIES, {"load": ["1.5", "", "", "2.5"]}, ""),
+        ("load\r1.5\r\r2.5\r", SERIES, {"load": ["1.5", "", "2.5"]}, ""),
+        ("x,y\n1.5,2\n\n2.5,3\n", SERIES, {"x": ["1.5", "2.5"], "y": ["2", "3"]}, ""),
     ],
 )
 def test_a_table_has_the_cells_that_were_written(tmp_path, content, settings, columns, note):
     table = read(put(tmp_path, content), **settings)
     assert {name: table.cells(name) for name in table.columns} == columns
     assert note in " · ".join(table.notes) if note else not table.notes
+
+
+USES = {"numeric": ["size", "age"], "ignore": ["age"], "categorical": ["split"]}
+TWICE = (
+    r"has one use, .*: split \(the splits and data.categorical\), size \(data.label_column and"
+    r" data.numeric\), age \(data.numeric and data.ignore\); name each once"
+)
+PRICES = "".join(f"{row / 8},${row + 20}.50\n" for row in range(40))
+UNTRAINED = "size,age,label,split\n,1,x,train\n,1,y,train\n5,1,x,validation\n"
+SPELLED = "size,color,label\n1,caf\xe9,x\n2,cafe\u0301,y\n3,bar,x\n4,bar,y\n"
 
 
 @pytest.mark.parametrize(
@@ -103,40 +113,38 @@ def test_a_table_has_the_cells_that_were_written(tmp_path, content, settings, co
         ("PK\x03\x04\x14\x00", {}, "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
         ("PAR1\x15\x04", {}, "is not a readable Parquet or Arrow table"),
         ("a,b\n1,x\na,b\n2,y\n", {}, "line 3: repeats the header"),
-        ("1.5,a\n2,b\n1.5,a\n", {"header": "names"}, "line 3: repeats the header"),
-        ('a,b\n1,"x\n', {}, "does not end with its quote; a stray quote"),
         ('a,b\n1,"x\n2,"y\n', {}, r"line 2: a quoted cell of 2 lines .*data\.quoting: none"),
         ('a,b\n1,"x\n2,y"\n', {}, r"line 2: a quoted cell goes on to line 3; .*none .*multi_line"),
         ('"a\nb",c\n1,2\n3,4\n', {}, "line 1: a quoted cell goes on to line 2"),
+        ('"a" "b"\n"1" "x"\n', {}, r"line 1: blanks seem to separate .*; set data\.delimiter: bla"),
         ("a, b;c, d\n310,5;4,1\n", {}, r"could separate the cells, .*set data\.delimiter"),
         ("a;b\n1,5;1.5\n2,5;2\n", {}, r"both ways, 1,5 in .* a and 1\.5 in .* b; .*decimal"),
         ("a;b\n1,234;1\n2,500;2\n", {}, r"1,234 in column a may be .* thous.*data\.decimal"),
         ("a;b\n1.234;1\n999;2\n", {}, r"1\.234 in column a may be .* thous.*data\.decimal"),
         ("a,b\n1,2\n1,2,3\n1,2\n1\n", {}, "has 2 fields, unlike 2 of 4 rows: line 3 has 3, line 5"),
         ("size,age\n" + ROWS, {}, "unlike 3 of 3 .*; if their first cells name rows"),
-        ("# by us\n# two\na,b\n1.5,2\n1.5,2,a\n1.5,2\n", {}, "line 5 has 3"),
         (f"Us, and others\n{TABLE}", {}, r"Lines with 3 cells begin in line 2; .* titles\? Remove"),
-        (f"a,b,c,d\ne,f\n{TABLE}", {}, "Lines with 3 cells begin in line 3"),
         (f"{TABLE}\nBy us, 24\n", {}, r"line 6 has 2 \('By us, 24'\)\. .* line 6; .* if it is a n"),
-        (f"{TABLE}note\nmore, so\n", {}, r"has 2 \('note'\)\. Get the file .* line 5; .* note"),
         (f"{TABLE}1,2,a,b\n{ROWS}", {}, r"line 5 has 4 \('1,2,a,b'\)\. Remove such .*, or quote"),
+        ("size,age,split\n1.5,2,train\n2.5,3,test\n", {"label_column": "size", **USES}, TWICE),
+        (f"size,label\n{PRICES}", {"label_kind": "number"}, r"numbers such as '\$20\.50', in a no"),
+        (UNTRAINED, {"missing": "median"}, "column size is empty in all rows of the training"),
+        (SPELLED, {"numeric": ["size"]}, r"categories both look like .* Unicode, "),
     ],
 )
 def test_what_is_no_table_or_reads_two_ways_is_refused(tmp_path, content, settings, words):
     with pytest.raises(UnreadableSource, match=words):
-        scan(put(tmp_path, content), **settings)
+        ingest_table(put(tmp_path, content), tmp_path / "manifest", **settings)
 
 
-@pytest.mark.parametrize("first", ["5.1,3.5,a\n", "5,0,0\n", "2.5,1,a\n", "0.5,1,a\n"])
+@pytest.mark.parametrize("first", ["5.1,3.5,a", "5,3,1"])
 def test_a_first_line_of_numbers_is_no_header(tmp_path, first):
-    path = put(tmp_path, first + ROWS)
+    path = put(tmp_path, f"{first}\n{ROWS}")
     with pytest.raises(UnreadableSource, match=r"set data\.header: none .* column_1 … column_3"):
         read(path)
-    names = first.strip().split(",")
+    names = first.split(",")
     assert read(path, header="none").cells("column_2") == [names[1], *CELLS[1]]
-    if len({*names}) == 3:
-        table = read(path, header="names")
-        assert {name: table.cells(name) for name in table.columns} == named(*names)
+    assert [*read(path, header="names").columns] == names
 
 
 def test_decimal_commas_are_read_in_columns_and_labels(tmp_path):
@@ -159,41 +167,31 @@ def test_a_stray_quote_does_not_join_texts_with_their_classes(tmp_path):
     assert found == ["two\nlines, of, text", "other"]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_line_ends_and_blank_lines_change_nothing_but_the_gaps_of_a_single_column(tmp_path, end):
-    table = read(put(tmp_path, '\ufeff"size",age\n\n1,2\n\n3,4\n\n\n'.replace("\n", end)))
-    assert {name: table.cells(name) for name in table.columns} == {"size": [*"13"], "age": [*"24"]}
-    path = put(tmp_path, "load\n1.5\n\n\n2.5\n\n".replace("\n", end))
-    assert read(path, "time_series").cells("load") == ["1.5", "", "", "2.5"]
-    with pytest.raises(UnreadableSource, match=r"row 2, column load is missing \(1 more"):
-        scan(path, "time_series")
-    path = put(tmp_path, "load,wind\n1.5,2\n\n2.5,3\n".replace("\n", end))
-    assert read(path, "time_series").cells("load") == ["1.5", "2.5"]
-
-
 def test_typed_cells_of_parquet_are_the_same_text(tmp_path):
     path = tmp_path / "table.parquet"
-    cells = {
-        "whole": pa.array([1, None, 3]),
-        "wide": pa.array([1.0, 2.5, None], pa.float32()),
-        "truth": pa.array([True, False, None]),
-        "word": pa.array(["a", "", None]).dictionary_encode(),
-        "price": pa.array([Decimal("1.125"), Decimal("2.250"), None]),
-        "after": pa.array([timedelta(seconds=2)] * 3),
+    typed = {
+        "whole": (pa.array([1, None, 3]), ["1", "", "3"]),
+        "wide": (pa.array([1.0, 2.5, None], pa.float32()), ["1", "2.5", ""]),
+        "truth": (pa.array([True, False, None]), ["True", "False", ""]),
+        "word": (pa.array(["a", "", None]).dictionary_encode(), ["a", "", ""]),
+        "price": (pa.array([Decimal("1.125"), Decimal("2.250"), None]), ["1.125", "2.250", ""]),
+    }
+    untyped = {
         "bytes": pa.array([b"\xff"] * 3, pa.large_binary()),
         "image": pa.array([{"bytes": b"x", "path": "a"}] * 3),
     }
-    pq.write_table(pa.table(cells), path)
+    columns = {name: column for name, (column, _) in typed.items()}
+    pq.write_table(pa.table(columns | untyped), path)
     table = read(path)
     assert table.describe_unread() == [
         "column bytes is left out: its cells are binary",
         "column image is left out: its cells are struct<bytes: binary, path: string>",
     ]
     assert {cells.type for cells in table.columns.values()} == {pa.large_string()}, "2 GiB and more"
-    assert table.cells("whole") == ["1", "", "3"] and table.cells("wide") == ["1", "2.5", ""]
-    assert table.cells("truth") == ["True", "False", ""] and table.cells("word") == ["a", "", ""]
-    for decimal in ("auto", ","):  # only texts have commas
-        assert read(path, decimal=decimal).numbers("price")[:2].tolist() == [1.125, 2.25]
+    assert {name: table.cells(name) for name in table.columns} == {
+        name: cells for name, (_, cells) in typed.items()
+    }
+    assert read(path, decimal=",").numbers("price")[:2].tolist() == [1.125, 2.25], "of texts alone"
     with pytest.raises(UnreadableSource, match=r"cells of column image are struct<bytes: binary"):
         scan(path, label_column="image")
 
@@ -218,37 +216,33 @@ def test_only_plain_notation_is_a_number():
     np.testing.assert_array_equal(read_numbers(truth, "."), [1, 0, np.nan])
 
 
-def test_a_table_is_read_in_parts_of_few_cells_as_in_one(tmp_path, monkeypatch):
-    rows = [[f"{row}.{column}" for column in range(9)] for row in range(25)]
-    path = write(tmp_path, ",".join(f"c{number}" for number in range(9)), rows)
-    whole = read(path).columns
-    monkeypatch.setattr(tabular, "_CELLS_AT_ONCE", 30)
-    parts = read(path).columns
-    assert [*map(list, zip(*(one.to_pylist() for one in parts.values()), strict=True))] == rows
-    assert parts == whole
-
-
-@pytest.mark.integration
-def test_labels_and_categories_are_the_text_of_their_cells(tmp_path):
-    """Over more rows than one block of any reader."""
-    rows = [[f"{row % 100 / 8:.90f}", f"{row % 4:03}", f"{row % 8:03}"] for row in range(12_000)]
+def test_labels_and_categories_are_the_text_of_their_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "_CELLS_AT_ONCE", 30)  # several parts
+    rows = [[row / 8, f"{row % 4:03}", f"{row % 8:03}"] for row in range(40)]
     rows[-1][2] = " 001 "
     found = scan(write(tmp_path, "size,code,label", rows), categorical=["code"])
+    assert found.values.tolist() == [[row / 8, row % 4] for row in range(40)]
+    assert found.labels == [label.strip() for *_, label in rows]
     assert found.classes == [f"{label:03}" for label in range(8)]
     assert found.schema.input.columns.categories == (("000", "001", "002", "003"),)
-    assert found.labels[-1] == "001"
     rows = [[row / 8, f"{row % 3:.18e}"] for row in range(60)]  # as NumPy's savetxt writes
     assert scan(write(tmp_path, "size,label", rows)).classes == ["0", "1", "2"]
 
 
-def test_one_cell_that_is_no_number_neither_makes_categories_nor_drops_the_column(tmp_path):
-    rows = [[row / 8, row % 7, "xy"[row % 2]] for row in range(300)]
-    rows[40][0] = "?"
-    found = scan(write(tmp_path, "size,age,label", rows))
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (["?", 3, "a", "x"], " (set data.missing_values if it means missing): '?'"),
+        (["22.6 bd", "3 p", "a", "x"], ": '22.6 bd'; write 22.6, without the letters"),
+    ],
+)
+def test_a_cell_that_is_no_number_makes_no_categories(tmp_path, odd, reason):
+    good = [[row / 8, row % 7, "ab"[row % 2], "xy"[row % 2]] for row in range(40)]
+    found = scan(write(tmp_path, "size,age,kind,label", [odd, *good]))
     columns = found.schema.input.columns
-    assert (columns.names, columns.categories) == (("size", "age"), ())
-    said = "size is not a number (set data.missing_values if it means missing): '?'"
-    assert [(item.id, item.reason) for item in found.rejected] == [("row 41", said)]
+    assert (columns.names, columns.categories) == (("size", "age", "kind"), (("a", "b"),))
+    assert [one.distinct for one in found.readings][2:] == [2, 2]
+    assert [one.reason for one in found.rejected] == [f"size is not a number{reason}"]
 
 
 @pytest.mark.parametrize(
@@ -271,19 +265,16 @@ def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, nam
         scan(path)
     line = str(refused.value).splitlines()[-1]
     assert YAML(typ="safe").load(line) == {"data": {"ignore": [name]}}
-    found = scan(path, ignore=[name])
-    assert found.schema.input.columns.names == ("size",)
-    assert [(one.name, one.kind, one.distinct, one.example) for one in found.readings] == [
-        ("size", "number", 50, "0.0"),
-        (name, "ignored", len({cell(row) for row in range(300)}), str(cell(0))),
-        ("label", "label", 2, "x"),
+    readings = scan(path, ignore=[name]).readings
+    distinct = len({cell(row) for row in range(300)})
+    assert [(one.kind, one.distinct, one.example) for one in readings] == [
+        ("number", 50, "0.0"),
+        ("ignored", distinct, str(cell(0))),
+        ("label", 2, "x"),
     ]
     key = "categorical" if "data.categorical" in str(refused.value) else "numeric"
     if name != "Unnamed: 1":
         assert name in scan(path, **{key: [name]}).schema.input.columns.names
-
-
-MANY = [str(90_000 + 37 * (row * 7919 % 211)) for row in range(300)]
 
 
 @pytest.mark.parametrize(
@@ -292,10 +283,9 @@ MANY = [str(90_000 + 37 * (row * 7919 % 211)) for row in range(300)]
         (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it in one way"),
         (["true", "False", "True"], "label holds true and True, the same value"),
         ([str(10**19), str(10**19 + 1)], ""),
-        (["x", "None"], ""),
         (["x", "NaN"], ""),
         (["1200.50 €", "2200.50 €", "3200.50 €"], "numbers such as .1200.50 €., in a notation"),
-        (MANY, "211 different .* or classes; set data"),
+        ([str(37 * row) for row in range(211)], "211 different .* or classes; set data"),
     ],
 )
 def test_labels_that_would_become_other_classes_are_refused_unless_told(tmp_path, labels, words):
@@ -308,49 +298,24 @@ def test_labels_that_would_become_other_classes_are_refused_unless_told(tmp_path
     assert set(found.classes) == set(labels) and not found.rejected
 
 
-def test_only_the_empty_cell_is_missing_unless_told(tmp_path):
-    rows = [[row / 8, ["a", "NaN"][row % 2], ["x", "None"][row % 2]] for row in range(40)]
-    found = scan(write(tmp_path, "size,color,label", rows))
-    assert not found.rejected and found.schema.input.columns.categories == (("NaN", "a"),)
-    rejected = scan(tmp_path / "table.csv", missing_values=["None"]).rejected
-    assert [item.reason for item in rejected] == ["label missing"] * 20
-
-
 def test_rows_with_empty_cells_are_kept_where_told_and_the_rejection_says_how(tmp_path):
     """The median is that of the training split: of 1, 2, 9, while 1000 is for test."""
-    rows = ["1,a,x,train", "2,,y,train", ",b,x,train", "9,b,y,train", ",a,x,validation"]
-    rows = [[row] for row in (*rows, "1000,,y,test")]
-    path = write(tmp_path, "size,color,label,split", rows)
+    rows = ("1,a,x,train", "2,,y,train", ",b,x,train", "9,b,y,train", ",a,x,validation")
+    path = put(tmp_path, "\n".join(["size,color,label,split", *rows, "1000,,y,test\n"]))
     no_color = "color is missing (data.missing: category keeps the row)"
     no_size = "size is missing (data.missing: median keeps the row)"
     reasons = [item.reason for item in scan(path).rejected]
     assert reasons == [no_color, no_size, no_size, no_color]
-    assert [item.id for item in scan(path, missing="category").rejected] == ["row 3", "row 5"]
-    settings = DataSettings(source="table", path=str(path), missing="median")
-    manifest = ingest(settings, tmp_path / "manifest")
+    for missing, rejected in (("category", "35"), ({"size": "median"}, "26")):
+        found = scan(path, missing=missing)
+        assert [item.id for item in found.rejected] == [f"row {row}" for row in rejected]
+    manifest = ingest_table(path, tmp_path / "manifest", missing="median")
     assert manifest.schema == read_manifest(tmp_path / "manifest").schema
     columns = manifest.schema.input.columns
     assert (columns.medians, columns.categories) == ({"size": 2}, (("", "a", "b"),))
-    assert np.load(tmp_path / "manifest" / "values.npy").tolist() == [
-        [1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0],
-    ]  # fmt: skip
+    values = np.load(tmp_path / "manifest" / "values.npy").tolist()
+    assert values == [[1, 1], [2, 0], [2, 2], [9, 2], [2, 1], [1000, 0]]
     assert manifest.stats["notes"] == {"empty cells of size filled with 2": 2}
-    named = scan(path, missing={"size": "median"})
-    assert [item.id for item in named.rejected] == ["row 2", "row 6"]
-
-
-def test_a_column_without_a_number_to_train_on_has_no_median(tmp_path):
-    path = put(tmp_path, "size,age,label,split\n,1,x,train\n,1,y,train\n5,1,x,validation\n")
-    settings = DataSettings(source="table", path=str(path), missing="median")
-    with pytest.raises(UnreadableSource, match="column size is empty in all rows of the training"):
-        ingest(settings, tmp_path / "manifest")
-
-
-def test_a_category_in_two_spellings_of_unicode_is_not_two_categories(tmp_path):
-    path = put(tmp_path, "size,color,label\n1,caf\xe9,x\n2,cafe\u0301,y\n3,bar,x\n4,bar,y\n")
-    settings = DataSettings(source="table", path=str(path), numeric=["size"])
-    with pytest.raises(UnreadableSource, match=r"categories both look like .* Unicode, "):
-        ingest(settings, tmp_path / "manifest")
 
 
 def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
@@ -373,22 +338,11 @@ def test_all_that_is_wrong_with_a_tables_parameters_is_said_at_once(tmp_path):
     ]
 
 
-def test_columns_that_are_named_for_two_uses_are_refused(tmp_path):
-    path = write(tmp_path, "size,age,split", [[1.5, 2, "train"], [2.5, 3, "test"]])
-    named = {"numeric": ["size", "age"], "ignore": ["age"], "categorical": ["split"]}
-    uses = (
-        r"split \(the splits and data.categorical\), size \(data.label_column and data.numeric\),"
-        r" age \(data.numeric and data.ignore\); name each once"
-    )
-    with pytest.raises(UnreadableSource, match=f"has one use, .*: {uses}"):
-        scan(path, label_column="size", **named)
-
-
 @pytest.mark.parametrize("label", ["computed", "other"])
 def test_the_rounding_of_computed_numbers_is_none_of_theirs(tmp_path, label):
-    computed, other = np.cumsum(np.full(500, 0.1)) % 7, np.arange(500) % 5 + 0.5
-    pd.DataFrame({"computed": computed, "other": other}).to_csv(tmp_path / "t.csv", index=False)
-    assert len(scan(tmp_path / "t.csv", label_column=label).values) == 500
+    computed = np.cumsum(np.full(500, 0.1)) % 7
+    path = write(tmp_path, "computed,other", [[x, n % 5 + 0.5] for n, x in enumerate(computed)])
+    assert len(scan(path, label_column=label).values) == 500
 
 
 def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
@@ -398,29 +352,26 @@ def test_classes_with_a_single_example_are_counted_and_numbers_called_numbers():
     assert said.endswith("data.label_kind: number predicts them")
     words = {"train": {"owl": 1, "cat": 1, "dog": 2}}
     for rare, of_table in ((words, True), (balance, False)):
-        said = find_rare_classes(rare, of_table=of_table) or "label_kind"
-        assert "label_kind" not in said
+        assert "label_kind" not in (find_rare_classes(rare, of_table=of_table) or "label_kind")
     assert find_rare_classes({"train": {"owl": 1}, "test": {"owl": 1}}, of_table=True) is None
 
 
 def test_neither_a_new_category_nor_another_order_of_the_columns_moves_a_row(tmp_path):
-    def assigned(header, rows, name):
+    def assigned(header, rows):
         path = write(tmp_path, header, rows)
-        manifest = ingest(DataSettings(source="table", path=str(path)), tmp_path / name)
-        examples = manifest.examples.set_index("id")
-        return examples.loc[:"00000059", "split"].to_dict(), manifest
+        manifest = ingest_table(path, tmp_path / f"manifest of {header} {len(rows)}")
+        splits = manifest.examples.set_index("id")["split"]
+        return splits[:"00000059"].to_dict(), manifest
 
     rows = [[row / 8, "bd"[row % 2], "xy"[row % 2]] for row in range(60)]
-    before, manifest = assigned("size,color,label", rows, "a")
+    before, manifest = assigned("size,color,label", rows)
     assert {*before.values()} == {"train", "validation", "test"}
-    splits, more = assigned("size,color,label", [*rows, [7.5, "c", "x"]], "b")
+    splits, more = assigned("size,color,label", [*rows, [7.5, "c", "x"]])
     assert splits == before
     assert more.schema.input.columns.categories == (("b", "c", "d"),)
     turned = [[color, size, label] for size, color, label in rows]
-    numbers = [[size, size + 1, label] for size, _, label in rows]
-    swapped = [[other, size, label] for size, other, label in numbers]
-    splits, other = assigned("color,size,label", turned, "c")
+    splits, other = assigned("color,size,label", turned)
     assert splits == before and other.digest == manifest.digest  # categories come last anyway
-    one, first = assigned("a,b,label", numbers, "d")
-    two, second = assigned("b,a,label", swapped, "e")
+    one, first = assigned("a,b,label", [[size, size + 1, label] for size, _, label in rows])
+    two, second = assigned("b,a,label", [[size + 1, size, label] for size, _, label in rows])
     assert one == two and first.digest != second.digest

@@ -13,10 +13,7 @@ from tests.support.csv_tables import write
 from throughline.data.tables.moments import TimeProblem, find_time_problem, read_moments
 from throughline.shared.errors import UnreadableSource
 
-FORMATS = [
-    *("%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y %H:%M"),
-    *("%d/%m/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%d %b %Y %H:%M"),
-]
+FORMATS = ["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M", "%m/%d/%Y %I:%M %p", "%d %b %Y %H:%M"]
 
 
 def scan(path, **data):
@@ -25,6 +22,12 @@ def scan(path, **data):
 
 def find_problem(cells):
     return find_time_problem(read_moments(cells))
+
+
+def refuse(said, path, **data):
+    with pytest.raises(UnreadableSource, match=said) as refused:
+        scan(path, **data)
+    return str(refused.value)
 
 
 @pytest.mark.integration
@@ -42,15 +45,11 @@ def test_a_year_of_hours_increases_in_every_notation_and_sorted_as_text_it_does_
     ("cells", "problem"),
     [
         (["01.01.2026", "01.01.2026 00:30", "02.01.2026"], None),  # midnight without its time
-        (["01/12/2026", "02/12/2026"], None),
         (["01/12/2026", "02/01/2026"], TimeProblem(row=1, two_ways=True)),
         (["01.12.2026", "02.01.2026"], TimeProblem(row=1)),
-        (["12.31.2026", "12.31.2027"], TimeProblem(row=0, unreadable=True)),
         (["01.02.2026", "2026-01-15", "16.01.2026"], TimeProblem(row=1)),
         (["05.01.2026 00:00", "2026-01-06", "07.01.26"], None),
         (["26-01-30", "25-01-31"], TimeProblem(row=1, two_ways=True)),
-        (["31-12-24", "01-01-25"], TimeProblem(row=1, two_ways=True)),
-        (["13/01/2026 1:00 PM", "02/01/2026 1:00 PM"], TimeProblem(row=1)),
         (["2026-01-01", "yesterday"], TimeProblem(row=1, unreadable=True)),
     ],
 )
@@ -77,11 +76,7 @@ JANUARY = [f"2026-01-{day:02}" for day in range(1, 32) if day not in (9, 20, 21)
         (JANUARY, "day has 2 steps longer than 1.5 times the median, first before row 9 (2026-"),
         ([int(day[-2:]) for day in JANUARY], "first before row 9 (8, 10)"),
         ([20191100 + day for day in range(1, 31)] + [20191201, 20191202], ""),
-        ([20191200 + day for day in range(1, 32)] + [20200101], ""),
-        ([20191228, 20191229, 20191231, 20200101], "(20191229, 20191231)"),
         ([100 * year + month for year in (2009, 2010) for month in range(1, 13)], ""),
-        ([200911, 200912, 201002, 201003], "(200912, 201002)"),
-        ([2020022822, 2020022823, 2020022900, 2020022901], ""),
         ([20200198, 20200199, 20200200, 20200301], "(20200200, 20200301)"),  # numbers
         ([98, 99, 100, 201], "(100, 201)"),
     ],
@@ -110,25 +105,16 @@ OTHER_DAYS = [(day, shop) for shop, days in (("x", DAYS[9:]), ("y", DAYS[:9])) f
 LATE = "t does not increase in row .*; .*"
 REFUSED = {
     "beyond float32": ([1.0, 1e300], r"row 2, column column_0 is 1e\+300"),
-    "no number": ([1.0, np.nan], "row 2, column column_0 is nan"),
     "large whole numbers": ([0, 1_700_000_001], "float32 keeps the first seven digits"),
     "merging": ([98765432.1, 98765432.4], "column_0 holds numbers .*, or save float32 if"),
     "gap": ("t,x\n1,1\n2,\n3,\n", r"row 2, column x is missing \(1 more"),
-    "infinite": ("t,x\n1,1\n2,inf\n3,1\n", "row 2, column x is not a number: 'inf'"),
-    "too large": ("t,x\n1,1\n2,1e300\n3,1\n", "row 2, column x exceeds the range of float32"),
-    "no number first": ("t,x\n1,NA\n2,1\n3,1\n", "column x is not a number: .NA."),
-    "units": ("t,x\nd,kW\n1,1\n2,1\n3,1\n", r"row 1 holds units .* \(d, kW\); remove it"),
-    "units, and more": ("t,x\nd,kW\n,Avg\n1,1\n2,1\n3,1\n4,1\n", "row 1 .*; remove it"),
-    "two rows of units": ("t,x\nd,kW\nTS,Avg\n1,1\n2,1\n3,1\n", "remove the first 2 rows"),
-    "mean": ("t,x\n1,1\n2,3\n3,4\nMean,3\n", "row 4 is 'Mean', .*; remove this row if it sums up"),
+    "rows of units": ("t,x\nd,kW\nTS,Avg\n1,1\n2,1\n3,1\n", "remove the first 2 rows"),
     "sum": ("t,x\n1,1\n2,3\n3,4\nSum,8\n", "row 4 holds totals or means; remove it"),
     "no numbers": ("t,x\n1,a\n2,b\n", "no numeric column; set data.numeric"),
     "no date": ("t,x\n2026-01-01,1\nsoon,2\n", "t in row 2 is 'soon', neither a number nor"),
     "two ways": ("t,x\n01/12/2026,1\n02/01/2026,2\n", r"several ways.* row 2 \(02/01/2026\)"),
-    "midnight": ("t,x\n2026-01-01,1\n2026-01-01 24:00,2\n", "2 .* write midnight as 00:00 of"),
-    "month first": ("t,x\n01/13/2026 23:00,1\n01/13/2026 24:00,2\n", "row 2 is '01/13/2026 24:00'"),
+    "midnight": ("t,x\n01/13/2026 23:00,1\n01/13/2026 24:00,2\n", "row 2 is '01/13/2026 24:00'"),
     "brackets": ("t,x\n1,1\n2,(12.50)\n3,1\n", r"row 2, .* write -12\.50; windows need .* step$"),
-    "minus": ("t,x\n1,1\n2,\u22125\n3,1\n", r"row 2, .* U\+2212; write -5; windows need .* step$"),
     "mark": ("t,x\n1,1\n2,?\n3,1\n", "row 2, .*: '[?]'; .* set data.missing_values if it .*; then"),
     "backwards": ("t,x\n1,1\n3,1\n2,1\n", "t does not increase in row 3; sort the table and drop"),
     "doubled": ("t,x\n1,1\n2,1\n2,1\n", "t does not increase in row 3"),
@@ -138,8 +124,7 @@ REFUSED = {
         LATE + r"hour of day holds the time of day: set data\.time_column: \[t, hour of day\]",
     ),
     "the hour as a number": (listed("t,hr", HOURS), f"{LATE}hr tells the hour: join date and hour"),
-    "summer time ends": (listed("t", zip(clock(10, 28))), f"{LATE}an hour occurs twice, as where"),
-    "in quarters": (listed("t", zip(clock(10, 28, step=15))), f"{LATE}an hour occurs twice"),
+    "summer time ends": (listed("t", zip(clock(10, 28, step=15))), f"{LATE}an hour occurs twice"),
     "the same in June": (listed("t", zip(clock(6, 3))), f"{LATE}sort the table"),
     "series below each other": (
         listed("t,shop", [(day, shop) for shop in "xyz" for day in DAYS]),
@@ -161,32 +146,25 @@ REFUSED = {
 def test_a_series_with_gaps_or_out_of_order_is_refused_by_row(tmp_path, content, reason):
     path = tmp_path / ("series.csv" if isinstance(content, str) else "series.npy")
     path.write_text(content) if isinstance(content, str) else np.save(path, content)
-    with pytest.raises(UnreadableSource, match=reason):
-        scan(path, time_column="t")
+    refuse(reason, path, time_column="t")
 
 
 @pytest.mark.parametrize("days", [range(9, 1, -1), [f"{day}/01/2026" for day in range(28, 9, -1)]])
 def test_a_series_whose_newest_row_comes_first_is_refused_named_or_not(tmp_path, days):
     path = write(tmp_path, "day,place,load", [[day, "x", row / 8] for row, day in enumerate(days)])
-    said = "day falls from row to row, from (9|28/01/2026) to"
-    with pytest.raises(UnreadableSource, match=said):
-        scan(path, time_column="day")
+    refuse("day falls from row to row, from (9|28/01/2026) to", path, time_column="day")
     if isinstance(days, list):
-        with pytest.raises(UnreadableSource, match=r"set data\.time_column: day"):
-            scan(path)
+        refuse(r"set data\.time_column: day", path)
         assert len(scan(path, ignore=["day"]).values) == len(days)
 
 
 def test_a_series_learns_from_no_index_unless_told(tmp_path):
     rows = [[1_700_000_000 + 3600 * row, row, row % 9 / 8] for row in range(40)]
     path = write(tmp_path, "time,nr,load", rows)
-    with pytest.raises(UnreadableSource, match=r"column time .*float32 keeps") as refused:
-        scan(path)
-    assert "column nr (0, …) numbers the rows" in str(refused.value)
-    assert "data.time_column names the column of times" in str(refused.value)
-    with pytest.raises(UnreadableSource, match="column nr") as refused:
-        scan(path, time_column="time")
-    assert "time_column" not in str(refused.value)
+    said = refuse(r"column time .*float32 keeps", path)
+    assert "column nr (0, …) numbers the rows" in said
+    assert "data.time_column names the column of times" in said
+    assert "time_column" not in refuse("column nr", path, time_column="time")
     found = scan(path, time_column="time", ignore=["nr"])
     assert found.schema.input.columns.names == ("load",)
     assert scan(path, numeric=["nr", "load"]).schema.input.columns.names == ("nr", "load")
@@ -196,7 +174,6 @@ def test_a_series_learns_from_no_index_unless_told(tmp_path):
     ("missing", "filled"),
     [
         ("interpolate", [1.0, 2.0, 3.0, 4.0, 7.0]),
-        ("previous", [1.0, 1.0, 1.0, 4.0, 7.0]),
         ({"load": "previous"}, [1.0, 1.0, 1.0, 4.0, 7.0]),
     ],
 )
@@ -207,13 +184,10 @@ def test_empty_cells_between_others_are_filled_as_asked_and_counted(tmp_path, mi
     way = missing if isinstance(missing, str) else "previous"
     assert series.warnings == [f"empty cells of load are filled ({way}): 2, at most 2 consecutive"]
     path = write(tmp_path, "load,wind", [["", 5], [2, 5], [3, 6]])
-    with pytest.raises(UnreadableSource, match="row 1, column load is missing; windows need every"):
-        scan(path, missing=missing)
+    refuse("row 1, column load is missing; windows need every", path, missing=missing)
 
 
-@pytest.mark.parametrize(
-    ("empty", "cuts"), [([0], ()), ([9], ()), ([0, 9], ()), ([4, 5], (4,)), ([0, 5], (4,))]
-)
+@pytest.mark.parametrize(("empty", "cuts"), [([0, 9], ()), ([4, 5], (4,)), ([0, 5], (4,))])
 def test_rows_with_an_empty_cell_are_cut_out_wherever_they_are(tmp_path, empty, cuts):
     rows = [["" if row in empty else row, row / 8] for row in range(10)]
     series = scan(write(tmp_path, "load,wind", rows), missing="cut", numeric=["load", "wind"])
@@ -228,8 +202,7 @@ def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
     path = write(tmp_path, "Date,Time,load", rows)
     assert scan(path, time_column=["Date", "Time"]).schema.input.columns.names == ("load",)
     write(tmp_path, "Date,Time,load", [*rows, rows[5]])
-    with pytest.raises(UnreadableSource, match="Date Time does not increase in row 61"):
-        scan(path, time_column=["Date", "Time"])
+    refuse("Date Time does not increase in row 61", path, time_column=["Date", "Time"])
 
 
 @pytest.mark.parametrize(
@@ -237,13 +210,9 @@ def test_a_date_and_a_time_of_day_in_two_columns_are_one_moment(tmp_path, mark):
     [
         ([f"1/{day}/20" for day in range(1, 31)], True),
         ([str(year) for year in range(1990, 2020)], True),
-        ([f"{year} [YR{year}]" for year in range(1990, 2020)], True),
-        ([f"2020Q{quarter}" for quarter in range(1, 5)], True),
         ([f"{month} 2020" for month in ("Jan", "February", "March", "Apr")], True),
         ([f"{hour}:00" for hour in range(24)], True),
         ([f"sensor {number}" for number in range(30)], False),
-        ([f"{number}.5" for number in range(30)], False),
-        (["2019", "2020"], False),
     ],
 )
 def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, times, melted):
@@ -253,9 +222,8 @@ def test_a_series_in_each_row_is_refused_with_the_line_that_turns_it(tmp_path, t
     if not melted:
         assert len(scan(path).values) == 9
         return
-    with pytest.raises(UnreadableSource, match="each row is a series, not a time step") as refused:
-        scan(path)
-    (line,) = (one for one in str(refused.value).splitlines() if one.startswith("pandas"))
+    said = refuse("each row is a series, not a time step", path)
+    (line,) = (one for one in said.splitlines() if one.startswith("pandas"))
     with chdir(tmp_path):
         eval(line, {"pandas": pd})
     table = pd.read_csv(tmp_path / "by_time.csv")
@@ -271,6 +239,4 @@ def test_times_that_no_key_names_are_unchecked_or_refused_where_they_go_back(tmp
     said = " · ".join(scan(write(tmp_path, "Date,Time,load", rows)).warnings)
     assert "data.time_column: [Date, Time], or data.ignore: [Date, Time]" in said
     path = write(tmp_path, "Date,Time,load", [*rows[:30], *rows[20:]])
-    said = "Date goes back in row 31, from 2024-03-02 to 2024-03-01"
-    with pytest.raises(UnreadableSource, match=said):
-        scan(path)
+    refuse("Date goes back in row 31, from 2024-03-02 to 2024-03-01", path)
