@@ -45,13 +45,13 @@ def judge(folder: Path, budgets: Budgets) -> dict[str, Any]:
     race_all(search, found.chosen)
     rivals = [name for name in search.rivals if name != CEILING]
     best = sorted(rivals, key=lambda name: search.race.seconds(name).value)[:BEST]
-    broke = search.journal.pages.dropped.get(found.chosen, "")
+    broke = search.journal.content.dropped.get(found.chosen, "")
     chosen = best[0] if broke else found.chosen
     presets = [name for name in PRESETS if name in rivals]
     finalists = list(dict.fromkeys([chosen, *best, *presets]))
     with search.open_pool() as pool:
         race_phase(search, pool, "final", finalists, rounds=FINAL_ROUNDS)
-    rounds = [each for each in search.race.rounds if each.heat == "final"]
+    rounds = [each for each in search.race.rounds if each.phase == "final"]
     race = replace(search.race, rounds=rounds)
     regret = race.ratio(chosen, fastest := race.fastest(finalists))
     return {

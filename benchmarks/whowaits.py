@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import add_choice, command_line, run_cases
-from benchmarks.guest_scripts import CASES, DRAWING
+from benchmarks.example_trainings import CASES, DRAWING
 from whowaits.changes.advice import find_first
 from whowaits.changes.edits import CannotBeWritten, edit_source
 from whowaits.changes.patch import read_report

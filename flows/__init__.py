@@ -5,9 +5,9 @@ This package checks the command line of its commands first, because Prefect's im
 
 from throughline.shared.fork_client import find_started_module
 from throughline.shared.gc_pause import pause_garbage_collection
-from throughline.shared.termination import say_little_of_interrupts
+from throughline.shared.termination import report_interrupts_briefly
 
-say_little_of_interrupts()
+report_interrupts_briefly()
 COMMANDS = ("comparison", "prepare_data", "training", "tuning")
 if find_started_module("flows", COMMANDS):
     pause_garbage_collection()

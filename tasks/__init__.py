@@ -15,9 +15,9 @@ from throughline.shared.fork_client import (
     hand_over,
 )
 from throughline.shared.gc_pause import pause_garbage_collection
-from throughline.shared.termination import say_little_of_interrupts
+from throughline.shared.termination import report_interrupts_briefly
 
-say_little_of_interrupts()
+report_interrupts_briefly()
 if _stage := find_started_module("tasks", HEAVY_STAGES):
     hand_over(f"tasks.{_stage}", sys.argv[1:], server=STAGE_SERVER)
     pause_garbage_collection()

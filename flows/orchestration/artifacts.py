@@ -22,7 +22,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.servers.services import is_of_connection
+from flows.servers.services import is_connection_error
 from throughline.reporting import tuning_table
 from throughline.reporting.table import comparison_table, to_records
 from throughline.results.comparison import Comparison
@@ -41,7 +41,7 @@ def _for_the_page() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_of_connection(error):
+        if not is_connection_error(error):
             raise
         get_run_logger().warning(
             f"the run's page is incomplete: Prefect's server is away ({type(error).__name__})"

@@ -135,7 +135,7 @@ def responds(url: str) -> bool:
         return False
 
 
-def is_of_connection(error: Exception) -> bool:
+def is_connection_error(error: Exception) -> bool:
     """Return whether an error says that Prefect's server is away or cannot answer now."""
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("httpx")}
     status = getattr(getattr(error, "response", None), "status_code", 0)

@@ -29,7 +29,7 @@ from flows.servers.credentials import USER, random_secret
 from flows.servers.services import (
     HOST,
     ServerProcess,
-    is_of_connection,
+    is_connection_error,
     keep_running,
     reserved_port,
     responds,
@@ -58,7 +58,7 @@ def prefect_server(running: Mapping[str, str] | None = None) -> Iterator[None]:
         with nullcontext() if configured else _temporary_server():
             yield
     except Exception as error:
-        if not is_of_connection(error):
+        if not is_connection_error(error):
             raise
         raise ServiceFailed(
             f"Prefect's server is away or cannot answer ({type(error).__name__}: {error})."

@@ -34,7 +34,7 @@ def is_foreign(headers: list[tuple[bytes, bytes]]) -> bool:
     return site in ("cross-site", "same-site") and known.get(b"sec-fetch-mode") != "navigate"
 
 
-def own_pages_only(app: Application) -> Application:
+def refuse_foreign_pages(app: Application) -> Application:
     """Wrap an ASGI application so that it does not see requests of foreign pages."""
 
     async def answer(
@@ -56,7 +56,7 @@ def create_app() -> Application:
     """Return the application that `mlflow server` would serve, for its own pages only."""
     module, _, name = os.environ[APP].partition(":")
     found = getattr(importlib.import_module(module), name.removesuffix("()"))
-    return own_pages_only(found() if name.endswith("()") else found)
+    return refuse_foreign_pages(found() if name.endswith("()") else found)
 
 
 def main() -> None:

@@ -66,13 +66,25 @@ def test_classes_in_a_column_each_are_not_learned_from_one_another(tmp_path):
     assert not scan(path, label_column="hot", ignore=["path"]).warnings
 
 
-def test_numbers_to_predict_are_searched_for_marks_and_for_themselves_in_another_unit(tmp_path):
+def test_numbers_to_predict_are_searched_for_marks_of_missing_ones(tmp_path):
     rows = [[-9999 if row in (9, 99, 999) else row % 50 / 8, row % 7] for row in range(4000)]
     found = scan(write(tmp_path, "price,x", rows), label_column="price", label_kind="number")
     assert "-9999 repeats and is unlike all other numbers of price (3 rows)" in found.warnings[0]
-    rows = [[row * 7 % 23 * 1.8 + 32, row % 5, row * 7 % 23] for row in range(60)]
-    (said,) = scan(write(tmp_path, "fahrenheit,y,label", rows), label_kind="number").warnings
-    assert said.startswith("column fahrenheit is the label in another un")
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("fahrenheit,y", lambda n: [n * 7 % 23 * 1.8 + 32, n % 5, n * 7 % 23], "column fahrenheit"),
+        ("casual,registered,y", lambda n: [n % 7, n * n % 11, n % 5, n % 7 + n * n % 11],
+         "the label can be computed from columns casual and registered; if"),
+        ("casual,y", lambda n: [n % 7, n % 5, n % 7 + n * n % 11], ""),
+    ],
+)  # fmt: skip
+def test_columns_that_give_the_number_to_predict_are_named(header, row, said, tmp_path):
+    path = write(tmp_path, f"{header},label", [row(number) for number in range(60)])
+    warnings = [one for one in scan(path, label_kind="number").warnings if "label" in one]
+    assert [one[: len(said)] for one in warnings] == [said] * bool(said)
 
 
 @pytest.mark.parametrize(

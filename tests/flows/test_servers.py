@@ -35,7 +35,7 @@ from flows.servers import credentials, services
 from flows.servers.credentials import exclusive, find_running, published_environment
 from flows.servers.services import HOST, MOST_RESTARTS, ServerProcess, keep_running
 from flows.servers.temporary_server import prefect_server
-from flows.servers.tracking_server import is_foreign, own_pages_only
+from flows.servers.tracking_server import is_foreign, refuse_foreign_pages
 from tests.support.shared_servers import prefect_template
 from tests.support.skips import need
 from tests.support.small_data import write_files
@@ -238,7 +238,7 @@ def test_the_application_sees_none_of_them(kind, happens):
         happened.append(message)
 
     scope = {"type": kind, "headers": [OWN_HOST, (b"origin", b"http://evil.example")]}
-    asyncio.run(own_pages_only(app)(scope, None, send))
+    asyncio.run(refuse_foreign_pages(app)(scope, None, send))
     assert happens in happened[0].items()
     assert ({"seen": True} in happened) is (kind == "lifespan")
 

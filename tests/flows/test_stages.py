@@ -401,3 +401,25 @@ def test_a_stage_is_tried_again_where_that_can_help():
     assert is_retried("ingest", Failure(kind="OSError", message="", traceback="…"))
     assert not is_retried("ingest", Failure(kind="DataNotFound", message=""))
     assert not is_retried("train@naive", None)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (SystemExit(), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("no data"), 1, "no data"),
+        (KeyboardInterrupt(), 130, ""),
+        (ValueError("a fault"), 1, "a fault"),
+        (None, 0, ""),
+    ],
+)
+def test_a_program_of_the_server_ends_with_the_code_that_python_would_give(
+    ending, code, said, capsys
+):
+    def program() -> None:
+        if ending:
+            raise ending
+
+    assert server_module.call(program) == code
+    assert said in capsys.readouterr().err

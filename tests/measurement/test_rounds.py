@@ -57,7 +57,7 @@ def test_a_training_is_preparation_first_epoch_and_the_rest():
 
 def test_a_turn_in_which_an_epoch_begins_belongs_to_the_rate():
     turns = [Turn(examples=100.0, seconds=0.5)] * 4 + [Turn(examples=100.0, seconds=2.0)]
-    calls = [Round(heat="a", turns={"a": turn}, others_pct=0.0, busiest="") for turn in turns]
+    calls = [Round(phase="a", turns={"a": turn}, others_pct=0.0, busiest="") for turn in turns]
     assert Race(rounds=calls, costs={}, examples=1, epochs=1).speed("a").value == 500 / 4
 
 

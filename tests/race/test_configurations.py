@@ -14,7 +14,7 @@ from tests.support.races import MODEL, Contestants, Others, exactly, raced, roun
 from throughline.config.params import check
 from throughline.diagnosis.threshold import parse_threshold
 from throughline.plan.training_workers import TF_CONFIG, make_tf_config
-from throughline.race import configurations, judging, pool
+from throughline.race import configurations, judging, pool, training
 from throughline.race.configurations import ConfigurationRace, Measured, Starter
 from throughline.results.profiling import Finding
 from throughline.results.race import CHANGES, INPUTS, METRICS, OWN
@@ -131,7 +131,7 @@ def test_where_memory_is_short_groups_meet_the_same_model(contestants, tmp_path,
     monkeypatch.setattr(pool, "available_memory", lambda: 6 * 2**30)
     more = {f"slow{number}": starter("g") for number in range(4)}
     measured = run(tmp_path, {**STARTERS, **more})
-    together = {frozenset(one.turns) for one in measured.rounds if one.heat == OWN}
+    together = {frozenset(one.turns) for one in measured.rounds if one.phase == OWN}
     assert len(together) > 1
     assert all({MODEL, "naive"} <= names for names in together)
     assert all(len(names) <= 4 for names in together)
@@ -301,3 +301,18 @@ def test_conditions(text, expected, said):
     one = raced(50.0, 52.5, "input-bound", first_batch_s=None, exchange_ms=float("nan"))
     with pytest.raises(expected, match=said) if expected else nullcontext():
         parse_threshold(text, METRICS).check(one.figures)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"),
+    [(0.001, 151), (0.01, 30), (0.03, 11), (0.5, 10), (2.0, 3)],
+)
+def test_a_turn_lasts_longer_if_it_has_few_steps(step_s, steps, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+
+    def advance() -> int:
+        now[0] += step_s
+        return 1
+
+    assert training._repeat_for_a_turn(advance, 0.1505) == steps

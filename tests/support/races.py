@@ -23,7 +23,7 @@ def rounds(rates, others=0.0, busiest="make", phase="final"):
     length = max(map(len, rates.values()), default=0)
     return [
         Round(
-            heat=phase,
+            phase=phase,
             turns={
                 name: Turn(examples=values[number] / 2, seconds=0.5)
                 for name, values in rates.items()

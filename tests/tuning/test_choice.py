@@ -306,6 +306,6 @@ def test_only_one_with_other_examples_is_out_for_good(
     journal = Journal(tmp_path)
     assert [prove(entry, journal) for _ in range(2)] == [not failed] * 2
     assert len(asked) == (2 if failed else 1), "what is proven is not proven again"
-    assert journal.pages.dropped.keys() == ({"naive"} if failed else set())
-    assert bool(journal.pages.lost) is again
-    assert bool(Journal(tmp_path).pages.dropped) is refuted
+    assert journal.content.dropped.keys() == ({"naive"} if failed else set())
+    assert bool(journal.content.lost) is again
+    assert bool(Journal(tmp_path).content.dropped) is refuted

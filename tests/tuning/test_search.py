@@ -32,7 +32,7 @@ from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidBudget, UnequalConfigurations, Untunable
 from throughline.shared.limits import own_memory
 from throughline.tuning.budgets import Need, find_limits, read_budgets
-from throughline.tuning.journal import Entrance, Journal
+from throughline.tuning.journal import Admission, Journal
 from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, digest_question, survey_data, without_tuned
 from throughline.tuning.search import Search, summarize
@@ -256,7 +256,7 @@ def test_a_search_races_every_kind_and_goes_on_from_its_journal(open_search, tmp
     names = search.race.names
     assert {CEILING, "naive", "heuristic", "autotune"} < set(names), "and forms of families"
     assert (choice.outcome, choice.name, choice.baseline) == ("found", "heuristic", "naive")
-    assert search.journal.pages.proven == {"heuristic": "digest"}
+    assert search.journal.content.proven == {"heuristic": "digest"}
     result = summarize(search, choice, searched_s=1.0)
     result.write(tmp_path)
     assert TuningResult.read(tmp_path) == result and result.sentence.startswith("tuned: ")
@@ -290,8 +290,8 @@ def test_the_race_goes_on_without_one_that_is_killed(open_search, contestants, m
         one = pool.race(["naive", "optimized"], "own", number=0)
         assert one.turns.keys() == {"optimized"}
         assert pool.names == ["optimized"]
-    assert "killed by SIGKILL" in search.journal.pages.dropped["naive"]
-    assert search.journal.pages.lost == ["naive"], "it may race the next time"
+    assert "killed by SIGKILL" in search.journal.content.dropped["naive"]
+    assert search.journal.content.lost == ["naive"], "it may race the next time"
 
 
 def test_one_that_takes_more_memory_than_is_allowed_is_out(open_search):
@@ -299,10 +299,10 @@ def test_one_that_takes_more_memory_than_is_allowed_is_out(open_search):
     with SearchPool(search.job, search.survey, search.journal, ram_bytes=1.0) as narrow:
         narrow.open(["optimized"])
         assert narrow.names == []
-    assert "of memory (allowed: 0 kiB)" in search.journal.pages.dropped["optimized"]
-    entrance = Entrance(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
+    assert "of memory (allowed: 0 kiB)" in search.journal.content.dropped["optimized"]
+    admission = Admission(cost=Cost(), ram_bytes=2.0**60, held_bytes=2.0**60)
     for each in search.survey.space.candidates:
-        search.journal.enter(each.name, entrance)
+        search.journal.admit(each.name, admission)
         search.journal.drop(each.name, "takes too much")
     with pytest.raises(InvalidBudget, match=r"needs 1073741824\.0 GiB"):
         search.run()
@@ -316,12 +316,12 @@ def test_a_disturbed_cache_is_filled_again_in_time(open_search, contestants, mon
     with monkeypatch.context() as patch, search.open_pool() as pool:
         patch.setattr("throughline.tuning.pool.OtherProcesses", lambda: Others(60.0))
         pool.open([cached])
-    (filled,) = search.journal.pages.rounds
+    (filled,) = search.journal.content.rounds
     assert filled.disturbed, "others were at work both times"
-    assert search.journal.pages.entrances[cached].disturbed
+    assert search.journal.content.admissions[cached].disturbed
     with search.open_pool() as pool:
         pool.open(["autotune", cached], until=0.0)
-        assert pool.names == ["autotune"] and cached not in search.journal.pages.dropped
+        assert pool.names == ["autotune"] and cached not in search.journal.content.dropped
 
 
 def test_where_one_of_ones_own_was_lost_nothing_is_decided(open_search):
@@ -370,31 +370,31 @@ def test_the_same_question_has_the_same_key(prepared, monkeypatch):
 
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
-    journal, entrance = Journal(tmp_path), Entrance(cost=Cost(), ram_bytes=2.0, held_bytes=1.0)
-    journal.enter("a", entrance)
+    journal, admission = Journal(tmp_path), Admission(cost=Cost(), ram_bytes=2.0, held_bytes=1.0)
+    journal.admit("a", admission)
     for name, reason in (("b", "why"), ("b", "another reason")):
         journal.drop(name, reason)
     turns = {"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)}
-    calm = Round(heat="own", turns=turns, others_pct=3.0, busiest="x")
+    calm = Round(phase="own", turns=turns, others_pct=3.0, busiest="x")
     for one in (calm, replace(calm, others_pct=30.0), calm):
         journal.add(one)
     journal.note_proof("a", "digest")
     journal.refute("d", "other examples")
-    assert journal.pages.dropped == {"b": "why", "d": "other examples"}
+    assert journal.content.dropped == {"b": "why", "d": "other examples"}
     again = Journal(tmp_path)
-    assert again.pages.dropped == {"d": "other examples"}, "who was lost is tried again"
-    assert replace(again.pages, dropped=journal.pages.dropped) == journal.pages
+    assert again.content.dropped == {"d": "other examples"}, "who was lost is tried again"
+    assert replace(again.content, dropped=journal.content.dropped) == journal.content
     wanted = (("own", ["a"]), ("own", ["a", "b"]), ("final", ["a"]))
     assert [again.rounds_of(*each) for each in wanted] == [3, 0, 0]
     again.forget_disturbed()
-    assert Journal(tmp_path).pages.rounds == [calm, calm]
-    again.enter("c", replace(entrance, disturbed=True))
+    assert Journal(tmp_path).content.rounds == [calm, calm]
+    again.admit("c", replace(admission, disturbed=True))
     again.forget_disturbed()
-    assert Journal(tmp_path).pages.entrances.keys() == {"a"}
+    assert Journal(tmp_path).content.admissions.keys() == {"a"}
     alone = replace(calm, turns={"a": calm.turns["a"]})
-    assert Journal(tmp_path).pages.rounds == [alone, alone], "it is raced again, with its first"
+    assert Journal(tmp_path).content.rounds == [alone, alone], "it is raced again, with its first"
     (tmp_path / "journal.json").write_text("{")
-    assert Journal(tmp_path).pages.rounds == [], "a damaged one is begun again"
+    assert Journal(tmp_path).content.rounds == [], "a damaged one is begun again"
 
 
 def test_contestants_are_opened_in_groups_that_memory_has_room_for(surveyed, tmp_path):
@@ -410,5 +410,5 @@ def test_contestants_are_opened_in_groups_that_memory_has_room_for(surveyed, tmp
 
     assert groups(1.0) == [["small"], ["huge"], ["other"]]
     assert groups(1e-18) == [["small", "huge", "other"]], "a contestant holds a sample"
-    journal.enter("huge", Entrance(cost=Cost(), ram_bytes=1e18, held_bytes=3.0))
+    journal.admit("huge", Admission(cost=Cost(), ram_bytes=1e18, held_bytes=3.0))
     assert groups(1.0) == [["small", "huge", "other"]], "and what it holds was seen"

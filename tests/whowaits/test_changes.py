@@ -255,7 +255,7 @@ def in_script(function):
 
 def try_changes(dataset, changes=None):
     changes = changes or propose_changes(dataset, batch=3)
-    tried = trials.Trials(print, dataset, trials.Pace(step_ms=1), deadline=0, beat=print)
+    tried = trials.Trials(print, dataset, trials.Pace(step_ms=1), deadline=0, heartbeat=print)
     ratios = Ratios(1.0)
     for at in [*range(len(changes))] * 3:
         ratios.add(at, changed=3.0, unchanged=1.0)

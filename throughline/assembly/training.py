@@ -24,7 +24,7 @@ from throughline.shared.progress import echo_fact
 from throughline.training.callbacks import (
     Callbacks,
     find_best_epoch,
-    find_ender,
+    find_stopping_key,
     make_callbacks,
     may_replace_weights,
 )
@@ -160,7 +160,7 @@ def train(
         losses=checkpoints.losses,
         result=result,
         steps=checkpoints.steps,
-        ended_by=find_ender(callbacks, settings) if early else "",
+        ended_by=find_stopping_key(callbacks, settings) if early else "",
     )
 
 

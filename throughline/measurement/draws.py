@@ -25,7 +25,7 @@ MAX_COUNT_STDERRS = 6  # from a class's expected count: even of many classes, no
 STEPS_PER_CHECK_CALL = 1024
 
 
-class KeysAlone(Op):
+class KeepKeyAndLabel(Op):
     """Keep only the key and label of an element."""
 
     name: ClassVar[str] = "keys"
@@ -80,7 +80,7 @@ def _keys_only(plan: Plan) -> Plan:
 
     Batches by length become batches of one size, because keys have no length.
     """
-    steps, picking = list[Step](), [KeysAlone()]  # in the first map
+    steps, picking = list[Step](), [KeepKeyAndLabel()]  # in the first map
     for step in plan.steps:
         if isinstance(step, Map):
             ops = (*(op for op in step.ops if isinstance(op, Parse)), *picking)

@@ -79,7 +79,7 @@ class Measured:
         return sum(turn.seconds for each in self.rounds for turn in each.turns.values())
 
     def of_phase(self, *phases: str) -> Race:
-        return Race(rounds=[each for each in self.rounds if each.heat in phases])
+        return Race(rounds=[each for each in self.rounds if each.phase in phases])
 
     @property
     def training(self) -> Race:

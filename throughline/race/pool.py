@@ -129,7 +129,7 @@ class Pool:
                     self.lose(name, lost)
         for name in turns:
             self.watch(name)
-        return Round(heat=phase, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
+        return Round(phase=phase, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)
 
     def start(self, name: str) -> None:
         job, arguments = self._jobs(name)

@@ -40,9 +40,9 @@ def write_headline(ranking: Ranking, rows: Mapping[str, Row]) -> str:
     more = []
     if best.verdict == UNDECIDED:
         more += [f"how long it still waits is undecided, {_span(best)}"]
-    more += [f"{_enumerate(others)} {_be(others)} as fast within the noise"] if others else []
+    more += [f"{_enumerate(others)} {_are(others)} as fast within the noise"] if others else []
     if ranking.open:
-        faster = f"{_enumerate(ranking.open)} {_be(ranking.open)} faster than `{ranking.baseline}`"
+        faster = f"{_enumerate(ranking.open)} {_are(ranking.open)} faster than `{ranking.baseline}`"
         more += [f"whether {faster} is undecided"]
     return f"{_before_and_after(ranking)} {'; '.join([f'{gain}, {same}', *more])}."
 
@@ -78,7 +78,7 @@ def _about_no_gain(ranking: Ranking) -> str:
         high = max(ranking.gains[each].high for each in names)
         return (
             f"Whether anything trains faster than `{name}` is undecided:"
-            f" {_enumerate(names)} {_be(names)} {low:.1f} to {high:.1f}× as fast."
+            f" {_enumerate(names)} {_are(names)} {low:.1f} to {high:.1f}× as fast."
         )
     share = f"{base.stall_pct:.0f} % of the time"
     reason = f"training waits for its input {share}, and none of these configurations changes that"
@@ -152,5 +152,5 @@ def _enumerate(names: Sequence[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
-def _be(names: Sequence[str]) -> str:
+def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"

@@ -46,7 +46,7 @@ class Ranking:
 
     @cached_property
     def race(self) -> Race:
-        return Race(rounds=[each for each in self.result.rounds if each.heat == OWN])
+        return Race(rounds=[each for each in self.result.rounds if each.phase == OWN])
 
     def gain(self, one: str, other: str) -> Estimate:
         """Return the speed of `one` ÷ that of `other`, by common rounds, or else by their rates."""

@@ -41,12 +41,12 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A turn of each contestant, by name, in a phase of the race, its `heat`.
+    """A turn of each contestant, by name, in a `phase` of the race.
 
     Meanwhile other programs took a share of the cores, at least half of it `busiest`, if any.
     """
 
-    heat: str
+    phase: str
     turns: Mapping[str, Turn]
     others_pct: float
     busiest: str

@@ -25,7 +25,7 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def say_little_of_interrupts() -> None:
+def report_interrupts_briefly() -> None:
     """Let Ctrl-C end a command started by `python -m` with one line, also during its imports."""
     if sys.argv[:1] == ["-m"]:
         sys.excepthook = _say

@@ -50,7 +50,7 @@ def find_best_epoch(callbacks: Callbacks) -> int | None:
     return None
 
 
-def find_ender(callbacks: Callbacks, settings: TrainSettings) -> str:
+def find_stopping_key(callbacks: Callbacks, settings: TrainSettings) -> str:
     """Return the key of params.yaml that ended a training early; the last callback is stopping."""
     stopping = callbacks[-1] if settings.early_stopping and callbacks else None
     stopped = isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.stopped_epoch > 0

@@ -16,7 +16,7 @@ JOURNAL = "journal.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entrance:
+class Admission:
     """The costs and the memory of a contestant that has opened."""
 
     cost: Cost
@@ -26,10 +26,10 @@ class Entrance:
 
 
 @dataclass(kw_only=True)
-class Pages:
+class JournalContent:
     """The content of the journal; all mappings are by name."""
 
-    entrances: dict[str, Entrance] = field(default_factory=dict)
+    admissions: dict[str, Admission] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)  # the reasons
     lost: list[str] = field(default_factory=list)  # dropped, but may succeed in the next search
     rounds: list[Round] = field(default_factory=list)
@@ -42,33 +42,33 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.pages = Pages()
+        self.content = JournalContent()
         with suppress(OSError, ValueError, TypeError):  # no journal, or one of another form
-            self.pages = parse(Pages, json.loads((folder / JOURNAL).read_bytes()))
+            self.content = parse(JournalContent, json.loads((folder / JOURNAL).read_bytes()))
             # Contestants that were lost, or took too much memory, are tried again.
-            self.pages.dropped, self.pages.lost = dict(self.pages.refuted), []
+            self.content.dropped, self.content.lost = dict(self.content.refuted), []
 
     def save(self) -> None:
         with atomic_file(self.folder / JOURNAL) as temporary:
-            temporary.write_text(dump_json(asdict(self.pages), indent=None))
+            temporary.write_text(dump_json(asdict(self.content), indent=None))
 
     def forget(self) -> None:
-        self.pages = Pages()
+        self.content = JournalContent()
         self.save()
 
-    def enter(self, name: str, entrance: Entrance) -> None:
-        self.pages.entrances[name] = entrance
+    def admit(self, name: str, admission: Admission) -> None:
+        self.content.admissions[name] = admission
         self.save()
 
     def drop(self, name: str, reason: str, *, transient: bool = False) -> None:
         """Note why a candidate is out, unless it is already; a `transient` reason may not recur."""
-        if self.pages.dropped.setdefault(name, reason) is reason:
-            self.pages.lost += [name] * transient
+        if self.content.dropped.setdefault(name, reason) is reason:
+            self.content.lost += [name] * transient
             self.save()
 
     def drop_large(self, name: str, allowed_bytes: float) -> bool:
         """Drop a contestant that needs too much memory, except the model alone; return whether."""
-        taken = self.pages.entrances[name].ram_bytes
+        taken = self.content.admissions[name].ram_bytes
         is_large = taken > allowed_bytes and name != CEILING
         if is_large:
             allowed = format_bytes(allowed_bytes)
@@ -76,32 +76,32 @@ class Journal:
         return is_large
 
     def add(self, one: Round) -> None:
-        self.pages.rounds.append(one)
+        self.content.rounds.append(one)
         self.save()
 
     def note_proof(self, name: str, digest: str) -> None:
-        self.pages.proven[name] = digest
+        self.content.proven[name] = digest
         self.save()
 
     def refute(self, name: str, reason: str) -> None:
         """Note that a configuration does not deliver the snapshot's examples; drop it for good."""
-        self.pages.refuted[name] = reason
+        self.content.refuted[name] = reason
         self.drop(name, reason)
 
     def forget_disturbed(self) -> None:
         """Forget disturbed rounds, and contestants with disturbed costs, to measure them again."""
-        entrances = self.pages.entrances
-        again = {name for name, entrance in entrances.items() if entrance.disturbed}
+        admissions = self.content.admissions
+        again = {name for name, admission in admissions.items() if admission.disturbed}
         for name in again:
-            del entrances[name]
-        calm = [one for one in self.pages.rounds if not one.disturbed]
+            del admissions[name]
+        calm = [one for one in self.content.rounds if not one.disturbed]
         kept = [{name: one.turns[name] for name in one.turns if name not in again} for one in calm]
-        self.pages.rounds = [
+        self.content.rounds = [
             replace(one, turns=turns) for one, turns in zip(calm, kept, strict=True)
         ]
         self.save()
 
     def rounds_of(self, phase: str, names: Sequence[str]) -> int:
         """Count the rounds of a phase in which all of these contestants took part."""
-        rounds = self.pages.rounds
-        return sum(one.heat == phase and one.turns.keys() >= {*names} for one in rounds)
+        rounds = self.content.rounds
+        return sum(one.phase == phase and one.turns.keys() >= {*names} for one in rounds)

@@ -9,7 +9,7 @@ from throughline.race.contestant import OPENING_S, ContestantLost
 from throughline.race.jobs import Opened
 from throughline.race.pool import Jobs, Pool
 from throughline.results.race import Round
-from throughline.tuning.journal import Entrance, Journal
+from throughline.tuning.journal import Admission, Journal
 from throughline.tuning.question import Survey
 from throughline.tuning.space import CEILING
 
@@ -51,7 +51,7 @@ class SearchPool(Pool):
             yield group
 
     def is_out(self, name: str) -> bool:
-        return name in self._journal.pages.dropped
+        return name in self._journal.content.dropped
 
     def admit(self, name: str, opened: Opened, until: float) -> None:
         """Fill the contestant's cache or load its data, then note its costs and its memory."""
@@ -60,13 +60,13 @@ class SearchPool(Pool):
             return
         seconds, disturbed = timed
         held = self.memory_bytes(name)
-        entrance = Entrance(
+        admission = Admission(
             cost=opened.cost(seconds, prepare_s=self._survey.needs[name].prepare_s),
-            ram_bytes=held + self._lacking(name) + self._survey.besides_steps_bytes,
+            ram_bytes=held + self._unsampled(name) + self._survey.besides_steps_bytes,
             held_bytes=held,
             disturbed=disturbed,
         )
-        self._journal.enter(name, entrance)
+        self._journal.admit(name, admission)
         self.watch(name)
 
     def _time_alone(self, name: str, order: str, until: float) -> tuple[float, bool] | None:
@@ -98,7 +98,9 @@ class SearchPool(Pool):
                     else:
                         self.lose(name, lost)
                     return None
-            timed = Round(heat=FILL, turns={}, others_pct=others.missed_pct, busiest=others.busiest)
+            timed = Round(
+                phase=FILL, turns={}, others_pct=others.missed_pct, busiest=others.busiest
+            )
             if not timed.disturbed:
                 return seconds, False
         self._journal.add(timed)
@@ -106,10 +108,10 @@ class SearchPool(Pool):
 
     def watch(self, name: str) -> None:
         """Note the most memory that a contestant's training needs; drop it if that is too much."""
-        entrance, held = self._journal.pages.entrances[name], self.memory_bytes(name)
-        if (more := held - entrance.held_bytes) > 0:
-            entrance = replace(entrance, ram_bytes=entrance.ram_bytes + more, held_bytes=held)
-            self._journal.enter(name, entrance)
+        admission, held = self._journal.content.admissions[name], self.memory_bytes(name)
+        if (more := held - admission.held_bytes) > 0:
+            admission = replace(admission, ram_bytes=admission.ram_bytes + more, held_bytes=held)
+            self._journal.admit(name, admission)
         if self._journal.drop_large(name, self._ram_bytes):
             self.end(name)
 
@@ -118,12 +120,12 @@ class SearchPool(Pool):
         self.end(name)
 
     def _bytes(self, name: str) -> float:
-        if entrance := self._journal.pages.entrances.get(name):
-            return entrance.held_bytes
+        if admission := self._journal.content.admissions.get(name):
+            return admission.held_bytes
         survey = self._survey
-        return survey.needs[name].ram_bytes - survey.besides_steps_bytes - self._lacking(name)
+        return survey.needs[name].ram_bytes - survey.besides_steps_bytes - self._unsampled(name)
 
-    def _lacking(self, name: str) -> float:
+    def _unsampled(self, name: str) -> float:
         needs = self._survey.needs
         kept = needs[name].ram_bytes - needs[CEILING].ram_bytes
         return (1 - self._survey.sampled_share) * kept

@@ -147,7 +147,7 @@ def prove(entry: Entry, journal: Journal) -> bool:
     A candidate with other examples is out for good; after another failure, such as too little
     memory, the next search tries it again.
     """
-    if entry.name in journal.pages.proven:
+    if entry.name in journal.content.proven:
         return True
     echo(f"proving that {entry.name} delivers the snapshot's examples")
     try:

@@ -65,7 +65,7 @@ class Search:
         self.excess = find_excess(needs, question.limits)
         self.candidates = {name: everyone[name] for name in everyone if name not in self.excess}
         self._own_names = [name for name, each in self.candidates.items() if each.family == OWN]
-        for name in journal.pages.entrances:  # their memory is known from before
+        for name in journal.content.admissions:  # their memory is known from before
             journal.drop_large(name, question.limits.ram_bytes)
 
     def run(self) -> Choice:
@@ -80,18 +80,18 @@ class Search:
             choice = self._choose(self.rivals)
             if choice.outcome != "found" or prove(self._entry(choice.name), self.journal):
                 return choice
-        opened = self.candidates.keys() & self.journal.pages.entrances.keys()
+        opened = self.candidates.keys() & self.journal.content.admissions.keys()
         if opened:  # raises InvalidBudget if each takes too much memory
             find_excess({name: self.measured_needs[name] for name in opened}, self.question.limits)
-        reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.pages.dropped.items())
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.journal.content.dropped.items())
         raise Untunable(f"no configuration is left; remedy one of these causes: {reasons}")
 
     @property
     def race(self) -> Race:
-        pages = self.journal.pages
+        content = self.journal.content
         return Race(
-            rounds=pages.rounds,
-            costs={name: entrance.cost for name, entrance in pages.entrances.items()},
+            rounds=content.rounds,
+            costs={name: admission.cost for name, admission in content.admissions.items()},
             examples=self.survey.examples,
             epochs=self.question.epochs,
         )
@@ -115,7 +115,7 @@ class Search:
         for group in groups:  # several if they do not all fit into memory
             self._race_phase(pool, OWN_PHASE, [*standing, *group])
             if CEILING not in self.race.names:
-                why = self.journal.pages.dropped.get(CEILING, "it did not race")
+                why = self.journal.content.dropped.get(CEILING, "it did not race")
                 raise Untunable(f"the model alone could not be trained: {why}")
             if self._is_compute_bound():
                 echo("input is a negligible part of a step: nothing else is raced")
@@ -179,7 +179,7 @@ class Search:
         return self.candidates[name].family not in (OWN, RULES)
 
     def _is_dropped(self, name: str) -> bool:
-        return name in self.journal.pages.dropped
+        return name in self.journal.content.dropped
 
     def _keep(self, pool: SearchPool, names: Sequence[str], *, most: int) -> list[str]:
         """Keep candidates that may be the fastest, and those to compare with; end the others."""
@@ -241,15 +241,15 @@ class Search:
             configs={name: each.config for name, each in self.candidates.items()},
             unraced=self._list_unraced(),
         )
-        lost = [name for name in self.journal.pages.lost if name in self._own_names]
+        lost = [name for name in self.journal.content.lost if name in self._own_names]
         if not lost:
             return choice
-        why = f"`{lost[0]}`, one of your own, dropped out: {self.journal.pages.dropped[lost[0]]}"
+        why = f"`{lost[0]}`, one of your own, dropped out: {self.journal.content.dropped[lost[0]]}"
         return replace(choice, outcome="undecided", reason=why, lost=True)
 
     def _list_unraced(self) -> list[str]:
         """List given candidates, and families, that had no time to race."""
-        tried = {*self.race.names, *self.journal.pages.dropped}
+        tried = {*self.race.names, *self.journal.content.dropped}
         given = [name for name in self.candidates if not self._is_searched(name)]
         forms = {
             family: [form.name for form in forms]
@@ -260,9 +260,11 @@ class Search:
 
     @property
     def measured_needs(self) -> dict[str, Need]:
-        entrances = self.journal.pages.entrances
+        admissions = self.journal.content.admissions
         return {
-            name: replace(need, ram_bytes=entrances[name].ram_bytes) if name in entrances else need
+            name: replace(need, ram_bytes=admissions[name].ram_bytes)
+            if name in admissions
+            else need
             for name, need in self.survey.needs.items()
         }
 
@@ -302,7 +304,7 @@ def summarize(search: Search, choice: Choice, *, searched_s: float) -> TuningRes
         stored=search.question.params.snapshot.stored_fraction,
         time_s=parse_time(search.question.budgets.time),
         candidates=rows,
-        lost=list(search.journal.pages.lost),
+        lost=list(search.journal.content.lost),
         needed=needs[choice.name],
         refused=[need for need in needs.values() if describe_excess(need, limits)],
     )
@@ -333,7 +335,7 @@ def _describe(search: Search, choice: Choice, candidate: Candidate) -> TunedCand
 
 
 def _explain(search: Search, choice: Choice, name: str) -> str:
-    race, why = search.race, search.excess.get(name) or search.journal.pages.dropped.get(name, "")
+    race, why = search.race, search.excess.get(name) or search.journal.content.dropped.get(name, "")
     if name == choice.name or why:
         return why
     if name not in race.names:

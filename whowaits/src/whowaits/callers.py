@@ -26,7 +26,7 @@ class Place:
     called: str = ""
 
 
-def take_for_own(script: str) -> None:
+def add_own_package(script: str) -> None:
     """Count the installed package that contains the script, if any, as the script's own code."""
     parts = Path(script).parts
     installed = [number for number, part in enumerate(parts) if part in INSTALLED]
@@ -88,7 +88,7 @@ def calls_from(frame: Any, package: str) -> bool:
     return False
 
 
-def is_of_keras(frame: Any) -> bool:
+def is_inside_keras(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(KERAS)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .callers import HERE, OURS, take_for_own
+from .callers import HERE, OURS, add_own_package
 from .fail_if import Condition
 from .hooks import tensorflow as tensorflow_hooks
 from .hooks import torch as torch_hooks
@@ -141,7 +141,7 @@ def _execute(session: Session, arguments: list[str]) -> None:
         _, spec, code = find(options.script, CannotStart)  # imports packages, as `python -m` does
         script = sys.argv[0] = str(spec.origin)
         session.options = replace(options, script=script.removeprefix(HERE + os.sep))
-    take_for_own(script)
+    add_own_package(script)
     if code is None or options.source:
         source = Path(options.source or script).read_bytes()
         if options.source:  # tracebacks and AutoGraph read lines

@@ -79,7 +79,7 @@ class Session:
         self.short_fits = 0  #: calls of `fit` on arrays with too few steps for a training
         self.loops: dict[Hashable, Any] = {}  #: the script's own loops, managed by `loops.py`
         self.pid = os.getpid()
-        self._beat = self._started = clock()
+        self._heartbeat = self._started = clock()
         self._expects: float | None = None  # seconds within which the next step must end
         self._started_at = time.time()
         self._reporting = threading.Lock()  # only one thread reports; others wait for it
@@ -133,9 +133,9 @@ class Session:
         self.trainings.append(training)
         return training
 
-    def beat(self, *, expects: float | None = STEP_S) -> None:
+    def heartbeat(self, *, expects: float | None = STEP_S) -> None:
         """Note progress; more is due in `expects` seconds, if any. After the end, raise Ended."""
-        self._beat, self._expects = self.clock(), expects
+        self._heartbeat, self._expects = self.clock(), expects
         if self.ended is not None:
             raise Ended
 
@@ -148,7 +148,7 @@ class Session:
             self.end()
 
     def end(self) -> None:
-        """End the script: raise Ended, here and at each later `beat`."""
+        """End the script: raise Ended, here and at each later `heartbeat`."""
         self.ended = self.clock()
         raise Ended
 
@@ -179,7 +179,7 @@ class Session:
         if skips or not self.ends_with(training):
             return False
         self.trying = True
-        self.beat(expects=None)
+        self.heartbeat(expects=None)
         if not training.may_gain:
             return False
         if training.is_filling_a_cache:
@@ -273,7 +273,7 @@ class Session:
                 said = self.watch_unseen(now - self._started, said)
             if self.options.keep:
                 continue
-            if self._expects is not None and now - self._beat > self._expects:
+            if self._expects is not None and now - self._heartbeat > self._expects:
                 self.leave(self.print_report(f"no step ended in {self._expects:.0f} s{_place()}"))
             most = self.verdict_s + (TRIALS_S if self.trying else 0.0)
             if any(each.timing.elapsed_s > most for each in self.measured):

@@ -25,7 +25,7 @@ class Served:
 
     def serve(self, reads: int, writes: int) -> None:
         """Answer requests until the other end closes; then end the script."""
-        self._session.beat(expects=None)
+        self._session.heartbeat(expects=None)
         list(answer(self, reads, writes))
         self._session.end()
 

@@ -36,7 +36,7 @@ class Pace:
 
 
 class Trials:
-    """Trains on datasets in alternation; calls `beat` before each step that may take long.
+    """Trains on datasets in alternation; calls `heartbeat` before each step that may take long.
 
     Begins no trial that would end after `deadline`.
     """
@@ -48,16 +48,16 @@ class Trials:
         pace: Pace,
         *,
         deadline: float,
-        beat: Callable[[], object],
+        heartbeat: Callable[[], object],
     ) -> None:
-        self._function, self._dataset, self._beat = function, dataset, beat
+        self._function, self._dataset, self._heartbeat = function, dataset, heartbeat
         self._batches, self._deadline = pace.batches, deadline
         self._step_s, self._between_s = pace.step_ms / 1e3, pace.between_ms / 1e3
 
     def run(self, *, examples: int) -> Iterator[list[Tried]]:
         """Try changes while time and memory last, then the best again; yield all tried so far."""
         changes = propose_changes(self._dataset, batch=examples, steps=self._batches)
-        self._beat()
+        self._heartbeat()
         unchanged = Epochs(self._function, self._dataset)
         feeds: list[Epochs] = []
         ratios = Ratios(self._rate(unchanged))
@@ -87,7 +87,7 @@ class Trials:
         return perf_counter() + blocks * each < self._deadline
 
     def _rate(self, feed: Epochs) -> float:
-        return 1 / (1 / feed.time(self._step_s, self._beat) + self._between_s)
+        return 1 / (1 / feed.time(self._step_s, self._heartbeat) + self._between_s)
 
     def _describe_all(self, changes: Sequence[InputChange], ratios: Ratios) -> dict[int, Tried]:
         return {at: self._describe(changes[at], *ratios.interval(at)) for at in ratios.tried}
@@ -143,22 +143,22 @@ class Epochs:
         self._iterator, self.ended = iter(dataset), 0  # number of epochs that have ended
         _NEVER_DESTROYED.append(self)
 
-    def time(self, step_s: float, beat: Callable[[], object]) -> float:
+    def time(self, step_s: float, heartbeat: Callable[[], object]) -> float:
         """Return steps per second once prepared batches are used up; a step takes some `step_s`."""
         drain(
             lambda: next(self._iterator, None) is not None or self._open(),
             most_s=drained_s(1e3 * step_s),
         )
-        self._train(WARM_UP_S, 1, beat)
+        self._train(WARM_UP_S, 1, heartbeat)
         began = perf_counter()
-        steps = self._train(BLOCK_S, MIN_STEPS, beat)
+        steps = self._train(BLOCK_S, MIN_STEPS, heartbeat)
         return steps / (perf_counter() - began)
 
-    def _train(self, seconds: float, least: int, beat: Callable[[], object]) -> int:
+    def _train(self, seconds: float, least: int, heartbeat: Callable[[], object]) -> int:
         """Train, and wait for the device; return the number of steps."""
         began, steps = perf_counter(), 0
         while perf_counter() - began < seconds or steps < least:
-            beat()
+            heartbeat()
             result = self.step()
             steps += 1
         wait_for(result)

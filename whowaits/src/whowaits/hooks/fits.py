@@ -80,7 +80,7 @@ class FitWatch:
                         history = fit(*bound.args, **bound.kwargs)
             finally:
                 self.active = False
-                self.session.beat(expects=None)
+                self.session.heartbeat(expects=None)
             if self.session.repeats and not short:
                 self.session.end()  # the rest of the script expects another model than this
             return history
@@ -160,7 +160,7 @@ class FitWatch:
             bound.arguments["epochs"] = before + max(training.epochs, MAX_EPOCHS)
         if training.timing.active or self.session.serves(training):
             self._leave_files_alone(training, bound)
-        self.session.beat(expects=FIRST_STEP_S)
+        self.session.heartbeat(expects=FIRST_STEP_S)
 
     def _leave_files_alone(self, training: Training, bound: inspect.BoundArguments) -> None:
         """Remove callbacks that save: the training has repeated batches and other epochs."""
@@ -246,7 +246,7 @@ class _Pause:
         """Prepare for the script's callbacks; end the script if one stopped this epoch early."""
         if self.clock.timed:
             self.clock.timed.close_epoch()
-        self.session.beat(expects=None)
+        self.session.heartbeat(expects=None)
         if self.training.timing.active and self.model.stop_training:
             # Each later epoch would stop after a step, too.
             self.training.notes.append("a callback stopped the training within an epoch")
@@ -308,7 +308,7 @@ class _Clock:
             self.training.finished += 1
             if self.training.timing.active and self.training.finished >= self.training.epochs:
                 self.session.saves.leave_out()
-        self.session.beat(expects=None)  # the next epoch may take long to fill a buffer
+        self.session.heartbeat(expects=None)  # the next epoch may take long to fill a buffer
         is_starved = bool(self.timed and self.timed.is_starved)
         # Other callbacks, such as EarlyStopping, judge by repeated batches in a measured training.
         if is_starved or (self.training and self.training.timing.active):
@@ -320,10 +320,10 @@ class _Clock:
         """End the epoch's timing; set no time limit for the validation."""
         if self.timed:
             self.timed.close_epoch()
-        self.session.beat(expects=None)
+        self.session.heartbeat(expects=None)
 
     def on_test_end(self, logs: Any = None) -> None:
-        self.session.beat(expects=STEP_S)
+        self.session.heartbeat(expects=STEP_S)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.close()

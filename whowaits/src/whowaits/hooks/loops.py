@@ -103,7 +103,7 @@ class LoopWatch:
         """
         if self.taking:
             return take()
-        self.session.beat(expects=None)  # a validation takes as long as it takes
+        self.session.heartbeat(expects=None)  # a validation takes as long as it takes
         began, self.taking = self.session.clock(), True
         try:
             return take()
@@ -130,14 +130,14 @@ class LoopWatch:
         """Return a batch from memory or a trial, as a tuple, or None for the next real one."""
         training = loop.training
         if training is None:
-            self.session.beat(expects=None)  # a validation takes as long as it takes
+            self.session.heartbeat(expects=None)  # a validation takes as long as it takes
             return None
         if self._tries(loop, training):
             return self._try(loop, training)
         self.session.check(training)
         expects = STEP_S if training.timing.warm else FIRST_STEP_S
         # Only the measured training has to progress in time.
-        self.session.beat(expects=expects if training in self.session.measured else None)
+        self.session.heartbeat(expects=expects if training in self.session.measured else None)
         if loop.single >= MOST_SINGLE and training.timing.active:
             training.only_watch(SINGLE)
         if training.timing.task == "train" or not loop.confirmed:
@@ -156,7 +156,7 @@ class LoopWatch:
 
     def _try(self, loop: Loop, training: Training) -> tuple[Any] | None:
         """Return the next batch on which changes are tried; after the last, end the script."""
-        self.session.beat(expects=None)  # workers may take long to start
+        self.session.heartbeat(expects=None)  # workers may take long to start
         batch = None
         try:
             batch = (loop.trials.send(loop.tried_s),) if loop.trials else None
@@ -184,7 +184,7 @@ class LoopWatch:
         except Exception as error:
             if type(error).__name__ in ENDS:
                 loop.iterator, loop.ended = None, True
-                self.session.beat(expects=None)
+                self.session.heartbeat(expects=None)
             raise
         finally:
             now = self.session.clock()

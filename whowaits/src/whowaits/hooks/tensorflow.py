@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from whowaits.callers import find_caller, is_of_keras
+from whowaits.callers import find_caller, is_inside_keras
 from whowaits.changes.places import remember
 from whowaits.imports import ImportWatch, replaces
 from whowaits.timing.accelerators import synchronize, uses_cuda
@@ -112,7 +112,7 @@ class _Hooks:
         if not eager:
             return take()
         caller = sys._getframe(3)
-        if is_of_keras(caller):  # evaluate, predict, adapt
+        if is_inside_keras(caller):  # evaluate, predict, adapt
             return self._loops.pass_by(take, validates=False)
         where = find_caller(caller)
         if not where:

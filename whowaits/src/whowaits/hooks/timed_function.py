@@ -107,7 +107,7 @@ class TimedFunction:
             self._waits.take()  # drops waits for other work than this step
         opens = self._opens and self._timing.warm  # filling a buffer may take long
         expects = None if opens else STEP_S if self._timing.warm else FIRST_STEP_S
-        self._session.beat(expects=expects)
+        self._session.heartbeat(expects=expects)
         began = self._clock()
         result = self._feed.train(arguments)
         took = self._clock() - began
@@ -144,7 +144,7 @@ class TimedFunction:
         memory: Any = None
         warm_up = 0
         while timing.task not in ("train", "done"):
-            self._session.beat()
+            self._session.heartbeat()
             self._took = True
             if timing.task == "drain":
                 self._feed.drain(arguments, most_s=drained_s(timing.step_ms))
@@ -198,7 +198,7 @@ class TimedFunction:
             pace,
             deadline=self._session.trials_end(training),
             # filling a buffer may take long, which is no fault of the script
-            beat=lambda: self._session.beat(expects=None),
+            heartbeat=lambda: self._session.heartbeat(expects=None),
         )
         others = OtherPrograms()
         for known in trials.run(examples=training.examples or 1):

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from whowaits.callers import calls_from, find_call, find_caller, is_of_keras
+from whowaits.callers import calls_from, find_call, find_caller, is_inside_keras
 from whowaits.changes.loaders import LoaderPlace, made_loaders
 from whowaits.imports import ImportWatch, replaces
 from whowaits.timing.accelerators import synchronize
@@ -143,7 +143,7 @@ class _Hooks:
         if not session.here:
             return take()
         caller = sys._getframe(3)
-        if is_of_keras(caller):  # evaluate, predict, adapt
+        if is_inside_keras(caller):  # evaluate, predict, adapt
             return self._loops.pass_by(take, validates=False)
         if not torch.is_grad_enabled():
             return self._loops.pass_by(take)
