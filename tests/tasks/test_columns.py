@@ -68,12 +68,9 @@ def write_table(path, table):
     """Write items into a file of the form that its name says, typed where that has types."""
     if path.suffix == ".csv":
         table.to_csv(path, index=False)
-        return
-    typed = table.assign(size=pd.to_numeric(table["size"]), price=pd.to_numeric(table["price"]))
-    if path.suffix == ".jsonl":
-        typed.to_json(path, orient="records", lines=True)
     else:
-        typed.assign(text=[text or None for text in table["text"]]).to_parquet(path)
+        typed = {name: pd.to_numeric(table[name]) for name in ("size", "price")}
+        table.assign(**typed, text=[text or None for text in table["text"]]).to_parquet(path)
 
 
 def data_of(path, **more) -> dict:
@@ -87,7 +84,7 @@ def scan(path, **more):
     return read_manifest(path.parent / "manifest")
 
 
-@pytest.mark.parametrize("name", ["", "items.csv", "items.parquet", "items.jsonl"])
+@pytest.mark.parametrize("name", ["", "items.csv", "items.parquet"])
 def test_columns_follow_their_image_or_text_whatever_the_file(tmp_path, name):
     root = tmp_path / "source"
     table = write_items(root, 60)
@@ -188,14 +185,6 @@ def test_a_model_sees_the_columns_standardized_and_one_by_one(listed, name):
     scaled = next(one for one in models.network._flatten_layers() if one.name == "standardize")
     coded = scaled(np.asarray(listed[1].memmap("train", "columns"))).numpy()
     np.testing.assert_allclose([coded[:, 0].mean(), coded[:, 0].std()], [0, 1], atol=1e-5)
-
-
-def test_what_is_frozen_is_of_the_images_and_their_head_learns(listed):
-    models = model_of(listed, freeze=["all_but_last"])
-    learned = {one.path.split("/")[-2] for one in models.network.trainable_weights}
-    assert {"columns_hidden", "columns_outputs"} < learned and len(learned) == 3
-    images = next(one for one in models.network.layers if one.name == "mlp")
-    assert [one.trainable for one in images.layers if one.weights] == [False, True]
 
 
 def test_a_model_goes_on_with_what_it_has_learned_of_the_same_columns(listed, tmp_path):
@@ -321,7 +310,6 @@ def test_a_key_may_be_left_out_of_a_line_and_not_of_all_and_a_cell_is_one_value(
         (range(1000, 1030), "class", [str(year) for year in range(1000, 1030)]),
         ([0.0, 1.0, None] * 10, "auto", ["0", "1"]),
         ([151.0 + row for row in range(30)], "auto", []),
-        ([0.5, 1.0, 1.5] * 10, "auto", []),
         ([0.5, 1.0, 1.5] * 10, "class", ["0.5", "1", "1.5"]),
         ([True, False, True] * 10, "auto", ["False", "True"]),
     ],
@@ -351,11 +339,14 @@ def opened(folder, params):
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory):
-    """A series whose every value says when it was and which column it is."""
+    """A series of many blocks whose every value says when it was and which column it is."""
     folder = tmp_path_factory.mktemp("series")
     values = np.arange(1000, dtype=np.float32)[:, None] + np.asarray([0.0, 0.25, 0.5], np.float32)
     np.save(folder / "series.npy", values)
-    return opened(folder, series_params(folder / "series.npy", {}))
+    params = series_params(folder / "series.npy", {})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(examination, "STEPS_PER_BLOCK", 100)
+        return params, *opened(folder, params)
 
 
 def test_windows_hold_the_steps_before_their_horizon_and_cross_neither_splits_nor_gaps(tmp_path):
@@ -394,23 +385,22 @@ def test_windows_hold_the_steps_before_their_horizon_and_cross_neither_splits_no
             assert label.shape == (len(key), 2, 1) and pipe.examples == len({*key.tolist()})
 
 
-def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(examination, "STEPS_PER_BLOCK", 100)
-    np.save(tmp_path / "series.npy", np.arange(1000, dtype=np.float32)[:, None].repeat(3, 1))
-    params = series_params(tmp_path / "series.npy", {})
-    layout, stored = opened(tmp_path, params)
+def test_a_series_of_many_blocks_and_shards_lies_in_the_order_of_time(series):
+    params, layout, stored = series
     said = "600 train, 200 validation, 200 test time steps"
     assert count_splits(read_manifest(layout.manifest)) == said
     assert len(stored.shards.for_split("train")) > 1
-    np.testing.assert_array_equal(stored.memmap("train", "key"), np.arange(600))
-    np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], np.arange(600))
+    steps = np.arange(600)
+    np.testing.assert_array_equal(stored.memmap("train", "key"), steps)
+    np.testing.assert_array_equal(stored.memmap("train", "features")[:, 1], steps + 0.25)
     standardize = stored.bind_to_data(params.postprocess)[0]
-    np.testing.assert_allclose(standardize.mean, [np.arange(600).mean()] * 3, rtol=1e-6)
-    np.testing.assert_allclose(standardize.deviation, [np.arange(600).std()] * 3, rtol=1e-6)
+    means = [steps.mean() + shift for shift in (0, 0.25, 0.5)]
+    np.testing.assert_allclose(standardize.mean, means, rtol=1e-6)
+    np.testing.assert_allclose(standardize.deviation, [steps.std()] * 3, rtol=1e-6)
 
 
 def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
-    layout, stored = series
+    _, layout, stored = series
     params = series_params(layout.root / "series.npy", {"targets": ["column_0", "column_2"]})
     models, name = build_models_for(params, stored), next(iter(params.pipelines))
     evaluation = write_evaluation(models, params, name, stored, tmp_path / "evaluation")
@@ -425,7 +415,7 @@ def test_each_target_of_a_series_has_an_error_of_its_own(series, tmp_path):
 
 
 def test_windows_longer_than_a_split_and_unknown_targets_are_refused(series):
-    layout, stored = series
+    _, layout, stored = series
     for window, said in (
         ({"length": 500}, "the validation split has 200 time steps, fewer"),
         ({"targets": ["load"]}, "load is not a column"),
