@@ -194,7 +194,7 @@ def test_own_code_is_listed_by_itself_and_taken_off_when_it_is_gone(own):
     assert set(expected) - set(listed) == {"layers_of_mine.py"}
 
 
-@pytest.mark.parametrize("name", ["a #1.h5", "a: b.h5", "[a].h5", 'it\'s "größe".h5', "1.5"])
+@pytest.mark.parametrize("name", ["a #1.h5", "[a].h5", 'it\'s "größe".h5', "1.5"])
 def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     write_params(tmp_path, PARAMS | {"model": {"name": "mlp", "weights": name}})
@@ -202,7 +202,7 @@ def test_a_file_of_any_name_is_listed_until_it_is_gone(tmp_path, name):
     assert watch_own_code(tmp_path) == [f"{name} decides results and is now listed in dvc.yaml"]
     assert watch_own_code(tmp_path) == []
     assert read_yaml(tmp_path / "dvc.yaml")["stages"]["identities"]["deps"][-1] == name
-    (tmp_path / name).rename(tmp_path / "renamed.h5")
+    (tmp_path / name).unlink()
     with pytest.raises(WorkspaceProblem, match=r"is gone, but dvc\.yaml lists it"):
         watch_own_code(tmp_path)
 
@@ -241,22 +241,19 @@ OF_TEST, OF_BOTH = {"accuracy": 0.5, "loss": 2.0}, {"accuracy": 0.5, "perplexity
 def test_a_training_is_summed_up_by_the_test_split_or_else_by_validation(warm, steps, test, said):
     last = {"accuracy": 0.9, "val_accuracy": 0.75}
     step = StepTimes(ms_p50=1.0, ms_p95=1.0, ms_p99=1.0, count=steps)
-    result = replace(made_up(TrainResult), metric="accuracy", last_epoch=last, test=test, step=step)
     rates = TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=4) if warm else None
-    assert summarize(replace(result, throughput=rates)) == said
+    known = {"metric": "accuracy", "last_epoch": last, "test": test}
+    assert summarize(replace(made_up(TrainResult), **known, step=step, throughput=rates)) == said
 
 
-@pytest.mark.parametrize(
-    ("rows", "by", "said"),
-    [
+def test_where_a_training_was_stopped_is_said():
+    for rows, by, said in (
         (3, "train.callbacks", "stopped early, within its last epoch"),
         (2, "train.early_stopping", "stopped early after 2 of 3 epochs"),
         (3, "", ""),
-    ],
-)
-def test_where_a_training_was_stopped_is_said(rows, by, said):
-    stopped = SimpleNamespace(ended_by=by, rows=[{}] * rows)
-    assert describe_stop(stopped, TrainSettings(epochs=3)) == said
+    ):
+        stopped = SimpleNamespace(ended_by=by, rows=[{}] * rows)
+        assert describe_stop(stopped, TrainSettings(epochs=3)) == said
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ()])
