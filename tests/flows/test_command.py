@@ -259,33 +259,30 @@ def test_a_path_stays_as_it_is_written_where_a_worktree_can_have_it(tmp_path):
         assert resolved.params.data.path == absolute.get(asked, asked)
 
 
-KEYS = st.text(max_size=5).filter(lambda key: not key.endswith("!"))  # a mark of overlays
+def nested(leaves: st.SearchStrategy, keys: st.SearchStrategy) -> st.SearchStrategy:
+    """Values of any depth; a key with `!` at its end is a mark of overlays."""
+    keys = keys.filter(lambda key: not key.endswith("!"))
+
+    def containers(items: st.SearchStrategy) -> st.SearchStrategy:
+        return st.lists(items, max_size=3) | st.dictionaries(keys, items, max_size=3)
+
+    return st.recursive(leaves, containers, max_leaves=8)
+
+
+ANY = nested(st.text(max_size=8) | st.integers() | st.booleans() | st.none(), st.text(max_size=5))
+NUMBERS = nested(st.integers(0, 3), st.sampled_from("ab"))
+OVERLAY = st.dictionaries(st.sampled_from(["a", "b", "a!", "b!"]), NUMBERS, max_size=2).filter(
+    lambda overlay: len({key.rstrip("!") for key in overlay}) == len(overlay)
+)
 
 
 @pytest.mark.integration
-@given(
-    st.recursive(
-        st.text(max_size=8) | st.integers() | st.booleans() | st.none(),
-        lambda items: st.lists(items, max_size=3) | st.dictionaries(KEYS, items, max_size=3),
-        max_leaves=8,
-    )
-)
+@given(ANY)
 @settings(max_examples=30)
 def test_any_value_of_an_override_reads_as_itself(value):
     document = YAML().load("a: {b: 1}\nc:\n  - d\n")
     merge(document, {"a": {"b": value, "e": [value]}})
     assert parse_yaml(dump_params(document), "it")["a"] == {"b": value, "e": [value]}
-
-
-OVERLAY = st.dictionaries(
-    st.sampled_from(["a", "b", "a!", "b!"]),
-    st.recursive(
-        st.integers(0, 3),
-        lambda items: st.dictionaries(st.sampled_from(["a", "b"]), items, max_size=2),
-        max_leaves=4,
-    ),
-    max_size=2,
-).filter(lambda overlay: len({key.rstrip("!") for key in overlay}) == len(overlay))
 
 
 @given(OVERLAY, OVERLAY, st.dictionaries(st.sampled_from("ab"), st.just({"a": {"b": 1}})))
