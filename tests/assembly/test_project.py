@@ -57,35 +57,30 @@ def test_a_project_gives_input_pipelines_and_models_and_stays_as_it_is(root):
 def test_what_is_wrong_is_said_where_it_is_asked_for(root, tmp_path):
     with pytest.raises(InvalidParams, match=r"train\.epoch "):
         Project(root, overrides=["train.epoch=3"])
-    with pytest.raises(ImpossiblePlan, match=r"shuffle\.kind"):
-        Project(root).open_input_pipeline("naive", shuffle={"kind": "global"})
-    write_params(tmp_path, SMALL)
-    with pytest.raises(MissingInput, match="dvc repro shard"):
-        _ = Project(tmp_path).data
-
-
-def test_a_service_is_used_where_it_is_said_to_be_and_not_started(root):
     project = Project(root)
+    with pytest.raises(ImpossiblePlan, match=r"shuffle\.kind"):
+        project.open_input_pipeline("naive", shuffle={"kind": "global"})
     opened = project.open_input_pipeline("naive", service={"address": "grpc://localhost:1"})
     assert opened.service_address == "grpc://localhost:1"
     with pytest.raises(ImpossiblePlan, match=r"naive\.service: only stages start its workers"):
         project.open_input_pipeline("naive", service={"workers": 2})
     project.open_input_pipeline("naive", service={"workers": 2}, purpose="evaluate")
+    write_params(tmp_path, SMALL)
+    with pytest.raises(MissingInput, match="dvc repro shard"):
+        _ = Project(tmp_path).data
 
 
 @pytest.mark.parametrize("name", ["cache_memory", "in_memory"])
 def test_what_is_kept_of_all_splits_has_to_fit_into_memory_at_once(layout, monkeypatch, name):
     params = params_of()
     data = open_inputs(params, layout)
-    pipelines = open_split_pipelines(params, name, data, address="")
-    kept = [
-        estimate_kept_bytes(one.plan, data, one.split, where="memory")
-        for one in (pipelines.train, pipelines.validation, pipelines.test)
-    ]
+    opened = open_split_pipelines(params, name, data, address="")
+    plans = {one.split: one.plan for one in (opened.train, opened.validation, opened.test)}
+    kept = [estimate_kept_bytes(plans[one], data, one, where="memory") for one in plans]
     room = 1.5 * max(kept)
+    assert sum(kept) > room
     memory = "throughline.assembly.inputs.available_memory"
     monkeypatch.setattr(memory, lambda: int(room / KEPT_SHARE))
-    assert sum(kept) > room
     open_input_pipeline(params, name, data, split="train", purpose="train")
     with pytest.raises(ImpossiblePlan, match="the train and validation and test splits"):
         open_split_pipelines(params, name, data, address="")

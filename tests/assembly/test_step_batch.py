@@ -13,7 +13,6 @@ from tests.support.small_data import flip_bit
 from tests.support.small_pipelines import batches
 from tests.support.texts import prepare_texts
 from tests.support.trainings import params_of
-from throughline.assembly import step_batch
 from throughline.assembly.consumption import find_uses
 from throughline.assembly.evaluation import describe_batch, measure_token_losses
 from throughline.assembly.fingerprint import training_fingerprint as fingerprint
@@ -23,42 +22,29 @@ from throughline.assembly.receipts import compare_with_receipt, make_receipt
 from throughline.assembly.step_batch import check_rows, open_training_batches, rebuild_batches
 from throughline.plan.training_workers import TrainingWorker
 from throughline.results.receipt import LOSSES
-from throughline.settings import PipelineConfig
 from throughline.shared.errors import CorruptColumn, CorruptShard, ImpossiblePlan, MissingInput
 from throughline.shared.layout import MODEL_FILE, Layout
 
 pytestmark = pytest.mark.integration
 
 # Whatever changes how often, in which order and on which device examples are delivered.
-CONFIGS = {
-    "global": {"read": "snapshot", "shuffle": {"kind": "global"}},
-    "by class": {"read": "snapshot", "shuffle": {"kind": "global"}, "sampling": "balanced"},
-    "part": {"read": "snapshot", "snapshot": {"fraction": 0.3}, "shuffle": {"kind": "global"}},
-    "window": {"read": "snapshot", "shuffle": {"kind": "window", "size": 40}},
-    "device": {"read": "snapshot", "shuffle": {"kind": "global"}, "snapshot_on": "device"},
-    "indexed": {"read": "indexed_shards", "shuffle": {"kind": "global"}},
-    "stream": {"shuffle": {"kind": "buffer", "size": 50}},
-    "cached": {"cache": {"where": "memory"}, "shuffle": {"kind": "buffer", "size": 50}},
-    "stream by class": {"shuffle": {"kind": "buffer", "size": 50}, "sampling": "balanced"},
-}
+SLOW = "part", "snapshot_window", "device_resident", "shards_global", "in_memory", "balanced_stream"
+NAMES = ["snapshot", "balanced", "cache_memory"]
+NAMES += [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
+PART = "{read: snapshot, snapshot: {fraction: 0.3}, shuffle: {kind: global}}"
 EPOCHS = 2
-QUICK = ("global", "by class", "stream")
 
 
 def rebuild_batch(pipeline, params, name, step):
     return next(rebuild_batches(pipeline, params, name, [step]))
 
 
-def open_all(layout, *overrides, configs=CONFIGS):
-    params = params_of("postprocess=[]", *overrides)
-    parsed = {name: PipelineConfig.model_validate(config) for name, config in configs.items()}
-    return replace(params, pipelines=params.pipelines | parsed), open_inputs(params, layout)
+def open_all(layout, *overrides):
+    params = params_of("postprocess=[]", f"pipelines.part={PART}", *overrides)
+    return params, open_inputs(params, layout)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
     params, data = open_all(layout)
     pipeline = open_input_pipeline(params, name, data)
@@ -73,7 +59,7 @@ def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
         assert check_rows(batch) == (pipeline.plan.gather is not None)
     keys = data.memmap("train", "key")
     rows = np.flatnonzero(np.isin(keys, batch.content["key"][:3]))
-    if name == "stream by class":
+    if name == "balanced_stream":
         with pytest.raises(ImpossiblePlan, match="draws by class"):
             find_uses(opened, rows, steps=2 * count)
         return
@@ -85,41 +71,25 @@ def test_the_batch_of_a_step_is_the_one_that_training_consumes(layout, name):
         assert uses[row].first_step == (steps[0] + 1 if pipeline.plan.seekable else None)
 
 
-def test_the_pipelines_of_several_steps_are_opened_once(layout, monkeypatch):
-    params, data = open_all(layout)
-    pipeline, opened = open_training_batches(params, "global", data), []
-    monkeypatch.setattr(
-        step_batch,
-        "open_training_batches",
-        lambda *args, **named: opened.append(named["ops"]) or open_training_batches(*args, **named),
-    )
-    batches = list(rebuild_batches(pipeline, params, "global", [2, 0, 1]))
-    assert [batch.step for batch in batches] == [2, 0, 1]
-    assert opened == [0, 1], "before flip, and before brightness"
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_the_slices_of_several_processes_are_the_batch(layout, count):
+def test_the_slices_of_several_processes_are_the_batch(layout):
     params, data = open_all(layout, "batch_size=24")
-    alone = open_input_pipeline(params, "global", data)
-    slices = [
-        list(replace(alone, worker=TrainingWorker(index=index, count=count)).dataset())
-        for index in range(count)
-    ]
+    alone = open_input_pipeline(params, "snapshot", data)
+    workers = [TrainingWorker(index=index, count=4) for index in range(4)]
+    slices = [list(replace(alone, worker=worker).dataset()) for worker in workers]
+    opened = open_training_batches(params, "snapshot", data, multiple=4)
     for step in (0, len(slices[0]) - 1):
-        opened = open_training_batches(params, "global", data, multiple=count)
-        batch = rebuild_batch(opened, params, "global", step)
+        batch = rebuild_batch(opened, params, "snapshot", step)
         consumed = np.concatenate([one[step][0] for one in slices])
         np.testing.assert_array_equal(batch.content["image"], consumed)
 
 
-@pytest.mark.parametrize("change", [{"deterministic": False}, {"service": {"workers": 2}}])
+@pytest.mark.parametrize("change", ["deterministic=false", "service={workers: 2}"])
 def test_a_batch_that_depends_on_timing_is_refused(layout, tmp_path, change):
-    config = {"vectorize": True, "map": {"parallel": 2}, "shuffle": {"kind": "none"}, **change}
-    params, data = open_all(layout, configs={"p": config})
-    with pytest.raises(ImpossiblePlan, match=r"pipelines\.p: no batch can be rebuilt, because"):
-        rebuild_batch(open_training_batches(params, "p", data), params, "p", 0)
-    assert complete(params, "p", data, tmp_path).sample is None
+    name, more = "map_parallel", "train.deterministic=false"
+    params, data = open_all(layout, more, f"pipelines.{name}.{change}")
+    with pytest.raises(ImpossiblePlan, match=rf"pipelines\.{name}: no batch can be rebuilt, beca"):
+        rebuild_batch(open_training_batches(params, name, data), params, name, 0)
+    assert complete(params, name, data, tmp_path).sample is None
 
 
 def complete(params, name, data, folder):
@@ -157,7 +127,7 @@ def test_other_batches_than_the_trainings_are_refused_by_the_part_that_differs(l
 
 @pytest.mark.parametrize("column", ["image", "label", "key"])
 def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, column):
-    shutil.copytree(layout.root / "data", tmp_path / "data", symlinks=False)
+    shutil.copytree(layout.root / "data", tmp_path / "data")
     params, data = open_all(Layout(tmp_path))
     opened = open_training_batches(params, "optimized", data)
     batch = rebuild_batch(opened, params, "optimized", 3)
@@ -169,16 +139,15 @@ def test_a_byte_that_changed_in_a_row_of_the_batch_is_noticed(layout, tmp_path, 
 
 
 def test_a_damaged_record_of_the_batch_is_named(layout, tmp_path):
-    shutil.copytree(layout.root / "data", tmp_path / "data", symlinks=False)
+    shutil.copytree(layout.root / "data", tmp_path / "data")
     params, data = open_all(Layout(tmp_path))
     opened = open_training_batches(params, "optimized", data)
     shard = next((tmp_path / "data" / "shards").rglob("train-*"))
     flip_bit(shard, shard.stat().st_size // 2)
-    with pytest.raises(
-        CorruptShard, match=r"train-.*the checksum .*`python -m tasks\.verify` finds"
-    ):
-        for step in range(opened.steps_per_epoch):
-            check_rows(rebuild_batch(opened, params, "optimized", step))
+    said = r"train-.*the checksum .*`python -m tasks\.verify` finds"
+    with pytest.raises(CorruptShard, match=said):
+        for batch in rebuild_batches(opened, params, "optimized", range(opened.steps_per_epoch)):
+            check_rows(batch)
 
 
 def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):
@@ -186,10 +155,14 @@ def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):
     packed, padded = texts.params_of(order | {"batch": {"pack": 64}}), texts.params_of(order)
     data = open_inputs(packed, layout)
     model = build_models_for(packed, data).full_model
-    alone = {}
-    for step in range(open_training_batches(padded, "p", data).steps_per_epoch):
-        alone |= {one["id"]: one for one in describe(padded, data, model, step, layout)}
-    shown = describe(packed, data, model, 1, layout)
+
+    def describe(params, steps=None):
+        """What is said of each text of these steps of the first epoch, or of all of its steps."""
+        opened = open_training_batches(params, "p", data)
+        rebuilt = rebuild_batches(opened, params, "p", steps or range(opened.steps_per_epoch))
+        return [one for batch in rebuilt for one in describe_batch(batch, model, params, layout)[0]]
+
+    alone, shown = {one["id"]: one for one in describe(padded)}, describe(packed, [1])
     assert len(shown) > 8, "the rows of a batch"
     losses = [float(one["loss"]) for one in shown]
     assert losses == sorted(losses, reverse=True)
@@ -197,11 +170,6 @@ def test_a_text_in_a_packed_row_has_the_loss_that_it_has_alone(tmp_path):
         same = alone[one["id"]]
         assert loss == pytest.approx(float(same["loss"]), rel=1e-3)
         assert all(one[name] == same[name] for name in ("label", "predicted", "value"))
-
-
-def describe(params, data, model, step, layout):
-    batch = rebuild_batch(open_training_batches(params, "p", data), params, "p", step)
-    return describe_batch(batch, model, params, layout)[0]
 
 
 def test_the_loss_of_a_window_is_the_mean_over_its_tokens():

@@ -1,6 +1,4 @@
-"""Networks that are built by name, transformers, the emulated accelerator, and what is kept with a
-model's file.
-"""
+"""Networks that are built by name, what they give, transformers, and the emulated accelerator."""
 
 from itertools import islice
 
@@ -13,9 +11,6 @@ from keras import layers
 from tests.support.lanes import slow_but_first
 from throughline.assembly.model import configure_process
 from throughline.config.model_checks import BUILT_IN_MODELS
-from throughline.data.encodings.arrays import array_feature
-from throughline.data.encodings.images import image_feature
-from throughline.data.encodings.labels import labeled
 from throughline.measurement.accelerators import ACCELERATORS, find_accelerator
 from throughline.models import transformers
 from throughline.models.builders import BUILDERS, Target, build_models, text_classifier
@@ -23,8 +18,6 @@ from throughline.models.emulation import EmulatedTraining, Emulation
 from throughline.models.inference import find_last_activation, gives_probabilities
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.plan import ops
-from throughline.plan.op_parsing import describe_op, restore_op
-from throughline.plan.text_ops import Tokenize
 from throughline.settings import ModelSettings, TrainSettings
 from throughline.shared.errors import ImpossiblePlan, UnknownModel
 from throughline.training.compiling import compile_model
@@ -121,31 +114,11 @@ def test_the_full_model_answers_in_single_precision(name):
     assert models.full_model.output.dtype == "float32"
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        ops.Resize(height=3, width=4, antialias=True),
-        ops.DecodeImage(channels=3, dct="accurate", ratio=2, crop=(4, 5)),
-        ops.DecodeRaw(size=(None, 3), dtype="float32"),
-        ops.Standardize(mean=(0.5, 1.0), deviation=(2.0, 3.0)),
-        Tokenize(kind="bytes"),
-    ],
-    ids=lambda op: op.name,
-)
-def test_an_op_comes_back_as_it_was(op: ops.Op):
-    rows = labeled(array_feature("numbers", (3,), "float32"))
-    schema = rows if isinstance(op, ops.DecodeRaw) else labeled(image_feature())
-    restored, problems = restore_op(describe_op(op), schema)
-    assert (restored, problems) == (op, [])
-    assert restored is not None and restored.identity == op.identity
-
-
 def test_a_model_that_ends_with_a_softmax_gives_probabilities():
     inputs = keras.Input((3,))
     logits, within = layers.Dense(2)(inputs), layers.Dense(2, "softmax")(inputs)
-    inner = keras.Model(inputs, within)(inputs)
-    called = keras.ops.softmax(logits)
-    probabilities = {
+    inner, called = keras.Model(inputs, within)(inputs), keras.ops.softmax(logits)
+    for what, outputs in {
         "a layer": layers.Softmax()(logits),
         "an activation": layers.Activation("softmax")(logits),
         "another model": inner,
@@ -153,8 +126,7 @@ def test_a_model_that_ends_with_a_softmax_gives_probabilities():
         "before another one": layers.Activation("linear", dtype="float32")(inner),
         "a function": called,
         "an ensemble": layers.Average()([inner, called]),
-    }
-    for what, outputs in probabilities.items():
+    }.items():
         assert gives_probabilities(keras.Model(inputs, outputs)), what
     mixed, sigmoid = layers.Average()([inner, logits]), layers.Dense(2, "sigmoid")(inputs)
     for outputs in (logits, sigmoid, mixed):
@@ -236,14 +208,6 @@ def test_the_loss_of_uneven_packed_batches_is_the_mean_over_all_documents(step):
     assert float(measured["accuracy"]) == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
     packed.reset_metrics()
     assert float(packed.metrics[0].result()) == 0, "the next epoch has a loss of its own"
-
-
-def test_training_on_packed_rows_trains_the_network(network):
-    packed = transformers.make_packed_model(network, segments=3)
-    with tf.GradientTape() as tape:
-        outputs = packed(packed_row(12), training=True)
-    gradients = tape.gradient(outputs, [one.value for one in network.trainable_variables])
-    assert gradients and all(gradient is not None for gradient in gradients)
 
 
 @pytest.mark.usefixtures("mixed_precision")
@@ -339,10 +303,13 @@ def test_it_learns_how_frequent_the_classes_are_and_is_saved_as_any_model(tmp_pa
     assert logits.argmax(axis=1).tolist() == [0, 0, 0]
 
 
-def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
+def test_texts_of_any_length_are_taken_targets_keep_their_shape_and_no_memory_is_there():
     texts = build("emulated", shape=(None,), step_ms=5)
     for length in (3, 7):
         assert texts.full_model(np.ones((2, length), np.int32)).shape == (2, 4)
+    gathering = Feed(steps_per_epoch=1, stored=True, gather=lambda step: step)
+    with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
+        make_step_model(texts, TrainSettings(), gathering)
     built = emulated(target=Target(kind="regression", shape=(2, 3)), step_ms=0.1)
     model = make_step_model(built, TrainSettings(), Feed(steps_per_epoch=1, stored=False))
     assert model(np.zeros((5, 8, 8, 1), np.float32)).shape == (5, 2, 3)
@@ -362,12 +329,6 @@ def test_texts_of_any_length_are_taken_and_targets_keep_their_shape():
 def test_options_are_checked(name, options, problem):
     with pytest.raises(UnknownModel, match=problem):
         build(name, shape=(32, 32, 3), **options)
-
-
-def test_what_needs_the_accelerators_memory_is_refused():
-    with pytest.raises(ImpossiblePlan, match="snapshot_on: host"):
-        feed = Feed(steps_per_epoch=1, stored=True, gather=lambda step: step)
-        make_step_model(emulated(step_ms=1), TrainSettings(), feed)
 
 
 def test_every_accelerator_of_the_table_has_a_source_and_scales_with_the_batch():

@@ -108,14 +108,6 @@ def photo_model(*ops: Op, shape: Shape = (None, None, 3)) -> TrainedModel:
     return TrainedModel(model=keras.Model(pixels, answer), spec=spec, ops=ops)
 
 
-@pytest.mark.parametrize("ops", [(CROP,), (Pad(pixels=1), CROP)], ids=["crop", "pad"])
-def test_images_of_other_sizes_than_those_of_the_training_are_served(ops):
-    files = make_photos((20, 30), (21, 30), (9, 50))
-    served = make_serve_fn(photo_model(DECODE, *ops, shape=(20, 30, 3)))(tf.constant(files))
-    expected = make_serve_fn(photo_model(DECODE, *ops))(tf.constant(files))
-    np.testing.assert_array_equal(served["values"], expected["values"])
-
-
 def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
     """PNG files of these heights and widths."""
     draw = np.random.default_rng(0)
@@ -128,15 +120,18 @@ def make_photos(*sizes: tuple[int, int]) -> list[bytes]:
     [
         ((DecodeImage(channels=3, crop=(8, 8)),), (None, None, 3)),
         ((DecodeImage(channels=3, ratio=2), CROP), (20, 30, 3)),
+        ((DECODE, CROP), (20, 30, 3)),
+        ((DECODE, Pad(pixels=1), CROP), (20, 30, 3)),
     ],
-    ids=["fused", "ratio"],
+    ids=["fused", "ratio", "crop", "pad"],
 )
-def test_images_are_served_however_a_configuration_decodes_them(ops, shape):
-    files = make_photos((20, 30), (20, 30))
+def test_images_are_served_however_a_configuration_decodes_them_and_of_any_size(ops, shape):
+    files = make_photos((20, 30), (21, 30), (9, 50))
     served = make_serve_fn(photo_model(*ops, shape=shape))(tf.constant(files))["values"]
-    one = {"image": tf.constant(files[1]), "key": tf.zeros((), tf.int64)}
-    image = apply_ops(ops, one, seed=0, epoch=tf.constant(0, tf.int64))["image"]
-    np.testing.assert_array_equal(served[1], tf.reshape(image, (-1,)))
+    for file, answer in zip(files, served, strict=True):
+        one = {"image": tf.constant(file), "key": tf.zeros((), tf.int64)}
+        image = apply_ops(ops, one, seed=0, epoch=tf.constant(0, tf.int64))["image"]
+        np.testing.assert_array_equal(answer, tf.reshape(image, (-1,)))
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ from throughline.tracking.comparison_run import (
     OPEN,
     UI_URL,
     close_comparison,
-    copy_run,
-    find_copy,
     has_comparison,
     open_comparison,
     record_measurement,
@@ -94,25 +92,9 @@ def measure(run_id, stall_pct):
     return recorder.run_id
 
 
-@pytest.mark.slow
-def test_mlflow_knows_of_which_report_it_has_all(report):
-    assert not has_comparison(report)
+def test_mlflow_knows_of_which_report_it_has_all(report, absent_server, monkeypatch):
     tags = {"dvc.experiment": "tuned", "prefect.flow_run_id": "0-1"}
     with open_comparison(KEY, "comparison", tags) as parent:
-        assert not has_comparison(report), "it may be cut here"
-        assert close(parent, report)
-    assert has_comparison(report)
-    found = mlflow.get_run(parent)
-    assert found.info.status == "FINISHED" and found.data.tags[CHAMPION]
-    assert tags.items() <= found.data.tags.items(), "they lead to what it is of"
-    comparison(row("faster")).write(report)
-    assert not has_comparison(report), "it is another one"
-
-
-def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(
-    report, absent_server, monkeypatch
-):
-    with open_comparison(KEY, "comparison") as parent:
         waiting = replace(row("fast"), mlflow_run_id=None, unsent="ab" * 16)
         comparison(waiting).write(report)
         assert not close(parent, report, waiting), "a run of a configuration is still to be sent"
@@ -122,9 +104,14 @@ def test_of_a_report_of_which_mlflow_has_a_part_it_does_not_say_so(
         assert not close(parent, report)
     assert has_comparison(report), "a store that does not answer is not asked to conclude"
     monkeypatch.delenv(ADDRESS)
-    assert not has_comparison(report)
     assert sync() == (1, 0) and mlflow.get_run(parent).data.tags["best"] == "fast"
     assert not has_comparison(report), "children and champion are not kept for later"
+    assert close(parent, report) and has_comparison(report)
+    found = mlflow.get_run(parent)
+    assert found.info.status == "FINISHED" and found.data.tags[CHAMPION]
+    assert tags.items() <= found.data.tags.items(), "they lead to what it is of"
+    comparison(row("faster")).write(report)
+    assert not has_comparison(report), "it is another one"
 
 
 def test_a_comparison_that_does_not_come_to_its_end_is_no_running_one(mlflow_store):
@@ -178,33 +165,26 @@ def test_pages_are_linked_at_the_address_that_browsers_know(mlflow_store, monkey
 
 
 def test_what_the_project_measures_is_added_to_the_trainings_run_whose_lineage_stays(
-    trained, monkeypatch
-):
-    monkeypatch.setenv(FLOW_RUN, "another")
-    assert measure(trained, 5.0) == trained
-    run = mlflow.get_run(trained)
-    assert run.data.tags["prefect.flow_run_id"] == "the-training"
-    assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 5.0}
-    assert run.info.status == "FINISHED" and not list_models(run)
-
-
-def test_a_measurement_that_was_kept_replaces_none_that_was_made_later(
     trained, absent_server, monkeypatch
 ):
-    monkeypatch.delenv(FLOW_RUN)
+    monkeypatch.setenv(FLOW_RUN, "another")
     monkeypatch.setenv(ADDRESS, absent_server)
     measure(trained, 80.0)
     monkeypatch.delenv(ADDRESS)
-    measure(trained, 5.0)
-    assert sync() == (1, 0)
-    found = mlflow.get_run(trained).data
-    assert (found.metrics["input/stall_pct"], found.tags["verdict"]) == (5.0, "stall of 5.0")
+    assert measure(trained, 5.0) == trained
+    assert sync() == (1, 0), "a measurement that was kept replaces none that was made later"
+    run = mlflow.get_run(trained)
+    assert run.data.tags["prefect.flow_run_id"] == "the-training"
+    assert run.data.tags["verdict"] == "stall of 5.0"
+    assert run.data.metrics == {"train/loss": 1.0, "input/stall_pct": 5.0}
+    assert run.info.status == "FINISHED" and not list_models(run)
     history = mlflow.MlflowClient().get_metric_history(trained, "input/stall_pct")
     assert sorted(one.value for one in history) == [5.0, 80.0]
 
 
-@pytest.mark.slow
-def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained, monkeypatch):
+def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(
+    trained, report, monkeypatch
+):
     before = mlflow.get_run(trained)
     monkeypatch.setenv(EXPERIMENT, "short")
     monkeypatch.setenv(FLOW_RUN, "another")
@@ -222,30 +202,15 @@ def test_what_a_run_with_changes_measures_again_is_in_a_copy_of_its_own(trained,
     other = measure(trained, 9.0)
     assert other not in (copy, trained)
     assert measure(other, 5.0) == other, "what it has made itself it adds to"
-
-
-@pytest.mark.slow
-def test_a_comparison_shows_the_copy_in_which_it_has_measured(trained, report, monkeypatch):
-    monkeypatch.setenv(EXPERIMENT, "short")
     with open_comparison(KEY, "comparison") as parent:
         monkeypatch.setenv(PARENT_RUN, parent)
-        copy = measure(trained, 7.0)
+        compared = measure(trained, 6.0)
         close(parent, report, row("fast", mlflow_run_id=trained))
-    assert "throughput/speedup_vs_naive" not in mlflow.get_run(trained).data.metrics
     (child,) = find_children(parent)
-    assert child.info.run_id == copy and child.info.status == "FINISHED"
-    assert {"train/loss", "throughput/speedup_vs_naive"} <= {*child.data.metrics}
-    assert child.data.metrics["input/stall_pct"] == 7
-
-
-def test_a_copy_is_found_by_its_tags_and_is_no_copy_of_another_run(trained):
-    run = mlflow.get_run(trained)
-    assert find_copy(run, {}) is None
-    copy = copy_run(run, "copy", {"kind": "one"})
-    assert find_copy(run, {"kind": "one"}) == copy
-    assert find_copy(run, {"kind": "other"}) is None and find_copy(run, {"kind": None}) is None
-    assert find_copy(run, {"other": None}) == copy
-    assert find_copy(mlflow.get_run(copy), {}) is None
+    assert child.info.run_id == compared and child.info.status == "FINISHED"
+    assert child.data.metrics["throughput/speedup_vs_naive"] == 1
+    assert child.data.metrics["input/stall_pct"] == 6
+    assert "throughput/speedup_vs_naive" not in mlflow.get_run(trained).data.metrics
 
 
 @pytest.mark.slow
@@ -254,18 +219,15 @@ def test_a_search_is_a_run_with_a_child_for_each_that_raced(
     mlflow_store, absent_server, tmp_path, monkeypatch, away
 ):
     SEARCH.write(tmp_path)
-    key = replace(KEY, pipeline="tuning")
     if away:
         monkeypatch.setenv(ADDRESS, absent_server)
-    run_id = record(key, SEARCH, tmp_path)
+    run_id = record(replace(KEY, pipeline="tuning"), SEARCH, tmp_path)
     if away:
         monkeypatch.delenv(ADDRESS)
         assert run_id is None and sync() == (1, 0)
-        (run,) = find_runs("tags.headline LIKE 'tuned%'")
-        run_id = run.info.run_id
-    tags = mlflow.get_run(run_id).data.tags
-    shown = (tags["headline"], tags["mlflow.note.content"])
-    assert shown == (SEARCH.sentence, to_markdown(SEARCH))
+    (run,) = find_runs("tags.headline LIKE 'tuned%'")
+    run_id, tags = run.info.run_id, run.data.tags
+    assert (tags["headline"], tags["mlflow.note.content"]) == (SEARCH.sentence, to_markdown(SEARCH))
     kept = [one.path for one in mlflow.MlflowClient().list_artifacts(run_id)]
     assert kept == ["tune.json", "tune.png"]
     (child,) = find_children(run_id)

@@ -23,7 +23,7 @@ from throughline.assembly.inputs import open_inputs
 from throughline.config.params import check, load_params
 from throughline.pipelines.read.prepared_data import PreparedData
 from throughline.race.jobs import Entry
-from throughline.race.training import Training, sample_shards
+from throughline.race.training import sample_shards
 from throughline.reporting.tuning_table import NOT_RACED
 from throughline.results.race import Cost, Round, Turn
 from throughline.results.snapshot import SnapshotCost
@@ -31,7 +31,7 @@ from throughline.results.tuning import TuningResult
 from throughline.settings import PipelineConfig
 from throughline.shared.errors import InvalidBudget, UnequalConfigurations, Untunable
 from throughline.shared.limits import own_memory
-from throughline.tuning.budgets import Need, find_limits, read_budgets
+from throughline.tuning.budgets import Need, find_limits, read_budgets, refuse_large_snapshot
 from throughline.tuning.journal import Admission, Journal
 from throughline.tuning.pool import SearchPool
 from throughline.tuning.question import Question, digest_question, survey_data, without_tuned
@@ -93,22 +93,6 @@ def test_needs_are_what_is_kept_besides_a_process_and_the_shards(prepared, surve
     assert needs["arrays"].ram_bytes > plain + 2 * records, "while they are parsed"
 
 
-def test_a_part_of_the_snapshot_fits_into_the_disk_that_there_is(prepared, look_at):
-    data = open_inputs(PARAMS, prepared)
-    splits = [data.snapshot.splits[split] for split in data.shards.splits]
-    whole = sum(map(data.snapshot.bytes, data.shards.splits))
-    values = sum(split.bytes(data.input_column) for split in splits)
-
-    def part(**limits):
-        seen = look_at(**limits)
-        parts = [one for one in seen.space.candidates if one.family == "snapshot_part"]
-        return [(one.config.snapshot.fraction, seen.needs[one.name].disk_bytes) for one in parts]
-
-    disk = whole - 0.6 * values + 1
-    assert part(disk_bytes=disk) == [(0.4, pytest.approx(disk - 1))] * 6, "in all its forms"
-    assert part() == part(disk_bytes=whole - values) == []
-
-
 @pytest.mark.parametrize(
     ("disk", "memory", "fitting"),
     [(1100, 800, 1.0), (400, 800, 0.3), (50, 800, 0.0), (1100, 400, 0.5), (1100, -5, 0.0)],
@@ -117,6 +101,28 @@ def test_a_part_fits_that_leaves_neither_disk_nor_memory_short(disk, memory, fit
     sizes = SnapshotBytes(least=100, most=1100, train=800)
     assert sizes.find_fitting(disk, memory) == fitting
     assert sizes.at(fitting) <= max(disk, sizes.least)
+
+
+def test_more_of_a_snapshot_than_the_disk_has_room_for_is_refused(layout):
+    data = open_inputs(check(SMALL), layout)
+    splits, column = data.shards.splits, data.input_column
+    whole = sum(map(data.snapshot.bytes, splits))
+    values = sum(data.snapshot.splits[one].bytes(column) for one in splits)
+    part, naive = f"{whole - 0.6 * values + 1:.0f}B", {"naive": {"read": "shards"}}
+
+    def refuse(disk, fraction=1.0, pipelines=naive):
+        params = {**SMALL, "snapshot": {"fraction": fraction}, "pipelines": pipelines}
+        refuse_large_snapshot(check(params), layout.root, read_budgets(disk=disk))
+
+    for fits in (("available",), (f"{whole}B",), (part, 0.4)):
+        refuse(*fits)
+    for disk, pipelines, said in (
+        (part, naive, r"fraction: 0\.4}` in params\.yaml .* raise --disk"),
+        (part, SMALL["pipelines"], r"in params\.yaml and pipelines\.optimized stores"),
+        ("1B", naive, r"needs 27 kiB of disk \(allowed: .*\); raise --disk"),
+    ):
+        with pytest.raises(InvalidBudget, match=said):
+            refuse(disk, pipelines=pipelines)
 
 
 def entry_of(layout, params=PARAMS, **config):
@@ -149,25 +155,14 @@ def test_a_snapshot_with_another_pixel_is_no_proof(layout, tmp_path):
         prove_equal(entry_of(changed, read="shards"))
 
 
-@pytest.mark.slow
-def test_a_contestant_keeps_the_first_shards_alone(prepared, look_at, monkeypatch):
+def test_a_sample_is_the_first_shards_with_each_class_that_is_drawn(prepared, monkeypatch):
     data = open_inputs(PARAMS, prepared)
-    whole = data.shards.for_split("train")
+    labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
     assert sample_shards(data).shards.for_split("train") == whole, "all of a small set"
     monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", whole[0].bytes)
-    sampled = sample_shards(data)
-    assert sampled.shards.for_split("train") == whole[:1]
-    assert sampled.shards.for_split("test") == data.shards.for_split("test")
-    share = whole[0].records / sum(map(data.shards.examples, data.shards.splits))
-    assert look_at().sampled_share == pytest.approx(share)
-    one = Training(entry_of(prepared, read="arrays"))
-    assert one._pipeline.data.shards.for_split("train") == whole[:1]
-
-
-def test_a_sample_has_each_class_that_is_drawn(prepared, monkeypatch):
-    data = open_inputs(PARAMS, prepared)
-    monkeypatch.setattr("throughline.race.training.SAMPLE_BYTES", 1)
-    labels, whole = np.array(data.memmap("train", "label")), data.shards.for_split("train")
+    sampled = sample_shards(data).shards
+    assert sampled.for_split("train") == whole[:1]
+    assert sampled.for_split("test") == data.shards.for_split("test")
     labels[:] = 0
     labels[whole[0].examples + 1] = 1  # in the second shard
     monkeypatch.setattr(PreparedData, "memmap", lambda *_: labels)
@@ -177,8 +172,7 @@ def test_a_sample_has_each_class_that_is_drawn(prepared, monkeypatch):
         weights = {name: float(name in drawn) for name in data.shards.classes}
         return len(sample_shards(data, weights).shards.for_split("train"))
 
-    assert len(sample_shards(data).shards.for_split("train")) == count(first) == 1
-    assert count(first, second) == 2
+    assert (count(first), count(first, second)) == (1, 2)
 
 
 def test_the_most_that_a_block_holds_is_seen(monkeypatch):
@@ -346,34 +340,32 @@ def test_the_same_question_has_the_same_key(prepared, monkeypatch):
     monkeypatch.setattr("throughline.tuning.question.code_digest", lambda *_, **__: "the program")
 
     def key(params=PARAMS, needs=None, **budgets):
-        given, file = read_budgets(**{"epochs": 3, **budgets}), "vocabulary.txt"
-        return digest_question(
-            without_tuned(params), prepared, given, own_files=[file], needs=needs
-        )
+        given, files = read_budgets(**{"epochs": 3, **budgets}), ["vocabulary.txt"]
+        return digest_question(without_tuned(params), prepared, given, own_files=files, needs=needs)
 
-    own, files = prepared.root / "vocabulary.txt", {"files": {"table.npy": "d"}, "libraries": {}}
+    own, read = prepared.root / "vocabulary.txt", {"files": {"table.npy": "d"}, "libraries": {}}
     own.write_text("a")
     before, optimized = key(), PARAMS.pipelines["optimized"]
-    assert before == key(time="9min") == key(ram="available"), "more time, the same question"
     tuned = replace(PARAMS, pipelines={**PARAMS.pipelines, "tuned": optimized})
-    assert before == key(tuned), "an answer changes no question"
-    other = key(epochs=4), key(needs=files), key(replace(PARAMS, batch_size=7)), key(ram="1GiB")
-    assert len({before, *other}) == 5
+    assert key(tuned) == before, "an answer changes no question"
+    assert [*without_tuned(replace(PARAMS, pipelines={"tuned": optimized})).pipelines] == ["naive"]
+    assert key(time="9min") == key(ram="available") == before, "more time, the same question"
     assert key(ram="1024MiB", prepare="1h") == key(ram="1GiB", prepare="60min")
     assert key(epochs=PARAMS.train.epochs) == key(epochs="auto"), "the training's"
+    others = [key(epochs=4), key(needs=read), key(replace(PARAMS, batch_size=7)), key(ram="1GiB")]
     own.write_text("b")
-    assert key() != before, "a file is its contents"
+    others.append(key())  # a file is its contents
     own.write_text("a")
     monkeypatch.setattr("throughline.tuning.question.read_cpu_name", lambda: "another CPU")
-    assert key() != before, "the same name, on another machine"
-    assert [*without_tuned(replace(PARAMS, pipelines={"tuned": optimized})).pipelines] == ["naive"]
+    others.append(key())
+    assert len({before, *others}) == 7
 
 
 def test_a_journal_is_read_as_it_was_written(tmp_path):
     journal, admission = Journal(tmp_path), Admission(cost=Cost(), ram_bytes=2.0, held_bytes=1.0)
     journal.admit("a", admission)
-    for name, reason in (("b", "why"), ("b", "another reason")):
-        journal.drop(name, reason)
+    for reason in ("why", "another reason"):
+        journal.drop("b", reason)
     turns = {"a": Turn(examples=1.0, seconds=1.0), "c": Turn(examples=2.0, seconds=1.0)}
     calm = Round(phase="own", turns=turns, others_pct=3.0, busiest="x")
     for one in (calm, replace(calm, others_pct=30.0), calm):
@@ -386,13 +378,12 @@ def test_a_journal_is_read_as_it_was_written(tmp_path):
     assert replace(again.content, dropped=journal.content.dropped) == journal.content
     wanted = (("own", ["a"]), ("own", ["a", "b"]), ("final", ["a"]))
     assert [again.rounds_of(*each) for each in wanted] == [3, 0, 0]
-    again.forget_disturbed()
-    assert Journal(tmp_path).content.rounds == [calm, calm]
     again.admit("c", replace(admission, disturbed=True))
     again.forget_disturbed()
-    assert Journal(tmp_path).content.admissions.keys() == {"a"}
+    left = Journal(tmp_path).content
+    assert left.admissions.keys() == {"a"}
     alone = replace(calm, turns={"a": calm.turns["a"]})
-    assert Journal(tmp_path).content.rounds == [alone, alone], "it is raced again, with its first"
+    assert left.rounds == [alone, alone], "`c` is raced again, and the disturbed round with it"
     (tmp_path / "journal.json").write_text("{")
     assert Journal(tmp_path).content.rounds == [], "a damaged one is begun again"
 
