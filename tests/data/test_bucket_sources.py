@@ -14,7 +14,6 @@ from tasks.upload import upload
 from tests.support.external_records import example, png, write
 from tests.support.small_data import data_settings, picture, read_files, read_reasons, save_photos
 from throughline.data import object_folder
-from throughline.data.encodings.base import ObjectFile, RejectedValue
 from throughline.data.found import ExampleFile
 from throughline.data.ingest import ingest
 from throughline.data.inspection_cache import read_stamp
@@ -42,7 +41,7 @@ SHARDS = ShardSettings(min_shards=2, writers=2)
 
 
 def write_source(root: Path, source: str) -> None:
-    """Data of a kind; of photos, some must be converted or cannot be used."""
+    """Data of a kind; some photos must be converted or cannot be used."""
     if source == "image_folder":
         save_photos(root, 30, "cat", "dog", "bird/owl")
         picture(99).save(root / "cat" / "converted ü#1%20.webp")
@@ -89,7 +88,6 @@ def test_a_bucket_gives_the_shards_of_a_folder(source, bucket_url, tmp_path, mon
 
 @pytest.fixture
 def photos_url(bucket_url, tmp_path) -> str:
-    """A bucket with 20 photos of two classes."""
     upload(save_photos(tmp_path / "photos", 20, "cat", "dog"), bucket_url)
     return bucket_url
 
@@ -214,14 +212,6 @@ def test_objects_that_stand_for_folders_are_none_of_files(bucket_url, object_sto
     assert (tmp_path / "none").is_dir()
 
 
-def test_many_folders_are_listed_as_one(bucket_url):
-    store = open_store(bucket_url)
-    names = [f"{a}/{b}/{c}" for a in "ab" for b in range(6) for c in range(2)] + ["x", "a/y"]
-    for name in names:
-        store.write(name, name.encode())
-    assert list_all(store) == sorted(store.list(), key=lambda one: one.name)
-
-
 def test_a_folder_that_is_an_object_too_is_refused_because_dvc_would_watch_that_alone(bucket_url):
     with pytest.raises(DataNotFound, match="no object has this name or is below it"):
         open_folder(bucket_url)
@@ -232,24 +222,11 @@ def test_a_folder_that_is_an_object_too_is_refused_because_dvc_would_watch_that_
 
 
 def test_a_name_with_a_percent_sign_is_taken_as_it_is(bucket_url):
-    """As DVC takes it."""
     folders = ("a b", "a%20b")
     for name in folders:
         open_store(f"{bucket_url}/{name}").write(f"{name}.csv", b"1")
     found = [open_folder(f"{bucket_url}/{name}").objects for name in folders]
     assert [one.name for (one,) in found] == ["a b.csv", "a%20b.csv"]
-
-
-def test_what_is_too_large_is_refused_before_it_is_read(bucket_url, proxy):
-    one = StoredObject(name="none", bytes=1 << 40, modified_at=None, tag="x")
-    file = ObjectFile(store=open_store(bucket_url), object=one)
-
-    def refuse(opened, size):
-        raise RejectedValue(f"larger: {size}")
-
-    with pytest.raises(RejectedValue, match=str(1 << 40)):
-        file.read(refuse)
-    assert not proxy.requests
 
 
 def test_parts_of_files_here_and_of_objects_are_read_in_their_order(bucket_url, tmp_path):

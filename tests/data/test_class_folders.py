@@ -73,7 +73,6 @@ def test_lists_of_splits_beside_class_folders_are_named(tmp_path):
 
 
 def test_what_is_about_texts_is_no_example_and_a_name_that_leaves_nothing_out_is_refused(tmp_path):
-    """So is a file next to the folders of classes, and blanks round a class make no other one."""
     names = (f"{folder}/{n}.txt" for folder in ("a", "a ", "b") for n in range(30))
     files = {name: name for name in ("README.txt", "a/License", "notes.txt", *names)}
     root = write_files(tmp_path / "in", files)

@@ -1,20 +1,26 @@
-"""TFRecord shards that others wrote are read by what they hold, or refused in words."""
+"""TFRecord files that others wrote, and values within them, are read as meant or refused."""
 
 import doctest
 import gzip
+import io
 import os
 import subprocess
 import zlib
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.csv_tables import write as write_table
 from tests.support.external_records import example, png, vectors, write
-from tests.support.small_data import data_settings, flip_bit, picture, prepared
-from throughline.data import class_names, ingest, rejects, split_names
+from tests.support.small_data import data_settings, flip_bit, prepared
+from throughline.data import class_names, rejects, split_names
+from throughline.data import ingest as stage
+from throughline.data.encodings.stored_arrays import read_array
+from throughline.data.ingest import ingest
 from throughline.data.manifest import read_manifest
 from throughline.data.sources import tfrecord
 from throughline.settings import DataSettings
@@ -22,6 +28,37 @@ from throughline.shared import wording
 from throughline.shared.errors import DataNotFound, UnreadableSource
 
 pytestmark = pytest.mark.integration
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (6, 4, 5, 1), np.uint8)
+FLOATS = DRAW.normal(size=(6, 4, 5)).astype(np.float32)
+
+
+def tensor(values) -> bytes:
+    return tf.io.serialize_tensor(values).numpy()
+
+
+def proto(values) -> bytes:
+    return tf.make_tensor_proto(values).SerializeToString()
+
+
+def npy(values, **more) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, **more)
+    return file.getvalue()
+
+
+def labeled(labels, name="x"):
+    return [example(**{name: [float(n)], "label": [label]}) for n, label in enumerate(labels)]
+
+
+def sequence(lists: dict, **context) -> bytes:
+    features = tf.train.Example.FromString(example(**context)).features
+    made = tf.train.SequenceExample(context=features)
+    for name, steps in lists.items():
+        for values in steps:
+            made.feature_lists.feature_list[name].feature.add().float_list.value.extend(values)
+    return made.SerializeToString()
 
 
 def scan(folder, **settings):
@@ -51,11 +88,10 @@ def test_the_split_is_read_from_the_words_of_a_path(tmp_path):
 
 
 def test_a_float_label_is_a_number_to_predict(tmp_path):
-    records = [example(x=[1.0], label=[0.25]), example(x=[2.0], label=[3.0])]
-    found = scan_records(tmp_path, records)
+    found = scan_records(tmp_path, labeled([0.25, 3.0, float("nan")]))
     assert (list(found.labels), found.classes) == ([0.25, 3.0], [])
     assert found.schema.target.encoding.name == "number"
-    (item,) = scan_records(tmp_path, [*records, example(x=[1.0], label=[float("nan")])]).rejected
+    (item,) = found.rejected
     assert (item.id, item.reason) == ("a.tfrecord/00000002", "label is not a finite number")
     features = {"image/class/label": [0.25], "image/encoded": [png(0)], "other": [3]}
     images = scan_records(tmp_path, [example(**features)])
@@ -78,37 +114,43 @@ def test_splits_come_from_names_and_validation_is_dealt_where_there_is_none(tmp_
         scan(tmp_path)
 
 
-def labeled(*labels):
-    return [example(x=[float(n)], label=[label]) for n, label in enumerate(labels)]
-
-
 def test_a_label_out_of_range_is_rejected_and_labels_from_1_are_refused(tmp_path):
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    found = scan_records(tmp_path, labeled(0, 1, 5, -1))
+    found = scan_records(tmp_path, labeled([0, 1, 5, -1]))
     said = "label beyond the classes: 5, labels.txt names 2"
     assert [(item.id, item.reason) for item in found.rejected] == [("a.tfrecord/00000002", said)]
     assert (list(found.labels), found.classes) == (["cat", "dog", "-1"], ["cat", "dog"])
-    found = scan_records(tmp_path, labeled(2, 1, 0))
+    found = scan_records(tmp_path, labeled([2, 1, 0]))
     assert [item.reason for item in found.rejected] == [said.replace("5", "2")]
     assert (found.values.tolist(), list(found.labels)) == ([[1], [2]], ["dog", "cat"])
     with pytest.raises(UnreadableSource, match="counts from 1 to 2: every example would get"):
-        scan_records(tmp_path, labeled(1, 2))
+        scan_records(tmp_path, labeled([1, 2]))
+
+
+SEQUENCE = sequence({"frames": [[1.0], [2.0]], "audio": [[0.5]]}, label=[1], size=[1.0])
+OF_CONTEXT = {"input": "size", "label": "label"}
+BOTH = {"image": [1.0], "image/encoded": [2.0], "label": [0]}
 
 
 @pytest.mark.parametrize(
-    ("features", "records", "said"),
+    ("record", "records", "said"),
     [
-        ({"image": [1.0], "image/encoded": [2.0]}, {}, "image and image/encoded could both be"),
-        ({"pixels": [1.0]}, {}, r"data\.records\.input is not set.*pixels \(float × 1\)"),
-        ({"pixels": [1.0]}, {"input": "pixel"}, "no .* pixel; .* hold: .*; did you mean pixels"),
-        ({"image": [b"a", b"b"]}, {}, r"image holds several values .*\(bytes × 2\)"),
-        ({}, {"input": "label"}, r"hold label \(int64 × 1\) and no other feature; an example"),
-        ({"x": [1.0], "label": [0.0, 1.0, 0.0]}, {}, r"label holds several values.*one-hot"),
+        (example(**BOTH), {}, "image and image/encoded could both be"),
+        (example(pixels=[1.0]), {}, r"data\.records\.input is not set.*pixels \(float × 1\)"),
+        (example(pixels=[1.0]), {"input": "pixel"}, "hold: .*; did you mean pixels"),
+        (example(image=[b"a", b"b"], label=[0]), {}, r"image holds several values .*\(bytes × 2\)"),
+        (example(label=[0]), {"input": "label"}, r"hold label \(int64 × 1\) and no other feature;"),
+        (example(x=[1.0], label=[0.0, 1.0, 0.0]), {}, r"label holds several values.*one-hot"),
+        (SEQUENCE, {}, r"SequenceExample with the feature lists audio \(1 steps\), frames \(2 st"),
+        (SEQUENCE, OF_CONTEXT, r"SequenceExample with the feature lists audio"),
+        (sequence({"words": [[1.0]] * 200}), {}, r"SequenceExample with the .*words \(200 steps\)"),
+        (png(1), OF_CONTEXT, r"not tf.train.Example, .*: .* \(it is PNG\)"),
+        (tensor(IMAGES[0]), OF_CONTEXT, r"it has no features \(it is serialized tensor, uint8 4×5"),
     ],
-)
-def test_what_is_no_single_input_and_label_is_refused(features, records, said, tmp_path):
+)  # fmt: skip
+def test_what_is_no_single_input_and_label_is_refused(record, records, said, tmp_path):
     with pytest.raises(UnreadableSource, match=said):
-        scan_records(tmp_path, [example(**{"label": [0], **features})], records=records)
+        scan_records(tmp_path, [record] * 3, records=records)
 
 
 def test_a_shard_of_another_schema_is_refused(tmp_path):
@@ -153,7 +195,7 @@ def test_a_record_with_a_wrong_checksum_is_rejected_and_a_shard_cut_off_is_refus
 
 
 def test_worked_examples_hold():
-    for module in (class_names, ingest, rejects, split_names, wording):
+    for module in (class_names, stage, rejects, split_names, wording):
         result = doctest.testmod(module)
         assert result.attempted and not result.failed, module.__name__
 
@@ -174,15 +216,13 @@ def test_a_compressed_shard_is_refused_with_the_command_that_unpacks_it(tmp_path
 
 
 def test_where_there_are_no_shards_or_records_it_is_said(tmp_path):
-    with pytest.raises(DataNotFound, match="does not exist"):
-        scan(tmp_path / "nowhere")
-    with pytest.raises(DataNotFound, match="holds no TFRecord file"):
-        scan(tmp_path)
+    for folder, said in (("nowhere", "does not exist"), ("", "holds no TFRecord file")):
+        with pytest.raises(DataNotFound, match=said):
+            scan(tmp_path / folder)
     (tmp_path / "empty.tfrecord").touch()
     with pytest.raises(DataNotFound, match="none of its shards holds a readable record"):
         scan(tmp_path)
-    write(tmp_path / "full.tfrecord", vectors(2))
-    assert scan(tmp_path).notes == {"empty shard": 1}
+    assert scan_records(tmp_path, vectors(2)).notes == {"empty shard": 1}
     (tmp_path / "text.tfrecord").write_text("a, b, c\n" * 9)
     with pytest.raises(UnreadableSource, match="is not a TFRecord file; remove it"):
         scan(tmp_path)
@@ -191,25 +231,22 @@ def test_where_there_are_no_shards_or_records_it_is_said(tmp_path):
 def test_files_and_links_that_are_no_shards_are_counted_but_for_hidden_ones(tmp_path):
     folder = tmp_path / "in"
     for name in ("a.tfrecord", "more/train_3.tfr", ".cache/b.tfrecord", ".c.tfrecord"):
-        write(folder / name, [example(x=[1.0], label=[0])])
+        write(folder / name, vectors(1))
     write(tmp_path / "away" / "b.tfrecord", vectors(2))
-    (folder / "labels.txt").write_text("owl\n")
     (folder / "linked").symlink_to("../away")
     (folder / "c.tfrecord").symlink_to("gone")
     assert [path.name for path in tfrecord.list_shards(folder)] == ["a.tfrecord"]
-    skipped = {"link to nothing": 1, "link to a folder": 1, ".tfr": 1}
-    assert scan(folder).skipped == skipped
+    assert scan(folder).skipped == {"link to nothing": 1, "link to a folder": 1, ".tfr": 1}
 
 
 def test_one_file_is_a_data_set_too(tmp_path):
     for name in ("one.tfrecord", "two.tfrecord"):
         write(tmp_path / name, vectors(2))
-    found = scan(tmp_path / "one.tfrecord")
-    assert found.ids == ["one.tfrecord/00000000", "one.tfrecord/00000001"] and not found.warnings
     (tmp_path / "labels.txt").write_text("owl\nduck\n")
-    unnamed = scan(tmp_path / "one.tfrecord")
-    assert unnamed.classes == ["0", "1"]
-    assert unnamed.warnings[0].startswith("labels.txt is not read, since data.path names the shard")
+    found = scan(tmp_path / "one.tfrecord")
+    assert found.ids == ["one.tfrecord/00000000", "one.tfrecord/00000001"]
+    assert found.classes == ["0", "1"]
+    assert found.warnings[0].startswith("labels.txt is not read, since data.path names the shard")
 
 
 def test_photos_in_shards_of_others_give_the_shards_of_folders(photos, photo_folder, tmp_path):
@@ -233,16 +270,149 @@ def test_photos_in_shards_of_others_give_the_shards_of_folders(photos, photo_fol
     assert features["image/encoded"].startswith("bytes: JPEG")
 
 
-def test_photos_that_must_be_converted_are_read_from_the_copy(tmp_path):
-    records = []
-    for number in range(40):
-        picture(number).save(tmp_path / "photo.webp", lossless=True)
-        image = (tmp_path / "photo.webp").read_bytes()
-        records.append(example(image=[image], label=[number % 2]))
-    write(tmp_path / "in" / "photos.tfrecord", records)
-    prepared(data_settings(tmp_path / "in", "tfrecord"), tmp_path)
-    manifest = read_manifest(tmp_path / "manifest")
-    assert manifest.stats["notes"] == {"written as PNG": 40}
-    copies = [Path(uri).read_bytes() for uri in manifest.examples["uri"]]
-    decoded = sorted(tf.io.decode_png(copy).numpy().tobytes() for copy in copies)
-    assert decoded == sorted(np.asarray(picture(number)).tobytes() for number in range(40))
+@pytest.mark.parametrize(
+    ("stored", "records", "expected"),
+    [
+        ([tensor(image) for image in IMAGES], {}, IMAGES),
+        ([npy(image) for image in IMAGES], {}, IMAGES),
+        ([image.tobytes() for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
+        ([image.tobytes() for image in FLOATS], {"shape": [4, 5]}, FLOATS),
+        ([npy(image.astype(">f8")) for image in FLOATS], {}, FLOATS),
+        ([npy(np.asfortranarray(image[..., 0])) for image in IMAGES], {}, IMAGES),
+        ([tensor(image.ravel()) for image in IMAGES], {"shape": [4, 5, 1]}, IMAGES),
+        ([tensor(image > 0) for image in FLOATS], {}, (FLOATS > 0).astype(np.float32)),
+        ([tensor(tf.cast(image, tf.bfloat16)) for image in np.ones((6, 3))], {}, np.ones((6, 3))),
+        ([proto(np.float32(n)) for n in range(6)], {}, np.arange(6.0)[:, None]),
+        ([image.tobytes() for image in FLOATS], {"dtype": "float32"}, FLOATS.reshape(6, 20)),
+        ([bytes([n, 0, 1, 0]) for n in range(6)], {"dtype": "int16"}, [[n, 1] for n in range(6)]),
+        # refused
+        ([bytes(20)] * 3, {}, r"no shape: 20 values of uint8.*data\.records\.shape.*\.dtype"),
+        ([tensor(image) for image in (IMAGES[0], IMAGES[0, 1:])], {}, "differs from record to rec"),
+        ([tensor(IMAGES[0])] * 3, {"shape": [7]}, r"\[7\] has 7 values, but x has 20"),
+        ([tensor(np.ones(2, np.complex64))] * 3, {}, "x is a serialized tensor, complex64 2;"),
+        ([np.arange(20, dtype=np.int32).tobytes()] * 3, {"shape": [20]}, r"bytes, 4 for each"),
+        ([bytes(20)] * 3, {"shape": [3], "dtype": "float32"}, r"20 bytes, but \[3\] values of fl"),
+        ([bytes(20)] * 3, {"shape": [3]}, r"\[3\] has 3 values, but x has 20 bytes: 20 values of"),
+        ([npy(np.array([{}]), allow_pickle=True)] * 3, {}, "bytes that are not an image"),
+    ],
+)
+def test_arrays_within_bytes_are_read_in_their_shape_and_dtype(stored, records, expected, tmp_path):
+    examples = [example(x=[value], label=[0]) for value in stored]
+    if isinstance(expected, str):
+        with pytest.raises(UnreadableSource, match=expected):
+            scan_records(tmp_path, examples, records=records)
+        return
+    found = scan_records(tmp_path, examples, records=records)
+    np.testing.assert_array_equal(found.values, expected)
+    assert (found.schema.input.encoding.name == "pixels") == (expected is IMAGES)
+    assert not found.rejected
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (tensor(IMAGES[0, 1:]), "differs from the others: serialized tensor, uint8 3×5×1"),
+        (npy(IMAGES[0]), "differs from the others: NumPy array, uint8 4×5×1"),
+        (tensor(IMAGES[0])[:-1], "differs from the others: not an array"),
+        (b"", "is empty"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 5])
+def test_an_array_of_another_form_is_rejected_by_its_record(tmp_path, odd, reason, place):
+    stored = [tensor(image) for image in IMAGES]
+    stored.insert(place, odd)
+    found = scan_records(tmp_path, [example(x=[value], label=[0]) for value in stored])
+    np.testing.assert_array_equal(found.values, IMAGES)
+    (rejected,) = found.rejected
+    assert rejected.id == f"a.tfrecord/{place:08d}"
+    assert rejected.reason.startswith(f"feature x {reason}")
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x08", b"\x93NUMPY\x01\x00"]))
+@settings(max_examples=300)
+def test_any_bytes_are_an_array_or_none(content, start):
+    found = read_array(start + content)
+    assert found is None or found[0].shape == found[1].shape
+
+
+def test_a_sequence_among_examples_is_never_read_as_its_context(tmp_path):
+    examples = [*labeled([0, 1] * 10, "size"), SEQUENCE]
+    found = scan_records(tmp_path, examples, records={"input": "size"})
+    assert len(found.values) == 20
+    assert found.rejected[0].reason.startswith("not a tf.train.Example: it is a tf.train.Sequence")
+
+
+CLASSES, NUMBERS = {"label_kind": "class"}, {"label_kind": "number"}
+MANY, WHOLE = [float(n) for n in range(40)], "different numbers in 40 rows may be values or classes"
+REFUSED = None
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes", "read"),
+    [
+        ([1.0, 2.0], {}, ["1", "2"], ["1", "2"]),
+        ([1.0, 2.0], NUMBERS, [], [1.0, 2.0]),
+        ([-1, 1], {}, ["-1", "1"], ["-1", "1"]),
+        ([16777217.0 * 2, 0.0], {}, ["0", "33554432"], ["33554432", "0"]),
+        ([b"1", b"-1"], {}, ["-1", "1"], ["1", "-1"]),
+        ([tensor(np.float64(1)), tensor(np.float64(0))], {}, ["0", "1"], ["1", "0"]),
+        ([tensor(b"owl"), tensor(b"cat")], {}, ["cat", "owl"], ["owl", "cat"]),
+        ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
+        ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
+        ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE}; set"),
+        ([b"owl"] * 3, NUMBERS, REFUSED, "label: text or booleans, but data.label_kind: number n"),
+        ([tensor([0, 1])] * 3, {}, REFUSED, "label holds several values.*one-hot"),
+    ],
+)
+def test_labels_are_classes_or_numbers_as_of_tables(tmp_path, labels, more, classes, read):
+    if classes is REFUSED:
+        with pytest.raises(UnreadableSource, match=read):
+            scan_records(tmp_path, labeled(labels), **more)
+        return
+    found = scan_records(tmp_path, labeled(labels), **more)
+    assert (found.classes, list(found.labels)) == (classes, read)
+    assert found.schema.predicts_number == (not classes)
+    floats = isinstance(labels[0], float) or labels[0] == tensor(np.float64(1))
+    assert bool(found.dialect) == (bool(classes) and not more and floats)
+
+
+KEPT = "label -1, which is read as a missing label; data.label_kind: class makes it a class"
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes", "left_out"),
+    [
+        ([-1, 1], {}, ("-1", "1"), {}),
+        ([0, 1, 2, -1], {}, ("0", "1", "2"), {KEPT: 15}),
+        ([0, 1, 2, -1], CLASSES, ("-1", "0", "1", "2"), {}),
+        ([0, 1] * 14 + [-1, 0], {}, ("0", "1"), {KEPT: 2}),
+        ([-1, 0, 1], {"leave_out": ["-1"]}, ("0", "1"), {"data.leave_out: -1": 20}),
+        ([-1, 0, 1], {}, REFUSED, r"label_kind: class, or data\.leave_out: \['-1'\]"),
+    ],
+)
+@pytest.mark.parametrize("source", ["table", "tfrecord"])
+def test_minus_one_is_a_class_or_stands_for_none(tmp_path, source, labels, more, classes, left_out):
+    path, labels = tmp_path, (labels * 60)[:60]
+    if source == "table":
+        rows = [[n * 0.37, label] for n, label in enumerate(labels)]
+        path = write_table(tmp_path, "x,label", rows)
+    else:
+        write(tmp_path / "a.tfrecord", labeled(labels))
+    settings = data_settings(path, source, **more)
+    if classes is REFUSED:
+        with pytest.raises(UnreadableSource, match=left_out):
+            ingest(settings, tmp_path / "manifest")
+        return
+    manifest = ingest(settings, tmp_path / "manifest")
+    assert manifest.classes == classes
+    assert manifest.stats["left_out"] == left_out
+    assert not manifest.stats["rejected"]
+    assert len(manifest.examples) == 60 - sum(left_out.values())
+
+
+def test_a_test_split_without_labels_is_left_out_and_another_assigned(tmp_path):
+    write(tmp_path / "in" / "train.tfrecord", labeled([0, 1] * 30))
+    write(tmp_path / "in" / "test.tfrecord", labeled([-1] * 9))
+    manifest = ingest(data_settings(tmp_path / "in", "tfrecord"), tmp_path / "manifest")
+    assert (manifest.classes, manifest.stats["left_out"]) == (("0", "1"), {KEPT: 9})
+    assert sum(manifest.stats["examples"].values()) == 60

@@ -1,7 +1,6 @@
 """The data at a glance: tables of each kind of data and target, and sample pictures of a class."""
 
 import io
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,6 @@ from PIL import Image
 from tests.support.csv_tables import write
 from tests.support.small_data import data_settings, picture, save_photos
 from throughline.data import glance
-from throughline.data.contact_sheet import write_sheet
 from throughline.data.ingest import ingest
 from throughline.settings import DataSettings
 
@@ -143,14 +141,3 @@ def test_of_many_classes_the_first_are_shown_and_the_sheet_stays_small(tmp_path)
     assert len(content) <= 300_000
     assert Image.open(io.BytesIO(content)).height > 8 * 16
     assert glance.describe_sheet(glance.to_rows(glance.tabulate(manifest))).count(",") == 1 + 7
-
-
-@pytest.mark.integration
-def test_no_sheet_is_drawn_of_files_in_a_bucket_or_that_are_gone(tmp_path):
-    folder = tmp_path / "manifest"
-    manifest = ingest(as_folder(tmp_path / "in"), folder)
-    (folder / "glance.png").unlink()
-    for uri in ("s3://bucket/x.png", str(tmp_path / "gone.png")):
-        examples = manifest.examples.assign(uri=uri)
-        write_sheet(replace(manifest, examples=examples, folder=folder), ["cat", "dog"], out=folder)
-        assert not (folder / "glance.png").exists()

@@ -20,7 +20,6 @@ from throughline.results.snapshot import SnapshotCost
 from throughline.shared.errors import TooManyRejects, UnreadableSource, UnusableDataset
 from throughline.shared.file_lock import hold_outputs
 
-ALL_SPLITS = "train, validation, test"
 pytestmark = pytest.mark.integration
 
 
@@ -58,34 +57,22 @@ def test_every_kind_of_bad_file_is_rejected_with_its_reason(folder, tmp_path):
     assert (len(manifest.examples), manifest.stats["rejected"]) == (20, 5)
 
 
-@pytest.mark.parametrize(
-    ("header", "cells", "causes"),
-    [
-        (
-            "price of house,time: start,kind",
-            [",1,a", "2,,a", "x,1,a", "y of z,1,b"],
-            {
-                "price of house is missing (data.missing: median keeps the row)": 1,
-                "time: start is missing (data.missing: median keeps the row)": 1,
-                "price of house is not a number (set data.missing_values if it means missing)": 2,
-            },
-        ),
-        ("size,kind,split", ["1,a,dev", "2,a,x: y"], {f"split is not one of {ALL_SPLITS}": 2}),
-        ("size,kind", ["1e99,a"], {"size exceeds the range of float32": 1}),
-    ],
-)
-def test_rejects_are_counted_and_too_many_leave_the_old_manifest(header, cells, causes, tmp_path):
-    rows = [
-        [{"kind": "ab"[row % 2], "split": ""}.get(name, row + 3) for name in header.split(",")]
-        for row in range(60)
-    ]
-    path = write(tmp_path, header, [*rows, *([cell] for cell in cells)])
+def test_rejects_are_counted_and_too_many_leave_the_old_manifest(tmp_path):
+    rows = [f"{row + 3},{row + 3},{'ab'[row % 2]}," for row in range(60)]
+    rows += [",1,a,", "2,,a,", "x,1,a,", "y of z,1,b,", "1e99,1,a,", "2,1,a,dev", "2,1,b,x: y"]
+    path = write(tmp_path, "price of house,time: start,kind,split", [[row] for row in rows])
+    causes = {
+        "price of house is missing (data.missing: median keeps the row)": 1,
+        "time: start is missing (data.missing: median keeps the row)": 1,
+        "price of house is not a number (set data.missing_values if it means missing)": 2,
+        "price of house exceeds the range of float32": 1,
+        "split is not one of train, validation, test": 2,
+    }
     settings = data_settings(path, "table", label_column="kind")
     manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.stats["reject_reasons"] == causes
-    count = sum(causes.values())
-    said = f"{count} of {60 + count} examples are unusable, {count / (60 + count):.1%}"
-    with pytest.raises(TooManyRejects, match=rf"{said}.*allows 1.0%, 0 of them") as caught:
+    said = r"7 of 67 examples are unusable, 10\.4%.*allows 1\.0%, 0 of them"
+    with pytest.raises(TooManyRejects, match=said) as caught:
         ingest(settings.model_copy(update={"max_reject_fraction": 0.01}), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 60, "the earlier one"
     for cause, count in causes.items():
@@ -207,12 +194,10 @@ def test_copies_in_a_held_out_split_win_and_odd_tables_are_warned_of(folder, tmp
 
 
 def test_a_class_of_a_list_is_not_spelled_in_two_ways(folder):
-    rows = [["a/00.jpg", "1"], ["a/02.jpg", "1.0"], ["b/01.jpg", "2"]]
-    path = write(folder, "path,label", rows)
+    path = write(folder, "path,label", [["a/00.jpg", "1"], ["a/02.jpg", "1.0"], ["b/01.jpg", "2"]])
     with pytest.raises(UnreadableSource, match="label holds 1 and"):
         scan(path, "image_table")
-    kept = scan(path, "image_table", label_kind="class")
-    assert {file.label for file in kept.files} == {"1", "1.0", "2"}
+    assert len(scan(path, "image_table", label_kind="class").files) == 3
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from unittest.mock import patch
 import pytest
 
 from tasks import ingest as stage
-from tasks.upload import upload
 from tests.support.lanes import slow_but_first
 from tests.support.project import SMALL, write_params
 from tests.support.small_data import (
@@ -41,7 +40,6 @@ from throughline.settings import ShardSettings
 from throughline.shared.engine import use_engine
 from throughline.shared.errors import DataNotFound, EngineFailed, TooManyRejects
 from throughline.shared.files import digest_blake2b
-from throughline.shared.object_store import open_store
 
 SECOND = 1_000_000_000
 SHARDS = ShardSettings(min_shards=6, writers=2)
@@ -82,6 +80,20 @@ class Inspected:
         (finding,) = inspection.inspect_all([self.file], verify=False)
         return finding
 
+    def rewrite(self) -> None:
+        let_file_times_pass(self.path)
+        self.path.write_bytes(b"abcd")
+        os.utime(self.path, (1, 1))
+
+    def lead_outside(self) -> None:
+        outside = self.path.parent.rename(self.kept / "outside")
+        self.path.parent.symlink_to(outside)
+
+    def damage(self, change: str) -> None:
+        (path,) = self.kept.glob("*-one.sqlite")
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute(f"UPDATE inspections SET {change}")
+
 
 @pytest.fixture
 def one(tmp_path):
@@ -97,17 +109,22 @@ def let_file_times_pass(path: Path) -> None:
     other.unlink()
 
 
-def test_what_was_found_in_a_file_is_found_again_until_it_changes(one):
+CHANGES = {
+    "other contents": Inspected.rewrite,
+    "gone": lambda one: one.path.unlink(),
+    "led outside": Inspected.lead_outside,
+    "damaged findings": lambda one: one.damage("found = replace(found, '4', '5')"),
+    "a damaged time": lambda one: one.damage("inspected_ns = X'FF'"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_was_found_in_a_file_is_found_again_until_it_changes(one, change):
     assert one.find() is None
     os.utime(one.path, (1, 1))
     one.keep(note="content is PNG")
     assert one.find() == FileInfo(path=one.path, **FOUND, note="content is PNG")
-    let_file_times_pass(one.path)
-    one.path.write_bytes(b"abcd")
-    os.utime(one.path, (1, 1))
-    assert one.find() is None, "it is as large and seems to be as old"
-    one.keep()
-    one.path.unlink()
+    change(one)
     assert one.find() is None
 
 
@@ -120,14 +137,6 @@ def test_what_was_kept_at_another_time_is_not_believed(one, ahead):
     assert one.find() is None
     one.keep()
     assert one.find()
-
-
-def test_a_file_that_leads_outside_now_is_read_again(one, tmp_path):
-    one.keep()
-    one.path.parent.rename(tmp_path / "outside")
-    one.path.parent.symlink_to(tmp_path / "outside")
-    assert read_stamp(one.file, now_ns=one.clock()), "the file itself is the same"
-    assert one.find() is None
 
 
 def test_a_file_that_changes_while_it_is_inspected_is_read_again(one):
@@ -151,22 +160,16 @@ def test_what_another_program_has_found_is_not_used_and_forgotten_after_a_few(on
     assert one.find() is None
 
 
-@pytest.mark.parametrize("change", ["found = replace(found, '4', '5')", "inspected_ns = X'FF'"])
-def test_what_the_disk_has_changed_is_not_believed(one, change):
-    one.keep()
-    (path,) = one.kept.glob("*-one.sqlite")
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(f"UPDATE inspections SET {change}")
-    assert one.find() is None
-
-
-def test_a_damaged_database_is_replaced(tmp_path):
+def test_a_damaged_database_is_replaced_and_without_any_all_files_are_read(tmp_path, capsys):
+    kept = tmp_path / "kept"
     for _ in range(2):
-        with open_inspection_cache(tmp_path / "kept", root=Root(tmp_path), key="one") as cache:
+        with open_inspection_cache(kept, root=Root(tmp_path), key="one") as cache:
             assert not cache.damaged
-        (path,) = (tmp_path / "kept").iterdir()
+        (path,) = kept.iterdir()
         assert path.read_bytes().startswith(b"SQLite")
         path.write_bytes(b"no database at all" * 100)
+    with open_inspection_cache(path, root=Root(tmp_path), key="one"):
+        assert " cannot be opened, so all files are read: " in capsys.readouterr().out
 
 
 class Data:
@@ -202,7 +205,6 @@ class Data:
         return {call.args[0].name for call in written.call_args_list}
 
     def write_known(self, manifest: Manifest) -> set[str]:
-        """The same with what an ingest has kept of the files."""
         with open_known_files(manifest, self.settings, self.kept) as is_known:
             return self.write(manifest, is_known=is_known)
 
@@ -222,50 +224,30 @@ def photos(tmp_path, monkeypatch):
     return Data(tmp_path)
 
 
-def test_where_nothing_can_be_kept_all_files_are_read(photos, capsys):
-    photos.kept.write_text("a file in place of the folder")
-    photos.ingest()
-    assert " cannot be opened, so all files are read: " in capsys.readouterr().out
-
-
-def test_only_what_is_new_or_changed_is_read(photos, capsys):
-    def read_again(**changes: object) -> str:
-        photos.ingest(**changes)
-        return "".join(re.findall("not read again: (.*) files", capsys.readouterr().out))
-
-    assert read_again() == ""
-    assert read_again() == "30 of 30"
-    photos.add("a/new.jpg", 100)
-    photos.add("a/00.jpg", 101)
-    (photos.root / "b" / "01.jpg").unlink()
-    assert read_again() == "28 of 30"
-    split = photos.settings.split.model_copy(update={"seed": 7})
-    assert read_again(split=split) == "30 of 30", "splits do not decide what is found in a file"
-    assert read_again(max_pixels=1_000_000) == ""
-
-
 @pytest.mark.integration
 def test_the_manifest_is_that_of_reading_everything_byte_for_byte(photos, capsys):
-    """After each of many changes: new, other, fewer files, of all kinds, good and bad."""
     add, root = photos.add, photos.root
     same = (root / "a" / "00.jpg").read_bytes()
-    changes = [
-        lambda: None,
-        lambda: add("c/x.webp", 202),  # is converted
-        lambda: write_files(root, {"b/cut.jpg": b"\xff\xd8 cut", "b/copy.jpg": same}),
-        lambda: (add("c/x.webp", 203), add("b/cut.jpg", 204)),
-        lambda: (root / "a" / "02.jpg").rename(root / "b" / "02.jpg"),
-        lambda: (root / "b").rename(root / "d"),
-        lambda: (root / "d" / "link.jpg").symlink_to(root / "a" / "00.jpg"),
-        lambda: [add(f"a/{row}.jpg", row) for row in range(400, 403)],
+    split = photos.settings.split.model_copy(update={"seed": 7})
+    changes = [  # what changes, the settings, and of how many files how many are known
+        (lambda: None, {}, ""),
+        (lambda: None, {"split": split}, "30 of 30"),
+        (lambda: None, {"max_pixels": 1_000_000}, ""),
+        (lambda: (add("a/00.jpg", 101), (root / "b" / "01.jpg").unlink()), {}, "28 of 29"),
+        (lambda: add("c/x.webp", 202), {}, "29 of 30"),  # is converted
+        (lambda: write_files(root, {"b/cut.jpg": b"\xff\xd8", "b/copy.jpg": same}), {}, "29 of 32"),
+        (lambda: (add("c/x.webp", 203), add("b/cut.jpg", 204)), {}, "30 of 32"),
+        (lambda: (root / "b").rename(root / "d"), {}, "15 of 32"),
+        (lambda: (root / "d" / "link.jpg").symlink_to(root / "a" / "00.jpg"), {}, "31 of 33"),
     ]
-    for number, change in enumerate(changes):
+    for change, settings, known in changes:
         change()
-        photos.ingest()
+        photos.ingest(**settings)
+        said = capsys.readouterr().out
+        assert "".join(re.findall("not read again: (.*) files", said)) == known
         incremental = read_files(photos.out)
-        ingest(photos.settings, photos.out)
-        assert incremental == read_files(photos.out), number
-    assert capsys.readouterr().out.count("not read again") == len(changes) - 1
+        ingest(photos.settings.model_copy(update=settings), photos.out)
+        assert incremental == read_files(photos.out), known
 
 
 def test_verify_reads_all_and_names_what_has_changed_unnoticed(photos, monkeypatch, capsys):
@@ -359,23 +341,6 @@ def test_a_file_that_was_changed_after_ingest_is_read_and_refused(photos):
     with pytest.raises(DataNotFound, match=r"04\.jpg .* has other contents than at ingest"):
         photos.write_known(manifest)
     assert not photos.shards.exists()
-
-
-@pytest.mark.slow
-def test_objects_that_are_as_ingest_has_seen_them_are_not_read_again(tmp_path, bucket_url):
-    data, store = Data(tmp_path), open_store(bucket_url)
-    upload(data.root, bucket_url)
-    data.settings = data_settings(bucket_url)
-    manifest = data.ingest()
-    data.write(manifest)
-    data.keep()
-    assert not data.write_known(manifest)
-    store.write("a/04.jpg", store.read("a/04.jpg"))  # the same again, as its tag says
-    assert len(data.write_known(manifest)) <= 1, "a store may count when it was written"
-    store.write("a/04.jpg", store.read("a/08.jpg"))
-    with pytest.raises(DataNotFound, match=r"a/04\.jpg .*(other contents|another size)"):
-        data.write_known(manifest)
-    assert not data.shards.exists()
 
 
 @pytest.mark.slow

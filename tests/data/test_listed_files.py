@@ -54,11 +54,13 @@ def test_names_are_read_by_one_rule_which_is_said(names, files, rule, tmp_path):
     assert rule in "".join(found.notes)
 
 
-def test_names_that_are_paths_stay_and_the_others_follow_one_rule(tmp_path):
-    found = scan(tmp_path, "1 2.png 3", "1.png 2.png 3.png more/list.csv")
+def test_paths_as_written_stay_and_as_many_files_may_be_missing_as_rejects_are_allowed(tmp_path):
+    found = scan(tmp_path / "1", "1 2.png 3", "1.png 2.png 3.png more/list.csv")
     assert [file.id for file in found.files] == ["1.png", "2.png", "3.png"]
     assert found.warnings == ["other files of data are left out: more/list.csv"]
     assert [*found.notes.values()] == [2]
+    found = scan(tmp_path / "2", "1 2 3", "x/1.png x/2.png", max_reject_fraction=0.4)
+    assert [file.id for file in found.files] == ["x/1.png", "x/2.png", "3"]
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,8 @@ def test_tables_in_the_folders_of_splits_are_named(tmp_path):
         image_table.scan(settings)
 
 
-def test_as_many_files_may_be_missing_as_rejects_are_allowed(tmp_path):
-    found = scan(tmp_path, "1 2 3", "x/1.png x/2.png", max_reject_fraction=0.4)
-    assert [file.id for file in found.files] == ["x/1.png", "x/2.png", "3"]
-
-
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Class folders with three files."""
     names = ("cat/1.jpg", "cat/2.jpg", "bird/owl/3.jpg")
     return write_files(tmp_path / "in", {name: name for name in names})
 

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.csv_tables import scan, write
+from tests.support.small_data import write_files
 from throughline.data.class_names import find_unlabeled
 from throughline.data.groups import find_crossing, find_name_groups, read_groups
 from throughline.data.ingest import ingest
@@ -16,11 +17,16 @@ from throughline.shared.errors import UnreadableSource
 
 SENTINEL = "repeats and is unlike all other numbers of x"
 SENTINELS = "repeat and are unlike all other numbers of x"
+SUM = "named as the sum or mean of other rows"
 LEAK = "column x has one label for each of its values"
 
 
 def noise(row):
     return "ab"[row * 7 % 3 % 2]
+
+
+def shop(row):
+    return f"s{row % 5}"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,12 @@ def noise(row):
         (lambda row: ("no", "yes")[noise(row) == "b"], LEAK),
         (lambda row: 7 if noise(row) == "b" else row % 6, LEAK),
         (lambda row: ("no", "yes")[row % 2], ""),
+        (lambda row: "SUBTOTAL:" if row in (9, 79) else shop(row), "(x: SUBTOTAL:), row 80 (x: "),
+        (lambda row: "s1 Total" if row == 20 else shop(row), f"row 21 (x: s1 Total): {SUM}"),
+        (lambda row: "Average" if row == 79 else shop(row), f"row 80 (x: Average): {SUM}"),
+        (lambda row: "Average" if row == 20 else shop(row), ""),  # a grade, say
+        (lambda row: "mean" if row > 77 else shop(row), ""),
+        (lambda row: "Colgate Total" if row == 20 else shop(row), ""),
     ],
 )
 def test_numbers_and_columns_that_say_something_else_are_named(tmp_path, cell, warning):
@@ -85,22 +97,6 @@ def test_columns_that_give_the_number_to_predict_are_named(header, row, said, tm
     path = write(tmp_path, f"{header},label", [row(number) for number in range(60)])
     warnings = [one for one in scan(path, label_kind="number").warnings if "label" in one]
     assert [one[: len(said)] for one in warnings] == [said] * bool(said)
-
-
-@pytest.mark.parametrize(
-    ("other", "settings", "marks"),
-    [
-        (lambda row: row % 7, {}, "[98, 99]"),
-        (lambda row: row, {}, '{x: [98, 99], "x 2": [98, 99]}'),
-        (lambda row: row % 7, {"missing_values": {"y": [0]}}, '{x: [98, 99], "x 2": [98, 99]}'),
-    ],
-)
-def test_marks_are_advised_by_column_where_others_have_them(tmp_path, other, settings, marks):
-    codes = [(98, 99)[row % 2] if row % 9 < 4 else row % 10 for row in range(120)]
-    rows = [[code, code, other(row), noise(row)] for row, code in enumerate(codes)]
-    found = scan(write(tmp_path, "x,x 2,y,label", rows), numeric=["x", "x 2", "y"], **settings)
-    said = [text for text in found.warnings if "98" in text]
-    assert [text.partition("data.missing_values: ")[2] for text in said] == [marks]
 
 
 @pytest.mark.parametrize(
@@ -214,23 +210,6 @@ def test_a_row_of_totals_or_of_units_is_no_example(tmp_path, place, cells, reaso
 
 
 @pytest.mark.parametrize(
-    ("at", "named"),
-    [
-        ({9: "Subtotal", 39: "SUBTOTAL:"}, "row 10 (shop: Subtotal), row 40 (shop: SUBTOTAL:): "),
-        ({20: "s1 Total"}, "row 21 (shop: s1 Total): named as the sum or mean of other rows"),
-        ({39: "Average"}, "row 40 (shop: Average): named"),
-        ({20: "Average"}, ""),  # a grade, say
-        ({39: "mean", 38: "mean"}, ""),
-        ({20: "Colgate Total"}, ""),
-    ],
-)
-def test_rows_that_are_named_as_sums_of_others_are_named(tmp_path, at, named):
-    rows = [[at.get(row, f"s{row % 5}"), row * row % 31 / 4, noise(row)] for row in range(40)]
-    said = " · ".join(scan(write(tmp_path, "shop,x,label", rows)).warnings)
-    assert named in said if named else "named as the sum" not in said
-
-
-@pytest.mark.parametrize(
     ("source", "suffix"),
     [("table", "csv"), ("text_table", "csv"), ("text_table", "parquet"), ("text_lines", "jsonl")],
 )
@@ -271,9 +250,7 @@ def test_rows_of_one_person_are_in_one_split(tmp_path, source, suffix):
 )
 def test_a_list_of_images_with_several_of_one_thing_says_so(tmp_path, name, cell, count):
     rows = [[f"{row}.png", cell(row), noise(row)] for row in range(400)]
-    for image, *_ in rows:
-        (tmp_path / image).touch()
-    write(tmp_path, f"path,{name},label", rows)
+    write(write_files(tmp_path, {image: "" for image, *_ in rows}), f"path,{name},label", rows)
     said = f"column {name} has {count} different values in 400 rows: "
     warnings = scan(tmp_path, "image_table").warnings
     assert [one.startswith(said) for one in warnings] == [True] * bool(count)

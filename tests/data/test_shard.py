@@ -1,29 +1,29 @@
-"""Splits, shard order and shard ranges; sharding, and the repair of damaged shards."""
+"""Splits, shards and their ranges, order and repair; columns, and the statistics of values."""
 
 import hashlib
 import os
 import shutil
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.csv_tables import write
-from tests.support.prepared_files import index_of, write_shard
-from tests.support.small_data import flip_bit, prepared, read_files, write_files
+from tests.support.prepared_files import index_of, write_columns, write_shard
+from tests.support.small_data import flip_bit, prepared, read_files
 from throughline.data import splits
+from throughline.data.columns import index as stored
+from throughline.data.columns import ragged
+from throughline.data.columns.channel_stats import Moments, compute_moments, merge_moments
 from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.manifest import Manifest, digest_rows, read_manifest
-from throughline.data.shards import file_parts, writing
-from throughline.data.shards.file_parts import FilePart, read_parts
+from throughline.data.shards import writing
 from throughline.data.shards.files import REPAIRED, ShardFiles
 from throughline.data.shards.index import Shard, read_shard_index
 from throughline.data.shards.repair import Damage, find_damaged_shards, repair_shards
@@ -31,7 +31,15 @@ from throughline.data.shards.tfrecord import read_records
 from throughline.data.shards.writing import shard
 from throughline.plan.schema import Schema, TableColumns
 from throughline.settings import DataSettings, ShardSettings
-from throughline.shared.errors import CorruptShard, DamagedFile, DataNotFound, MissingInput
+from throughline.shared.errors import (
+    CorruptColumn,
+    CorruptShard,
+    DamagedFile,
+    DataNotFound,
+    ImpossiblePlan,
+    MissingInput,
+    StaleSnapshot,
+)
 from throughline.shared.files import digest_blake3
 
 SHARES = {"validation": 0.15, "test": 0.1}
@@ -236,24 +244,6 @@ def test_a_set_with_missing_foreign_or_short_members_is_refused(arrays, tmp_path
         read_shard_index(tmp_path / "nowhere")
 
 
-def test_files_of_a_slow_disk_are_read_by_several_threads_at_once(tmp_path, monkeypatch):
-    write_files(tmp_path, dict.fromkeys("abc", "content"))
-    meeting, seen = threading.Barrier(2), threading.local()
-
-    def read(part, *, real=file_parts._read_file):
-        if getattr(seen, "first", False):  # by which a thread has learned that the disk is slow
-            meeting.wait(timeout=60)
-        seen.first = True
-        return real(part)
-
-    monkeypatch.setattr(file_parts, "_read_file", read)
-    parts = [FilePart(example_id=x, uri=f"{tmp_path}/{x}", offset=-1, bytes=7) for x in "abc"]
-    monkeypatch.setattr(file_parts, "SLOW_READ_S", -1.0)
-    with ThreadPoolExecutor(2) as threads:
-        contents = list(threads.map(lambda _: list(read_parts(parts)), range(2)))
-    assert contents == [[b"content"] * 3] * 2
-
-
 RECORDS = [b"first", b"second", b"third", b"fourth"]
 SECOND_AT = 12 + len(b"first") + 4  # a record has 12 bytes before and 4 after its data
 
@@ -312,3 +302,106 @@ def test_what_must_not_be_repaired_is_refused(plain, files):
     whole = write_shard(files.folder / "train-0.tfrecord", RECORDS)
     with pytest.raises(CorruptShard, match=r"4 readable records, but its digest does not match"):
         repair(replace(whole, digest="of another file"), files)
+
+
+COLUMNS = (
+    stored.Column(name="image", dtype="uint8", shape=(3, 2, 1)),
+    stored.Column(name="label", dtype="int64", shape=()),
+)
+VALUES = {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2, 1), "label": np.arange(10)}
+
+
+def test_rows_come_back_and_whoever_changes_them_does_so_for_himself_alone(tmp_path):
+    write_columns(tmp_path, COLUMNS, VALUES, rows=5)
+    index = stored.read_index(tmp_path, key="k")
+    for column in index.columns:
+        stored.map_column(tmp_path, "train", column, 10)[:] = 0
+        found = stored.map_column(tmp_path, "train", column, 10)
+        np.testing.assert_array_equal(found, VALUES[column.name])
+    stored.verify(tmp_path, index)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (np.zeros(10, np.float32), r"made label float32 of shape \(\), .* stores int64"),
+        (np.zeros((10, 4), np.int64), r"made label int64 of shape \(4,\), "),
+    ],
+)
+def test_values_that_a_column_would_cut_are_refused(label, said, tmp_path):
+    with pytest.raises(ImpossiblePlan, match=said):
+        stored.write_rows(tmp_path, "train", COLUMNS, start=0, values={**VALUES, "label": label})
+
+
+def test_another_key_a_flipped_bit_and_a_short_or_missing_column_are_found_and_named(tmp_path):
+    write_columns(tmp_path, COLUMNS, VALUES, rows=5)
+    with pytest.raises(StaleSnapshot, match="dvc repro snapshot"):
+        stored.read_index(tmp_path, key="other")
+    with pytest.raises(MissingInput):
+        stored.read_index(tmp_path / "nowhere")
+    flip_bit(stored.column_path(tmp_path, "train", "image"), 40)
+    with pytest.raises(CorruptColumn, match=r"image.bin: chunk of rows 5 to 9 does not match"):
+        stored.verify(tmp_path, stored.read_index(tmp_path))
+    path = stored.column_path(tmp_path, "train", "label")
+    os.truncate(path, 72)
+    with pytest.raises(CorruptColumn, match="has 72 bytes, not 80;"):
+        stored.read_index(tmp_path)
+    path.unlink()
+    with pytest.raises(CorruptColumn, match="is missing"):
+        stored.read_index(tmp_path)
+
+
+def test_a_column_without_bytes_is_empty(tmp_path):
+    for shape, count, mapped in (((3,), 0, (0, 3)), ((0,), 4, (4, 0)), ((None,), 4, (0,))):
+        column = stored.Column(name=f"of {shape}", dtype="float32", shape=shape)
+        stored.allocate(tmp_path, "train", (column,), count)
+        stored.column_path(tmp_path, "train", column.name).touch()
+        array = stored.map_column(tmp_path, "train", column, count)
+        assert (array.shape, array.dtype) == (mapped, np.float32)
+
+
+SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1, 3)), max_size=12)
+
+
+@pytest.mark.integration
+@given(SHAPES, st.sampled_from(["uint8", "float32", "int64"]), st.sampled_from([1, 3]))
+@settings(max_examples=60)
+def test_values_are_found_where_their_extents_say_and_tokens_have_no_gaps(sizes, dtype, rank):
+    shapes = np.asarray(sizes, np.int64).reshape(-1, 3)[:, :rank]
+    draw, itemsize = np.random.default_rng(0), np.dtype(dtype).itemsize
+    values = [draw.integers(0, 100, shape).astype(dtype) for shape in shapes]
+    data = ragged.pack(values)
+    offsets = ragged.compute_offsets(shapes, itemsize)
+    assert ragged.end_offset(offsets, itemsize) == len(data)
+    flat = np.frombuffer(data, dtype)
+    assert rank > 1 or len(flat) == shapes.sum()
+    for value, (begin, *shape) in zip(values, offsets.tolist(), strict=True):
+        assert rank == 1 or begin * itemsize % ragged.ALIGNMENT == 0
+        np.testing.assert_array_equal(flat[begin : begin + value.size].reshape(shape), value)
+
+
+def test_parts_are_joined_in_their_order_and_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "COPY_BYTES", 4)
+    contents = [b"first", b"", b"a second one"]
+    parts = [tmp_path / str(number) for number in range(len(contents))]
+    for part, content in zip(parts, contents, strict=True):
+        part.write_bytes(content)
+    for _ in range(2):
+        ragged.concatenate_parts(parts, tmp_path / "whole")
+        assert (tmp_path / "whole").read_bytes() == b"".join(contents)
+    assert all(part.exists() for part in parts)
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3]])
+def test_pieces_of_any_size_give_the_statistics_of_the_whole(cuts):
+    values = 1e9 + np.array([[1.0], [2.0], [3.0], [6.0]])
+    merged = merge_moments(compute_moments(part) for part in np.split(values, cuts))
+    assert merged.mean[0] - 1e9 == pytest.approx(3)
+    assert merged.deviation == pytest.approx((3.5**0.5,)), "it is not lost in large values"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+def test_moments_are_of_each_channel(dtype):
+    pixels = np.array([[[0, 10]], [[2, 10]], [[4, 40]]], dtype)  # three images of one pixel
+    expected = Moments(count=3, mean=(2.0, 20.0), sum_sq_dev=(8.0, 600.0))
+    assert compute_moments(pixels) == expected

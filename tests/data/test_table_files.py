@@ -17,7 +17,6 @@ from tests.support.small_data import (
     read_reasons,
     save_photos,
 )
-from throughline.data.examination import write_documents
 from throughline.data.ingest import ingest
 from throughline.data.sources import image_table, table, text_table
 from throughline.shared.errors import UnreadableSource
@@ -74,13 +73,10 @@ FORMS = {
     "a folder of Parquet": (PARTS, "parquet", {}),
     "a folder for each split": (["all/train/0.parquet", "all/train/1.parquet"], "parquet", {}),
     "one Parquet file": (["all.parquet"], "parquet", {}),
-    "one of another suffix": (["all.pq"], "parquet", {}),
     "save_to_disk": ([f"data-0000{n}-of-00002.arrow" for n in range(2)], "stream", {}),
     "Arrow files": (["a.arrow", "b.arrow"], "file", {}),
     "one stream without a suffix": (["table"], "stream", {}),
     "bytes alone": (PARTS, "parquet", {"image": pa.binary()}),
-    "large bytes alone": (["a.arrow"], "file", {"image": pa.large_binary()}),
-    "no paths": (PARTS, "parquet", {"path": None}),
     "the same path for all": (PARTS, "parquet", {"path": "image.png"}),
 }
 
@@ -115,24 +111,6 @@ def test_paths_that_all_examples_have_make_the_same_shards_as_files(as_files, tm
     shards = [name for name in one if name.endswith(".tfrecord")]
     assert shards
     assert all(one[name] == other[name] for name in shards)
-
-
-def test_splits_of_images_and_texts_are_those_of_the_files_names(tmp_path):
-    names = ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet")
-    root = write(tmp_path, {names[0]: pictures(range(8)), names[1]: pictures(range(8, 12))})
-    found = ingest(settings(root, split={"validation": 0.4}), tmp_path / "manifest")
-    assert found.stats["examples"]["test"] == 4
-    assert found.stats["examples"].keys() == {"train", "validation", "test"}
-    texts = pa.table({"text": ["a", "b"], "label": [0, 1]}).replace_schema_metadata(named_classes())
-    root = write(tmp_path / "texts", {"train/0.parquet": texts, "val/0.parquet": texts})
-    source = text_table.scan(settings(root, "text_table"))
-    rows, _ = write_documents(source, tmp_path, encoding="utf-8")
-    assert rows[["id", "label", "split"]].values.tolist() == [
-        ["train/0.parquet:00000001", "cat", "train"],
-        ["train/0.parquet:00000002", "dog", "train"],
-        ["val/0.parquet:00000001", "cat", "validation"],
-        ["val/0.parquet:00000002", "dog", "validation"],
-    ]
 
 
 four = partial(pictures, range(4))
@@ -237,11 +215,9 @@ def test_what_datasets_has_cached_next_to_its_data_is_left_out(tmp_path):
 
 UNSUPERVISED = "unsupervised-00000-of-00001"
 SPLIT_FILES = {  # kind of file, source, what is left out, and what names it
-    "Parquet": ("{}.parquet", "text_table", UNSUPERVISED, "unsupervised"),
     "Parquet by its file": ("{}.parquet", "table", UNSUPERVISED, f"{UNSUPERVISED}.parquet"),
     "by a pattern": ("{}.parquet", "text_table", UNSUPERVISED, "unsup*"),
     "in folders": ("{}/0000.parquet", "text_table", "imdb/unsupervised", "unsupervised"),
-    "by a folder's path": ("{}/0000.parquet", "text_table", "imdb/more", "imdb/more"),
     "lines": ("{}.jsonl", "text_lines", "unlabeled", "unlabeled"),
     "compressed name": ("{}.parquet", "text_table", "fold-0-of-5", "fold"),
 }

@@ -218,13 +218,15 @@ def test_only_plain_notation_is_a_number():
 
 def test_labels_and_categories_are_the_text_of_their_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(tabular, "_CELLS_AT_ONCE", 30)  # several parts
-    rows = [[row / 8, f"{row % 4:03}", f"{row % 8:03}"] for row in range(40)]
+    codes = ("001", "002", "003", "NA")
+    rows = [[row / 8, codes[row % 4], f"{row % 8:03}"] for row in range(40)]
     rows[-1][2] = " 001 "
     found = scan(write(tmp_path, "size,code,label", rows), categorical=["code"])
     assert found.values.tolist() == [[row / 8, row % 4] for row in range(40)]
     assert found.labels == [label.strip() for *_, label in rows]
     assert found.classes == [f"{label:03}" for label in range(8)]
-    assert found.schema.input.columns.categories == (("000", "001", "002", "003"),)
+    assert found.schema.input.columns.categories == (codes,)
+    assert found.warnings[0].startswith("column code has NA as a category; set data.missing_values")
     rows = [[row / 8, f"{row % 3:.18e}"] for row in range(60)]  # as NumPy's savetxt writes
     assert scan(write(tmp_path, "size,label", rows)).classes == ["0", "1", "2"]
 
