@@ -40,9 +40,9 @@ def write(folder, *positions, work=WORK):
 
 def restored(folder, work=WORK, **options):
     """The position that a new process goes on from, with its own values; None: the beginning."""
-    loaded = variables()
-    saved = CheckpointStore(folder, work).restore(loaded, **options)
-    assert saved is None or (saved.state["loss"], saved.state["run_id"]) == ("NaN", "r")
+    loaded, store = variables(), CheckpointStore(folder, work)
+    saved = store.restore(loaded, **options)
+    assert saved is None or (saved.state["loss"], store.run["run_id"]) == ("NaN", "r")
     position = None if saved is None else tuple(saved.state["position"])
     for variable, value in zip(loaded, values(position or (9, 9)), strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)

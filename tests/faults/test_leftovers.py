@@ -4,14 +4,12 @@ import contextlib
 import itertools
 import os
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.kills import kills_at_each_operation
-from tests.support.lanes import slow_but_first
 from tests.support.small_data import data_settings, picture, read_files, write_files
 from tests.support.worktrees import age
 from throughline.config.cli import clear_after_kills
@@ -22,7 +20,7 @@ from throughline.shared import files
 from throughline.shared.file_lock import hold
 from throughline.shared.files import atomic_file, clear_leftovers, resumable_folder, write_json
 from throughline.shared.layout import Layout
-from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch, temporary_files_in_scratch
+from throughline.shared.scratch import SCRATCH, Scratch, clear_scratch
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +49,7 @@ def version_of(found: dict[str, bytes]) -> str:
     return versions.pop()
 
 
-@pytest.mark.parametrize("exchange", slow_but_first([True, False]))
+@pytest.mark.parametrize("exchange", [True, False])
 def test_a_folder_is_replaced_as_a_whole_whenever_that_is_killed(tmp_path, monkeypatch, exchange):
     if not exchange:  # as file systems that cannot
         monkeypatch.setattr(files, "RENAME_EXCHANGE", 1 << 30)
@@ -148,12 +146,6 @@ def test_temporary_files_of_another_host_go_when_a_day_old(tmp_path):
         clear_leftovers(tmp_path)
         assert [*tmp_path.iterdir()] == [temporary], "its process is this one"
     clear_leftovers(tmp_path / "not there")
-
-
-def test_what_libraries_write_for_themselves_is_in_a_scratch_folder(tmp_path):
-    """As AutoGraph of TensorFlow does; a kill leaves it there."""
-    with temporary_files_in_scratch(tmp_path):
-        assert Path(tempfile.gettempdir()).is_relative_to(tmp_path / SCRATCH)
 
 
 @pytest.mark.slow

@@ -30,31 +30,30 @@ from throughline.shared.machine_lock import hold_machine
 
 pytestmark = pytest.mark.integration
 
-# Holds a lock until its input ends. No Prefect, no TensorFlow: it is there in a tenth of a second.
+# Holds the machine's lock until its input ends. No Prefect, no TensorFlow: it is there in a tenth
+# of a second.
 HOLD = """
 import os, sys
-root, path, address, user = sys.argv[1:]
+root, address, user = sys.argv[1:]
 sys.path.insert(0, root)
-from pathlib import Path
-from throughline.shared import file_lock, machine_lock
+from throughline.shared import machine_lock
 machine_lock.MACHINE_ADDRESS = address.replace("@", chr(0))
 os.setuid(int(user))
-waits = lambda who: print("waits:", who, flush=True)
-with file_lock.hold(Path(path), "run other", waits) if path else machine_lock.hold_machine(waits):
+with machine_lock.hold_machine(lambda who: print("waits:", who, flush=True)):
     print("held", flush=True)
     sys.stdin.read()
 """
+NOBODY = 65534
 
 
 @contextlib.contextmanager
-def holder(
-    path: Path | str, *, user: int = os.getuid(), first: str = "held\n", **options: object
-) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for a lock and then holds it, once it has said `first`."""
+def other_user(first: str = "held\n", **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user that waits for the lock and holds it, once it has said `first`."""
+    need("root")
     address = machine_lock.MACHINE_ADDRESS.replace("\0", "@")
-    command = [sys.executable, "-c", HOLD, str(ROOT), str(path), address, str(user)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **streams, **options) as process:
+    command = [sys.executable, "-c", HOLD, str(ROOT), address, str(NOBODY)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": os.environ | variables}
+    with subprocess.Popen(command, text=True, **streams) as process:
         try:
             assert process.stdout.readline().startswith(first)
             yield process
@@ -68,25 +67,17 @@ def machine(monkeypatch):
     monkeypatch.setattr(machine_lock, "MACHINE_ADDRESS", f"\0throughline-test-{os.getpid()}")
 
 
-def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
-    said, path = [], tmp_path / "locks" / "x.lock"
-    with holder(path) as process:
-        with hold(path, "run me", lambda who: (said.append(who), process.kill())):
-            assert json.loads(path.read_text())["owner"] == "run me"
-        assert said[0].startswith(f"run other (process {process.pid}, since 2")
-    assert list(path.parent.iterdir()) == []
-
-
 def test_a_lock_is_held_as_long_as_anything_has_inherited_it(tmp_path):
-    path = tmp_path / "x.lock"
+    path, said = tmp_path / "locks" / "x.lock", []
     with hold(path, "run me", print) as descriptor:
+        assert json.loads(path.read_text())["owner"] == "run me"
         child = subprocess.Popen(["sleep", "infinity"], pass_fds=(descriptor,))
         inode = path.stat().st_ino
-    said = []
     with hold(path, "run next", lambda who: (said.append(who), child.kill())):
-        assert said and path.stat().st_ino == inode
+        assert said[0].startswith(f"run me (process {os.getpid()}, since 2")
+        assert path.stat().st_ino == inode
     child.wait()
-    assert not path.exists()
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_file_that_is_removed_between_its_opening_and_its_locking_is_not_the_lock(
@@ -116,15 +107,13 @@ def test_whatever_a_lock_file_holds_it_can_be_locked(tmp_path, content):
 def test_the_machines_lock_is_shared_with_other_users_whatever_their_temporary_directory(
     machine, tmp_path
 ):
-    need("root")
     waits, said = f"waits: process {os.getpid()} of user root", []
-    with hold_machine(print), holder("", user=65534, first=waits):
+    with hold_machine(print), other_user(first=waits):
         pass
-    elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}
-    with holder("", user=65534, env=elsewhere) as other:
+    with other_user(TMPDIR=str(tmp_path)) as other:
         with hold_machine(lambda who: (said.append(who), other.kill())):
             pass
-        assert f"process {other.pid} of user" in said[0]
+        assert said[0].startswith(f"process {other.pid} of user ")
     assert list(tmp_path.iterdir()) == [], "there is no file that could be somebody else's, or stay"
 
 

@@ -243,7 +243,7 @@ def test_worktrees_of_killed_runs_without_a_name_are_swept_after_a_day(project):
     with opened(project, "in-use", ephemeral=True) as workspace:
         age(workspace.root, SWEPT_AFTER_S)
         assert sweep_workspaces(project) == ["swept"]
-        assert workspace.root.exists()
+        assert remove_workspace(workspace) is None, "it has no report"
     assert not swept.exists() and young.exists() and all(root.exists() for root in stay)
     assert "swept" not in git(project, "worktree", "list")
     assert not list((project / ".throughline" / "scratch").glob("*/*/swept"))

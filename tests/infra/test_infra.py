@@ -105,9 +105,7 @@ def test_volumes_belong_to_the_user_that_writes_them():
     mounted = {volume.split(":")[1] for one in ours for volume in one.get("volumes", [])}
     assert mounted and mounted <= set(made.split())
     assert re.search(r"^USER throughline$", DOCKERFILE, re.MULTILINE), "not as root"
-    assert "chown" not in DOCKERFILE, (
-        "code in the image is root's: what runs there cannot change it"
-    )
+    assert "chown" not in DOCKERFILE, "what runs there cannot change its code, which is root's"
 
 
 def test_the_image_is_built_from_the_lock():
@@ -153,7 +151,8 @@ def test_without_workers_or_dask_nothing_is_started(tmp_path, monkeypatch, worke
     monkeypatch.setattr(clusters, "find_spec", lambda name: None)
     opened, before = load_stack(tmp_path / "stack"), psutil.Process().children()
     refused = pytest.raises(ServiceFailed, match="Dask is not installed")
-    with refused if workers else nullcontext(), clusters.dask_cluster(opened, workers):
+    cluster, service = clusters.dask_cluster(opened, workers), clusters.input_service(opened, 0)
+    with refused if workers else nullcontext(), service, cluster:
         assert not workers and psutil.Process().children() == before
 
 

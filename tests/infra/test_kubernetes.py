@@ -58,21 +58,15 @@ def of_kind(folder: str, kind: str) -> dict[str, Manifest]:
     return {one["metadata"]["name"]: one for one in render(folder) if one["kind"] == kind}
 
 
-def pods_of(spec: Manifest, fields: dict[str, str]) -> SimpleNamespace:
-    """The pods of a template in the spec of a Job, a Deployment or a StatefulSet, $(VARIABLE) in
-    their command replaced by those of these fields.
-    """
+def pods_of(spec: Manifest) -> SimpleNamespace:
+    """The pods of a template in the spec of a Job, a Deployment or a StatefulSet."""
     pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
     (container,) = [*pod.get("initContainers", []), *pod["containers"]]
-    words = [*container.get("command", []), *container.get("args", [])]
-    for variable in container.get("env", []):
-        path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        if path in fields:
-            words = [word.replace(f"$({variable['name']})", fields[path]) for word in words]
-    ports = {port["containerPort"] for port in container.get("ports", [])}
     own = {"spec": spec, "pod": pod, "container": container, "labels": labels}
-    # By `app` services and policies select them.
-    return SimpleNamespace(**own, command=words, ports=ports, app=labels["app"])
+    own["app"] = labels["app"]  # by which services and policies select them
+    own["command"] = [*container.get("command", []), *container.get("args", [])]
+    own["ports"] = {port["containerPort"] for port in container.get("ports", [])}
+    return SimpleNamespace(**own)
 
 
 @cache
@@ -80,16 +74,11 @@ def workloads(folder: str) -> dict[str, SimpleNamespace]:
     """The pods that manifests start, or hold a template of, by kind and name."""
     found = {}
     for manifest in render(folder):
-        kind, own, spec = manifest["kind"], manifest["metadata"]["name"], manifest.get("spec")
-        if kind in ("Deployment", "StatefulSet"):
-            found[f"{kind} {own}"] = pods_of(spec, {"metadata.name": f"{own}-0"})
-        elif kind == "CronJob":
-            fields = {"metadata.labels['batch.kubernetes.io/job-name']": f"{own}-1"}
-            found[f"{kind} {own}"] = pods_of(spec["jobTemplate"]["spec"], fields)
-        elif kind == "JobSet":
-            fields = {"metadata.labels['jobset.sigs.k8s.io/jobset-name']": own}
-            for part in spec["replicatedJobs"]:
-                found[f"{kind} {own} {part['name']}"] = pods_of(part["template"]["spec"], fields)
+        name, spec = f"{manifest['kind']} {manifest['metadata']['name']}", manifest.get("spec", {})
+        specs = {name: spec.get("jobTemplate", {}).get("spec", spec)}
+        for part in spec.get("replicatedJobs", []):
+            specs[f"{name} {part['name']}"] = part["template"]["spec"]
+        found |= {one: pods_of(own) for one, own in specs.items() if "template" in own}
     return found
 
 
@@ -226,20 +215,23 @@ def test_the_store_is_reached_at_its_s3_port_alone_and_anybodys_graphs_reach_no_
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "host"),
+    ("folder", "name", "run", "host"),
     [
-        (HOSTS, "CronJob training-hosts", "training-hosts-1-{}.training-hosts"),
-        (JOBSET, "JobSet training train", "training-train-0-{}.training"),
+        (HOSTS, "CronJob training-hosts", "batch.kubernetes.io/job-name", "{}.training-hosts"),
+        (JOBSET, "JobSet training train", "jobset.sigs.k8s.io/jobset-name", "train-0-{}.$(RUN)"),
     ],
 )
 def test_the_tasks_of_a_training_start_at_once_end_together_and_find_one_another(
-    folder, name, host
+    folder, name, run, host
 ):
     one = workloads(folder)[name]
     assert (one.spec["completionMode"], one.spec["backoffLimit"]) == ("Indexed", 0)
     assert one.spec["parallelism"] == one.spec["completions"] == 2
     assert (one.app, one.app, None) in find_arrows(folder, "ingress")
-    assert parse(one.command)["hosts"].split(",") == [host.format(index) for index in range(2)]
+    variables = {it["name"]: it.get("valueFrom") for it in one.container["env"]}
+    assert variables["RUN"] == {"fieldRef": {"fieldPath": f"metadata.labels['{run}']"}}
+    hosts = [f"$(RUN)-{host.format(index)}" for index in range(2)]
+    assert parse(one.command)["hosts"].split(",") == hosts
     if folder == HOSTS:  # the controller of JobSet makes such a service itself
         service = of_kind(HOSTS, "Service")[one.pod["subdomain"]]["spec"]
         assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)

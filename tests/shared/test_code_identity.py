@@ -34,6 +34,7 @@ def project(tmp_path):
     [
         ("my_models.py", "relu", "sigmoid", True),
         ("blocks/of/widths.py", "8", "9", True),
+        ("blocks/__init__.py", "", "SEED = 1\n", True),
         ("blocks/of/__init__.py", "", "SEED = 1\n", True),
         ("extra.py", "2", "3", True),
         # Neither other modules nor docstrings, comments and formatting count.
