@@ -25,29 +25,22 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 def test_the_form_has_one_type_bounds_choices_and_the_values_of_params_yaml(stack):
-    deployment = stack.deployment("training")
+    deployment, comparison = stack.deployment("training"), stack.deployment("comparison")
     assert deployment["enforce_parameter_schema"], "the server refuses what is not in it"
     schema, own = deployment["parameter_openapi_schema"], list(SMALL["pipelines"])
-    fields = schema["properties"]
-    assert fields["pipeline"]["enum"][: len(own)] == own, "then those that presets bring"
-    assert fields["pipeline"]["default"] == "optimized"
-    changes = schema["definitions"]["Changes"]["properties"]
-    assert (
-        changes["epochs"].items() >= {"type": "integer", "minimum": 1, "maximum": 100_000}.items()
-    )
-    defaults = SMALL["train"] | {"batch_size": SMALL["batch_size"], "preset": "none"}
+    fields, changes = schema["properties"], schema["definitions"]["Changes"]["properties"]
+    compared = comparison["parameter_openapi_schema"]["properties"]
+    for field in (fields["pipeline"], compared["pipelines"]["items"]):
+        assert field["enum"][: len(own)] == own, "then those that presets bring"
+    values = SMALL["train"] | {"batch_size": SMALL["batch_size"], "preset": "none"}
     for name in ("epochs", "batch_size", "learning_rate", "preset"):
-        assert changes[name]["default"] == defaults[name]
-    assert changes["preset"]["enum"][0] == "none"
-    assert all(field["description"] for field in changes.values())
+        assert changes[name]["default"] == values[name]
+    bounds = {"type": "integer", "minimum": 1, "maximum": 100_000}
+    assert changes["epochs"].items() >= bounds.items()
     assert not re.search(changes["overrides"]["items"]["pattern"], "rm -rf")
     assert not re.search(fields["name"]["pattern"], "../../elsewhere")
-    comparison = stack.deployment("comparison")
-    compared = comparison["parameter_openapi_schema"]["properties"]
-    assert compared["pipelines"]["default"] == own
-    assert compared["pipelines"]["items"]["enum"][: len(own)] == own
-    for field in (*fields.values(), *compared.values(), *changes.values()):
-        assert "anyOf" not in field, "nobody has to choose a type first"
+    several = [*fields.values(), *compared.values(), *changes.values()]
+    assert not [field for field in several if "anyOf" in field], "nobody has to choose a type first"
     assert [one["active"] for one in comparison["schedules"]] == [False], "to be switched on"
 
 
@@ -66,8 +59,9 @@ def test_a_form_that_was_left_as_it_is_starts_a_run_without_changes(stack):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [False, True], ids=["to its end", "killed, and again"])
-def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch, cut):
+def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, monkeypatch):
+    """Whether the start before came to its end or was killed."""
+
     def schedules() -> set[tuple[str, bool, str | None]]:
         found = stack.deployment("comparison")["schedules"]
         return {(each["schedule"]["cron"], each["active"], each["slug"]) for each in found}
@@ -78,19 +72,19 @@ def test_schedules_stay_as_they_were_set_in_the_ui_when_it_starts_again(stack, m
     assert stack.post(f"{place}/{own}", method="PATCH", active=True).ok
     made = {"cron": "30 4 * * 6", "timezone": "Europe/Berlin"}
     assert stack.post_json(place, [{"schedule": made}]).ok
-    user = ":".join(stack.user)
-    access = {"PREFECT_API_URL": f"{stack.server}/api", "PREFECT_API_AUTH_STRING": user}
+    access = {"PREFECT_API_URL": f"{stack.server}/api"}
+    access["PREFECT_API_AUTH_STRING"] = ":".join(stack.user)
     monkeypatch.chdir(stack.project)
     wanted = {("0 2 * * *", True, "nightly"), ("30 4 * * 6", True, None)}
-    assert schedules() == wanted
     try:
-        if cut:
-            command = [sys.executable, "-m", "flows.orchestration.deployments"]
-            with subprocess.Popen(command, env={**os.environ, **access}) as process:
-                wait_for(lambda: processes_of(stack.project, "--no-prompt"))
-                process.kill()
-            wait_for(lambda: not processes_of(stack.project, "--no-prompt"))
-            assert schedules() == wanted
+        deploy(access)
+        assert schedules() == wanted
+        command = [sys.executable, "-m", "flows.orchestration.deployments"]
+        with subprocess.Popen(command, env={**os.environ, **access}) as process:
+            wait_for(lambda: processes_of(stack.project, "--no-prompt"))
+            process.kill()
+        wait_for(lambda: not processes_of(stack.project, "--no-prompt"))
+        assert schedules() == wanted
         deploy(access)
         assert schedules() == wanted
     finally:
@@ -118,24 +112,30 @@ def test_the_form_follows_params_yaml(stack):
 
 
 @pytest.mark.slow
-def test_a_run_is_an_experiment_with_artifacts_and_leaves_the_project_alone(
-    stack, trained, monkeypatch
+def test_runs_at_once_take_turns_and_are_experiments_that_leave_the_project_alone(
+    stack, trained_at_once, trained, monkeypatch
 ):
-    name = stack.state(trained)["name"]
+    runs, most = trained_at_once
+    assert most == 1, "never two measured stages at once"
+    names, kept = (
+        [stack.state(each)["name"] for each in runs],
+        run(stack.project, "dvc", "exp", "list"),
+    )
+    assert all(name in kept for name in names)
     shown = {("training", "table"), ("training-timeline", "image")}
     shown |= {("mlflow-run", "markdown"), ("progress", "progress")}
     assert shown <= stack.artifacts(trained)
-    assert name in run(stack.project, "dvc", "exp", "list")
     stages = "fetch ingest shard snapshot build@naive train@naive profile@naive race report"
     assert {*itertools.pairwise(stages.split())} <= stack.edges(trained)
     assert run_quietly(stack.project, "git", "status", "--porcelain") == ""
-    assert not (stack.project / ".throughline" / "workspaces" / name).exists(), "it is removed"
-    assert (stack.project / ".throughline" / "reports" / name / "index.html").exists()
+    hidden = stack.project / ".throughline"
+    assert not (hidden / "workspaces" / names[0]).exists(), "it is removed"
+    assert (hidden / "reports" / names[0] / "index.html").exists()
     stack.use_mlflow(monkeypatch)
     of_run = f"tags.`prefect.flow_run_id` = '{trained}'"
     every = {"search_all_experiments": True, "output_format": "list"}
     (one,) = mlflow.search_runs(filter_string=of_run, **every)
-    assert (one.data.tags["dvc.experiment"], one.info.run_name) == (name, f"{name}/naive")
+    assert (one.data.tags["dvc.experiment"], one.info.run_name) == (names[0], f"{names[0]}/naive")
     assert len(one.data.tags["git.commit"]) == 40
 
 
@@ -169,8 +169,7 @@ def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
     deployment = stack.deployment("prepare-data")["id"]
     form = f"{stack.server}/deployments/deployment/{deployment}/run"
     page.goto(form)
-    submit = page.get_by_role("button", name="Submit")
-    epochs = field(page, "Epochs")
+    submit, epochs = page.get_by_role("button", name="Submit"), field(page, "Epochs")
     expect(epochs).to_have_value(str(SMALL["train"]["epochs"]))
     expect(field(page, "Batch Size")).to_have_value(str(SMALL["batch_size"]))
     expect(page.get_by_text("Property is type")).to_have_count(0)
@@ -195,8 +194,8 @@ def test_a_run_started_through_the_form_has_what_was_changed_there(stack, page):
 @pytest.mark.slow
 def test_the_pages_of_a_run_show_its_stages_and_its_timeline(stack, page, trained):
     page.goto(f"{stack.server}/runs/flow-run/{trained}")
-    expect(page.get_by_text("Completed").first).to_be_visible()
-    expect(page.get_by_text("Running stage").first).to_be_visible()  # its log's beginning
+    for text in ("Completed", "Running stage"):  # the second in the beginning of its log
+        expect(page.get_by_text(text).first).to_be_visible()
     picture(page, "prefect-run")
     of_run = {"flow_run_id": {"any_": [trained]}, "key": {"any_": ["training-timeline"]}}
     (timeline,) = stack.ask("artifacts/filter", artifacts=of_run)
@@ -204,11 +203,3 @@ def test_the_pages_of_a_run_show_its_stages_and_its_timeline(stack, page, traine
     image = page.locator("img[src^='data:image/png']").first
     image.wait_for()
     assert image.evaluate("picture => picture.naturalWidth") > 500
-
-
-@pytest.mark.slow
-def test_runs_at_once_take_turns_and_both_are_experiments(stack, trained_at_once):
-    started, most = trained_at_once
-    assert most == 1, "never two measured stages at once"
-    names = run(stack.project, "dvc", "exp", "list")
-    assert all(stack.state(flow_run)["name"] in names for flow_run in started)
