@@ -168,34 +168,31 @@ def test_whether_xla_compiles_is_up_to_params_also_where_a_builder_compiles(aske
 
 
 def test_averages_of_weights_and_the_best_epochs_are_not_both_kept():
-    network, ema = build().network, {"sgd": {"use_ema": True}}
-    settings = TrainSettings(optimizer=ema, early_stopping={"restore_best": True})
-    compile_model(network, settings, target=CLASSES, steps=3)
+    averaging = TrainSettings(optimizer={"sgd": {"use_ema": True}})
+    network = build().network
+    compile_model(network, averaging, target=CLASSES, steps=3)
+    check_averages(network, make_callbacks(averaging))
+    restoring = TrainSettings(early_stopping={"restore_best": True})
     with pytest.raises(UnknownModel, match=r"restore_best: the optimizer averages the weights"):
-        check_averages(network, make_callbacks(settings))
-    check_averages(network, make_callbacks(settings.model_copy(update={"early_stopping": None})))
+        check_averages(network, make_callbacks(restoring))
 
 
 def test_names_and_arguments_reach_keras():
-    models = build()
+    network = build().network
     settings = TrainSettings(
         optimizer={"adamw": {"weight_decay": 0.25}},
         loss={"sparse_categorical_crossentropy": {"ignore_class": 3}},
-        metrics=[
-            "auto",
-            {"sparse_top_k_categorical_accuracy": {"k": 2}},
-            {"mean_io_u": {"num_classes": 4, "sparse_y_pred": False}},
-        ],
+        metrics=["auto", {"mean_io_u": {"num_classes": 4, "sparse_y_pred": False}}],
         schedule="constant",
         learning_rate=0.5,
     )
-    compile_model(models.network, settings, target=CLASSES, steps=3)
-    assert models.network.optimizer.weight_decay == 0.25
-    assert float(models.network.optimizer.learning_rate) == 0.5
-    assert models.network.loss.get_config()["ignore_class"] == 3
-    assert models.network.loss.get_config()["from_logits"] is True
-    seen = models.network.evaluate(np.zeros((4, 4)), np.zeros(4), verbose=0, return_dict=True)
-    assert {*seen} == {"loss", "accuracy", "sparse_top_k_categorical_accuracy", "mean_io_u"}
+    compile_model(network, settings, target=CLASSES, steps=3)
+    assert network.optimizer.weight_decay == 0.25
+    assert float(network.optimizer.learning_rate) == 0.5
+    loss = network.loss.get_config()
+    assert (loss["ignore_class"], loss["from_logits"]) == (3, True)
+    seen = network.evaluate(np.zeros((4, 4)), np.zeros(4), verbose=0, return_dict=True)
+    assert {*seen} == {"loss", "accuracy", "mean_io_u"}
 
 
 @pytest.mark.parametrize(
@@ -225,10 +222,17 @@ def test_what_early_stopping_watches_must_exist_and_have_a_known_direction():
     check_direction(network, TrainSettings(early_stopping={**stopping, "mode": "max"}))
 
 
-def test_a_model_that_ends_in_a_softmax_gets_a_loss_of_probabilities():
-    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, activation="softmax")])
-    compile_model(network, TrainSettings(), target=CLASSES, steps=3)
-    assert network.loss.get_config()["from_logits"] is False
+def test_a_loss_is_made_for_what_the_model_gives():
+    softmax = keras.layers.Dense(4, activation="softmax")
+    probabilities = keras.Sequential([keras.Input((4,)), softmax])
+    compile_model(probabilities, TrainSettings(), target=CLASSES, steps=3)
+    assert probabilities.loss.get_config()["from_logits"] is False
+    inputs = keras.Input((3,))
+    packed = PackedModel(inputs, keras.layers.Dense(4)(inputs))
+    with pytest.raises(UnknownModel, match=r"train.loss: .*own_loss is a function"):
+        compile_model(packed, TrainSettings(loss=named("own_loss")), target=CLASSES, steps=3)
+    compile_model(packed, TrainSettings(), target=CLASSES, steps=3)
+    assert packed.loss.reduction == "mean_with_sample_weight"
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -285,22 +289,20 @@ def test_a_model_that_is_no_better_than_a_constant_is_said_to_be_of_no_use(metri
     held_out = HeldOut(split="test", examples=99, constant_metric=0.4, constant_stderr=0.05)
     result = replace(made_up(TrainResult), metric=metric, held_out=held_out, test={metric: value})
     early = {"stopped": "stopped early after 2 of 9 epochs", "ended_by": "train.callbacks"}
-    assert bool(find_weakness(result, steps=6)) is weak
+    said = find_weakness(result, steps=6)
+    assert ("train.epochs" in said) if weak else not said
     if weak:
-        assert "train.epochs" in find_weakness(result, steps=6)
         assert "which train.callbacks decides" in find_weakness(result, steps=6, **early)
     if metric == "accuracy":
         said = find_weakness(replace(result, test={metric: 0.0}), steps=6)
         assert "glance.md" in said and "epochs" not in said
 
 
-@pytest.mark.parametrize(
-    ("examples", "steps", "said"),
-    [(100, 1, "are 1 batch of at most 256"), (323, 2, "are 2 batches"), (700, 3, None)],
-)
-def test_a_split_of_hardly_any_batches_is_said(examples, steps, said):
-    found = find_few_steps(examples, 256, steps_per_epoch=steps, epochs=4)
-    assert found is None if said is None else said in found
+def test_a_split_of_hardly_any_batches_is_said():
+    few = {"epochs": 4}
+    assert "are 1 batch of at most 256" in find_few_steps(100, 256, steps_per_epoch=1, **few)
+    assert "are 2 batches" in find_few_steps(323, 256, steps_per_epoch=2, **few)
+    assert find_few_steps(700, 256, steps_per_epoch=3, **few) is None
 
 
 @pytest.mark.parametrize(
@@ -320,38 +322,24 @@ def test_a_callback_that_sets_the_rate_is_refused_where_a_schedule_computes_it(c
         check_rate(network, plateau)
 
 
-def test_a_loss_that_is_a_function_is_refused_for_packed_rows():
-    inputs = keras.Input((3,))
-    model = PackedModel(inputs, keras.layers.Dense(4)(inputs))
-    with pytest.raises(UnknownModel, match=r"train.loss: .*own_loss is a function"):
-        compile_model(model, TrainSettings(loss=named("own_loss")), target=CLASSES, steps=3)
-    compile_model(model, TrainSettings(), target=CLASSES, steps=3)
-    assert model.loss.reduction == "mean_with_sample_weight"
+class OwnAdam(keras.optimizers.Adam):
+    def __init__(self, **options):
+        super().__init__(**options)
 
 
-def derived_from(base):
-    class Own(base):
-        def __init__(self, **options):
-            super().__init__(**options)
-
-    return Own
-
-
-OwnAdam = derived_from(keras.optimizers.Adam)
-OwnEntropy = derived_from(keras.losses.SparseCategoricalCrossentropy)
-OwnMean = derived_from(keras.metrics.Mean)
+class OwnEntropy(keras.losses.SparseCategoricalCrossentropy):
+    def __init__(self, **options):
+        super().__init__(**options)
 
 
 def make_adam(learning_rate=1e-3, beta=0.9):
     return keras.optimizers.Adam(learning_rate, beta_1=beta)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "given"), [("OwnAdam", {}), ("make_adam", {"beta": 0.5}), ("make_adam", {})]
-)
-def test_what_params_decide_reaches_own_classes_and_functions(optimizer, given):
-    own = {"loss": {named("OwnEntropy"): {}}, "metrics": [{named("OwnMean"): {}}]}
-    own |= {"optimizer": {named(optimizer): given}}
+@pytest.mark.parametrize("optimizer", [{"OwnAdam": {}}, {"make_adam": {"beta": 0.5}}], ids=str)
+def test_what_params_decide_reaches_own_classes_and_functions(optimizer):
+    ((name, given),) = optimizer.items()
+    own = {"optimizer": {named(name): given}, "loss": {named("OwnEntropy"): {}}}
     settings = TrainSettings(**own, schedule="constant", learning_rate=0.5)
     network = build().network
     compile_model(network, settings, target=CLASSES, steps=3)
@@ -377,16 +365,6 @@ class Reshaped(Subtracted):
         return super().call(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
 
 
-class SubtractedMean(keras.metrics.Mean):
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        super().update_state(squared(y_true, y_pred))
-
-
-class ReshapedMean(SubtractedMean):
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        super().update_state(keras.ops.reshape(y_true, keras.ops.shape(y_pred)), y_pred)
-
-
 @pytest.mark.parametrize("by_builder", [True, False])
 @pytest.mark.parametrize(
     ("part", "one", "refused"),
@@ -394,9 +372,7 @@ class ReshapedMean(SubtractedMean):
         ("loss", Subtracted, "loss Subtracted"),
         ("loss", Reshaped, None),
         ("loss", squared, None),
-        ("metric", SubtractedMean, "metric .*"),
         ("metric", squared, "metric .*"),
-        ("metric", ReshapedMean, None),
         ("metric", "r2_score", None),
     ],
 )

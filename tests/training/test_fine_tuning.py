@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tests.support.saved_models import make_spec
-from throughline.data.encodings.arrays import array_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
 from throughline.models.builders import Target, build_models
@@ -13,7 +12,7 @@ from throughline.models.fine_tuning import NEW_OUTPUT, freeze_layers
 from throughline.models.inference import save_trained_model
 from throughline.models.model_files import check_savable
 from throughline.models.transformers import Transformer
-from throughline.settings import ModelSettings, WindowSettings
+from throughline.settings import ModelSettings
 from throughline.shared.errors import UnknownModel
 
 pytestmark = pytest.mark.integration
@@ -149,24 +148,6 @@ def test_weights_of_layers_that_fit_are_loaded(tmp_path, capsys):
     said = capsys.readouterr().out
     assert ": 2 of 4; others keep" in said and "logits/kernel" in said
     assert not any(np.isnan(weight).any() for weight in network.get_weights())
-
-
-def test_the_model_of_a_series_is_trained_on(tmp_path):
-    def series(horizon, path=None, **settings):
-        target = Target(kind="regression", shape=(horizon, 2), mean=(5.0, 7.0), scale=(2.0, 3.0))
-        return build_for(target, path, shape=(6, 4), **settings)
-
-    first, path = series(3, name="mlp"), tmp_path / "model.keras"
-    spec = make_spec(
-        task="regression",
-        schema=labeled(array_feature("numbers", (4,), "float32")),
-        window=WindowSettings(length=6, horizon=3),
-    )
-    save_trained_model(first.full_model, path, spec, ())
-    again = series(3, path)
-    values = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
-    np.testing.assert_array_equal(again.full_model(values), first.full_model(values))
-    assert series(5, path).full_model.output_shape == (None, 5, 2)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ that works by itself. Here that is TensorFlow's asynchronous execution on the CP
 return before they are done, as a GPU's do.
 """
 
-import re
 import threading
 
 import keras
@@ -117,11 +116,8 @@ class InnerGraph(OwnStep):
         return [self.mean]
 
     @tf.function
-    def learn(self, data):
-        self.mean.update_state(tf.reduce_mean(data))
-
     def train_step(self, data):
-        self.learn(data)
+        self.mean.update_state(tf.reduce_mean(data))
         return {"loss": self.mean.result()}
 
 
@@ -145,50 +141,41 @@ def test_a_cached_split_is_read_once():
         read.append(int(number))
         return np.full((4, 2), number, np.float32)
 
-    batches = tf.data.Dataset.range(3).map(
+    values = tf.data.Dataset.range(3).map(
         lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.float32), (4, 2))
     )
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    labeled = batches.map(lambda value: (value, value[:, :1])).cache()
-    evaluation = SplitEvaluation(model, labeled, 3)
+    batches = values.map(lambda value: (value, value[:, :1])).cache()
+    evaluation = SplitEvaluation(model, batches, 3)
     assert evaluation.run() == evaluation.run()
+    SplitEvaluation(model, batches.map(lambda *batch: batch), 2).run()
     assert read == [0, 1, 2]
-    read.clear()
-    SplitEvaluation(model, labeled.map(lambda *batch: batch), 2).run()
-    assert read == []
 
 
 LOGS = {"accuracy": 0.5, "loss": 1.0, "val_loss": float("nan"), "val_accuracy": 0.25}
 
 
-def make(logs=LOGS):
-    return epoch_rows.make_row(2, logs, examples_per_s=10.0, learning_rate=0.1)
+def make(**more):
+    return epoch_rows.make_row(2, LOGS | more, examples_per_s=10.0, learning_rate=0.1)
 
 
-def test_training_comes_before_validation_and_the_loss_first():
+def test_a_row_has_training_before_validation_and_is_the_same_after_a_checkpoint(tmp_path):
     metrics = ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
     assert [*epoch_rows.name_metrics(make())] == metrics
     columns = [name.replace("/", "_") for name in metrics]
     assert [*make()] == ["epoch", *columns, "examples_per_s", "learning_rate"]
     said = epoch_rows.describe_row(make())
     assert said == "loss 1.0000, accuracy 0.5000, validation accuracy 0.2500"
-
-
-@pytest.mark.parametrize("value", [[1, 2], "good"], ids=str)
-def test_what_is_no_number_is_named(value):
-    said = rf"puts '{re.escape(str(value))}' into the logs of an epoch as 'mine'"
-    with pytest.raises(UnknownModel, match=said):
-        make({**LOGS, "mine": value})
-
-
-def test_a_row_is_the_same_after_a_checkpoint_and_its_logs_are_those_it_was_made_of(tmp_path):
     np.testing.assert_equal(epoch_rows.read_logs(make()), LOGS)
-    assert make({**LOGS, "learning_rate": 9.0})["learning_rate"] == 0.1
+    assert make(learning_rate=9.0)["learning_rate"] == 0.1
     (tmp_path / "row.json").write_text(dump_json(make()))
     row = epoch_rows.read_row(read_json(tmp_path / "row.json"))
     np.testing.assert_equal(row, make())
     assert isinstance(row["epoch"], int)
+    for value in ([1, 2], "good"):
+        with pytest.raises(UnknownModel, match=r"puts '.+' into the logs of an epoch as 'mine'"):
+            make(mine=value)
 
 
 FALLING = keras.optimizers.schedules.PolynomialDecay(1.0, 10, end_learning_rate=0.0)
@@ -200,12 +187,9 @@ SGD = keras.optimizers.SGD
     [
         (SGD(FALLING), 5, -1, 0.6),  # of the last step
         (SGD(FALLING), 5, 2, 0.3),
-        (keras.optimizers.LossScaleOptimizer(SGD(FALLING)), 5, -1, 0.6),
         (keras.optimizers.LossScaleOptimizer(SGD(FALLING)), 5, 2, 0.3),
         (SGD(FALLING, gradient_accumulation_steps=4), 8, -1, 0.3),
-        (SGD(FALLING, gradient_accumulation_steps=4), 8, 0, 0.2),
-        (SGD(0.25), 5, -1, 0.25),  # that of now
-        (SGD(0.25), 5, 3, 0.25),
+        (SGD(0.25), 5, 3, 0.25),  # that of now
     ],
 )
 def test_a_rate_is_that_of_a_step_as_its_schedule_computes_it(optimizer, steps, ahead, rate):
