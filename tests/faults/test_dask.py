@@ -102,7 +102,7 @@ class Cluster:
         self.folder, file = folder, folder / "scheduler.json"
         self.scheduler = self._start("dask_scheduler", "--port", "0", "--scheduler-file", str(file))
         self.workers: list[subprocess.Popen[bytes]] = []
-        wait_for(lambda: "address" in (file.read_text() if file.exists() else ""))
+        wait_for(lambda: file.exists() and file.read_text().endswith("\n}"))
         self.address = json.loads(file.read_text())["address"]
 
     def have(self, workers: int) -> None:

@@ -54,12 +54,13 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def below(process: psutil.Process, word: str = "") -> list[psutil.Process]:
-    """Live processes below one, with a word on their command line."""
+def below(pid: int, word: str = "") -> list[psutil.Process]:
+    """Live processes below one, its children first, with a word on their command line."""
     found = []
-    for child in process.children(recursive=True):
+    for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
-            found += [child] * (word in " ".join(child.cmdline()) and is_alive(child))
+            if word in " ".join(child.cmdline()) and is_alive(child):
+                found.append(child)
     return found
 
 
@@ -108,11 +109,11 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
 
     def find_all() -> list[psutil.Process]:
         """Two supervisors, DVC and the stage, and the server below two of its own."""
-        found = below(psutil.Process(flow.pid))
+        found = below(flow.pid)
         return found if len(found) >= 6 else []
 
     ours = wait_for(find_all)
-    assert below(psutil.Process(flow.pid), "uvicorn")
+    assert below(flow.pid, "uvicorn")
     flow.kill()
     assert psutil.wait_procs(ours, timeout=LONGEST_S)[1] == []
     (project / ".throughline" / "workspaces" / "x" / ".dvc" / "tmp" / "rwlock").write_text("")
@@ -123,9 +124,8 @@ def test_a_killed_flow_leaves_neither_its_server_nor_its_supervisors_and_the_nex
 def test_a_stage_whose_supervisor_is_killed_is_never_tried_again_while_it_lives(project):
     flow = start(project, *PREPARE, shared=shared_prefect.environment(PREPARE))
     assert any("python -m tasks.snapshot" in line for line in flow.stdout)
-    children = psutil.Process(flow.pid).children()
-    supervisor = next(one for one in children if "repro" in one.cmdline())
-    stages = wait_for(lambda: below(supervisor, "-m tasks.snapshot"))
+    supervisor, *_ = below(flow.pid, "repro")
+    stages = wait_for(lambda: below(supervisor.pid, "-m tasks.snapshot"))
     supervisor.kill()
     assert any("tasks.snapshot" in line for line in flow.stdout), "it is tried again"
     assert not [stage for stage in stages if is_alive(stage)]
