@@ -31,8 +31,25 @@ from throughline.shared.layout import Layout
 from throughline.tuning.budgets import read_budgets
 from throughline.tuning.question import FOLDER
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 CHANGE = ("--set", "pipelines.naive.prefetch=2", "--name", "tuned")
+
+
+def flow(folder: Path, name: str, *options: str, code: int = 0) -> str:
+    """What a flow says."""
+    return run(folder, "python", "-m", f"flows.{name}", *options, code=code)
+
+
+def marked(mark: str, line: str, said: str) -> list[str]:
+    """Lines of stages that begin with a mark."""
+    return re.findall(rf"^{mark} {line}", said, re.MULTILINE)
+
+
+def assert_concluded(folder: Path, said: str) -> None:
+    """It ends with the table of the report in a folder, and its headline, within a screen."""
+    compared = Comparison.read(folder / "report")
+    assert to_text(comparison_table(compared)) in said and compared.headline in said
+    assert len(said.splitlines()) <= 45
 
 
 @pytest.mark.slow
@@ -46,60 +63,43 @@ def test_a_comparison_of_what_is_up_to_date_runs_nothing_and_is_concluded_where_
     for options in ([], [], ["--promote"]):
         for parent in runs_of(folder, **parents) if options else ():
             mlflow.MlflowClient().delete_run(parent.info.run_id)
-        said.append(run(folder, "python", "-m", "flows.comparison", *options))
-    assert [len(re.findall(r"^champion: ", one, re.MULTILINE)) for one in said] == [1, 0, 1]
-    # Without asking DVC stage by stage.
-    assert len(re.findall(r"^· \S.* up to date$", said[0], re.MULTILINE)) == 12
+        said.append(flow(folder, "comparison", *options))
+    assert [len(marked("champion:", "", one)) for one in said] == [1, 0, 1]
+    assert len(marked("·", r"\S.* up to date$", said[0])) == 12
     assert not re.search("Running stage|Traceback", "".join(said))
-    compared = Comparison.read(folder / "report")
-    assert to_text(comparison_table(compared)) in said[0], "it ends with the table"
-    assert compared.headline in said[0] and len(said[0].splitlines()) <= 45
+    assert_concluded(folder, said[0])
     assert f"removed the worktree that run {left.name} left more than a day ago" in said[0]
     assert not left.exists()
     for parent in runs_of(folder, **parents):
         assert parent.data.tags["headline"] and parent.data.tags["prefect.flow_run_id"]
         assert "dvc.experiment" not in parent.data.tags, "it had no changes"
+    _, _, table = flow(folder, "comparison", "--pipeline", "optimized").partition("skipping report")
+    assert "Their files: runs/optimized" in table
+    assert re.search(r"^\W*optimized\b", table, re.MULTILINE)
     printed = run_quietly(folder, "python", "-m", "flows.training", "--pipeline", "naive", "--json")
     stall_pct = RaceResult.read(folder / "race").configurations["naive"].stall_pct
     assert json.loads(printed)["stall_pct"] == stall_pct
 
 
 @pytest.mark.slow
-def test_what_is_measured_again_while_parameters_change_concludes_nothing(first):
+def test_what_is_measured_again_is_raced_but_not_trained(first):
     folder, _ = first
     before = RaceResult.read(folder / "race")
-    command = [sys.executable, "-m", "flows.comparison", "--measure-again", "naive", "--verbose"]
-    flow = start(folder, *command, shared=share_servers(command))
-    said, params = "", folder / "params.yaml"
-    for line in flow.stdout:
-        said += line
-        if "racing naive" in line:
-            text = params.read_text()
-            params.write_text(text.replace("learning_rate: 0.01\n", "learning_rate: 0.02\n"))
-    assert flow.wait() == 2, said
-    after = RaceResult.read(folder / "race")
-    assert after.rounds != before.rounds
-    assert re.search(r"^· train naive +up to date$", said, re.MULTILINE), "it is not trained"
-    assert re.search(r"^✓ report ", said, re.MULTILINE)
-    assert "is not finished: params.yaml, code or data changed during the run" in said
-    stale = "profile@naive, profile@optimized, race, train@naive, train@optimized"
-    assert f"out of date again: {stale}. Its" in said, "nothing else"
-    assert "champion:" not in said
+    said = flow(folder, "comparison", "--measure-again", "naive")
+    assert RaceResult.read(folder / "race").rounds != before.rounds
+    assert marked("·", "train naive +up to date$", said) and marked("✓", "report ", said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_cut_says_how_it_goes_on(first, number):
-    folder, _ = first
     command = [sys.executable, "-m", "flows.prepare_data", "--verbose", "--name", "cut"]
     command += ["--set", "shard.min_shards=3"]
-    flow = start(folder, *command, shared=share_servers(command))
-    for line in flow.stdout:
-        if "Running stage 'shard'" in line:
-            flow.send_signal(number)
-            break
-    said = flow.communicate()[0]
-    assert flow.returncode in (128 + number, -number)
+    preparation = start(first[0], *command, shared=share_servers(command))
+    assert any("Running stage 'shard'" in line for line in preparation.stdout)
+    preparation.send_signal(number)
+    said = preparation.communicate()[0]
+    assert preparation.returncode in (128 + number, -number)
     assert said.splitlines()[-1] == "stopped; the same command with --name cut resumes it"
     assert "Traceback" not in said and "Warning" not in said
 
@@ -109,18 +109,17 @@ def tuned(finished, tmp_path_factory):
     """A project after a comparison with a change, what it had before, and what that has said."""
     folder = copy_project(finished[0], tmp_path_factory.mktemp("tuned") / "project")
     before = (folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()
-    return folder, before, run(folder, "python", "-m", "flows.comparison", *CHANGE)
+    return folder, before, flow(folder, "comparison", *CHANGE)
 
 
 @pytest.mark.core
 def test_a_run_with_overrides_is_isolated_and_takes_from_the_cache_what_is_there(tuned):
-    folder, before, output = tuned
+    folder, before, said = tuned
     assert ((folder / "dvc.lock").read_text(), (folder / "params.yaml").read_text()) == before
     assert json.loads(run_quietly(folder, "dvc", "status", "--json")) == {}
     workspace = folder / ".throughline" / "workspaces" / "tuned"
     assert read_yaml(workspace / "params.yaml")["pipelines"]["naive"]["prefetch"] == 2
-    for restored in ("snapshot", "train optimized"):
-        assert re.search(rf"^· {restored} +from DVC's cache$", output, re.MULTILINE)
+    assert len(marked("·", "(snapshot|train optimized) +from DVC's cache$", said)) == 2
 
 
 @pytest.mark.core
@@ -156,7 +155,7 @@ def test_a_run_with_overrides_is_an_experiment_that_is_kept_once(tuned, monkeypa
         assert not is_saved(workspace, "tuned"), "it is of an earlier run"
         lock.write_text(last)
     run(folder, "dvc", "exp", "remove", "tuned")  # as if it had been cut before it was kept
-    again = run(folder, "python", "-m", "flows.comparison", *CHANGE)
+    again = flow(folder, "comparison", *CHANGE)
     assert "Running stage" not in again and "from DVC's cache" not in again, "all is up to date"
     assert "kept as DVC experiment tuned: " in again
 
@@ -166,118 +165,53 @@ def test_a_failing_stage_says_its_reason_once_and_by_which_name_the_run_goes_on(
     folder, _ = first
     source = folder / "source" / "broken.npz"
     source.write_bytes(b"nonsense")
-    command = ["python", "-m", "flows.prepare_data", "--set", "data.path=source/broken.npz"]
-    said = run(folder, *command, code=2)
+    options = ("--set", "data.path=source/broken.npz")
+    said = flow(folder, "prepare_data", *options, code=2)
     assert "ingest failed: UnreadableSource: " in said
     assert said.count("broken.npz") == 1, "reported once"
     assert "Traceback" not in said and "Finished in state" not in said
     log = Path(re.search(r"Log: (\S+)", said)[1]).read_text()
     assert "broken.npz" in log and "Finished in state Failed" in log, "what Prefect says is there"
-    name = re.search(r"^the same command with --name (\S+) continues", said, re.MULTILINE)[1]
+    (name,) = re.findall(r"^the same command with --name (\S+) continues", said, re.MULTILINE)
     shutil.copy(folder / "source" / "data.npz", source)
-    again = run(folder, *command, "--name", name)
-    assert re.search(r"^· fetch +up to date$", again, re.MULTILINE), "it is finished there"
-    assert re.search(r"^✓ ingest ", again, re.MULTILINE)
+    again = flow(folder, "prepare_data", *options, "--name", name)
+    assert marked("·", "fetch +up to date$", again), "it is finished there"
+    assert marked("✓", "ingest ", again)
 
 
 @pytest.mark.slow
 def test_a_training_measures_nothing_or_is_a_complete_experiment(first):
     folder, _ = first
-    command = ["python", "-m", "flows.training", "--pipeline", "naive", "--set", "train.epochs=1"]
-    output = run(folder, *command, "--no-measure")
-    assert "profile" not in output
-    assert "`naive` is trained, not measured" in output
-    name = re.search(r"\.throughline/workspaces/([^/]+)/runs/naive", output)[1]
+    options = ("--pipeline", "naive", "--set", "train.epochs=1")
+    said = flow(folder, "training", *options, "--no-measure")
+    assert "profile" not in said and "`naive` is trained, not measured" in said
+    name = re.search(r"\.throughline/workspaces/([^/]+)/runs/naive", said)[1]
     workspace = folder / ".throughline" / "workspaces" / name
     assert not (folder / UNNAMED / name).exists(), "it would be removed a day later"
     files = workspace / "runs" / "naive"
     assert TrainResult.read(files).last_epoch and not (files / "profile").exists()
     assert name not in run(folder, "dvc", "exp", "list", "--name-only")
     # As it has said, the same command without that goes on from there.
-    output = run(folder, *command, "--name", name)
-    assert re.search(r"^· train naive +up to date$", output, re.MULTILINE)
-    assert f"kept as DVC experiment {name}" in output
-    compared = Comparison.read(workspace / "report")
-    assert to_text(comparison_table(compared)) in output and compared.headline in output
-    assert len(output.splitlines()) < 45
+    said = flow(folder, "training", *options, "--name", name)
+    assert marked("·", "train naive +up to date$", said)
+    assert f"kept as DVC experiment {name}" in said
+    assert_concluded(workspace, said)
     assert list(read_yaml(workspace / "params.yaml")["pipelines"]) == ["naive"]
-    # What is kept is what dvc.lock says.
     assert json.loads(run_quietly(workspace, "dvc", "status", "--json")) == {}
 
 
-READING = """
-import sys
-from pathlib import Path
-from flows.{flow} import command
-from flows.run.locks import lock_path
-from throughline.results.base import read_value
-from throughline.shared.file_lock import hold_if_free
-
-lock, free = lock_path(Path.cwd(), "project"), set()
-
-def look(frame, event, argument):
-    if event == "call" and frame.f_code is read_value.__code__:
-        with hold_if_free(lock, "a test") as held:
-            free.add(held is not None)
-
-sys.setprofile(look)
-command(pipeline={pipeline!r})
-print("free", free)
-"""  # of a flow that asks whether others could change each result while it is read
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flow", "pipeline"),
-    [("training", "naive"), ("comparison", ["optimized"]), ("comparison", ["naive", "optimized"])],
-    ids=["a training", "a comparison of some", "a comparison"],
-)
-def test_results_are_read_while_no_other_run_changes_them(first, flow, pipeline):
-    said = run(first[0], "python", "-c", READING.format(flow=flow, pipeline=pipeline))
-    assert "free {False}" in said
-    if pipeline == ["optimized"]:
-        _, _, table = said.partition("skipping report")
-        assert "Their files: runs/optimized" in table
-        assert re.search(r"^\W*optimized\b", table, re.MULTILINE)
-
-
-# A model that takes all the time ends a search after its first phase, of few processes.
-SHORT_SEARCH = """
-batch_size: 4
-model!: {name: emulated, options: {step_ms: 60}}
-pipelines!: {naive: {read: shards}}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_search_with_changes_shows_what_it_finds_and_leaves_params_yaml(first):
-    folder, _ = first
-    before = (folder / "params.yaml").read_bytes()
-    (folder / "changes.yaml").write_text(SHORT_SEARCH)
-    command = ["python", "-m", "flows.tuning", "--time", "1min", "--epochs", "3"]
-    output = run(folder, *command, "--overlay", "changes.yaml")
-    assert "Traceback" not in output
-    assert re.search(r"^✓ tune ", output, re.MULTILINE)
-    assert re.search(r"^ ?naive +", output, re.MULTILINE), "a line of the table"
-    assert output.splitlines()[-1].startswith("tuned: ")
-    assert (folder / "params.yaml").read_bytes() == before
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_what_is_found_is_shown_and_added_also_where_it_cannot_be_added(first):
     folder, before = first[0], list_artifacts()
-    path, search = folder / "params.yaml", ("python", "-m", "flows.tuning", "--apply")
-    answer = replace(ANSWER, mlflow_run_id=None)
+    path, answer = folder / "params.yaml", replace(ANSWER, mlflow_run_id=None)
     key = find_key(load_params(path), Layout(folder), read_budgets())
     answer.write(folder / FOLDER / key)
-    assert run(folder, *search).splitlines()[-1] == answer.sentence
+    assert flow(folder, "tuning", "--apply").splitlines()[-1] == answer.sentence
     assert "train@tuned" in run(folder, "dvc", "status")
     shown = {("tuning", "table"), ("tuning-report", "markdown"), ("tuning-picture", "image")}
     assert shown <= {*list_artifacts()[len(before) :]}
     path.write_text(path.read_text().replace("prefetch: 7", "prefetch: 8"))
-    refused = run(folder, *search, code=2)
+    refused = flow(folder, "tuning", "--apply", code=2)
     assert answer.sentence in refused
     assert "pipelines.tuned exists with other settings" in " ".join(refused.split())
     assert list_artifacts()[len(before) :].count(("tuning", "table")) == 2

@@ -103,6 +103,11 @@ def test_what_decides_what_build_proves_decides_all_that_is_made_of_it():
         assert not [key for key in proven if not keys & {key, key.partition(".")[0]}]
 
 
+def test_the_template_of_the_page_decides_the_report():
+    report = read_yaml(ROOT / "dvc.yaml")["stages"]["report"]
+    assert "throughline/reporting/report.html" in report["deps"]
+
+
 def test_every_argument_of_an_op_counts_where_the_op_runs(own):
     ops = [{name: dict.fromkeys(kind.model_fields, 1)} for name, kind in REGISTRY.items()]
     write_params(own, SMALL | dict.fromkeys(OP_SECTIONS, ops))
