@@ -12,19 +12,15 @@ class FailureFile:
         self._path = path
         path.write_text("")
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has failed, or its set-up has, or the process that ran it has died."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """A test has failed, or its set-up or its file has, or the process that ran it has died."""
+        # pytest-xdist names a test whose process has died with its group behind an @.
+        died = getattr(report, "when", "") == "???" or ".py" not in report.nodeid
         if report.failed:
-            # pytest-xdist names a test whose process has died with its group behind an @.
-            self._add(DIED + report.nodeid if report.when == "???" else report.nodeid)
+            with self._path.open("a") as file:
+                file.write(f"{DIED if died else ''}{report.nodeid}\n")
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._add(report.nodeid if ".py" in report.nodeid else DIED + report.nodeid)
-
-    def _add(self, nodeid: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{nodeid}\n")
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def read_failures(path: Path) -> list[str]:
