@@ -1,9 +1,7 @@
 """Command lines, parsed by the parsers of the programs that they start."""
 
 import argparse
-import contextlib
 import importlib
-import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,13 +28,17 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
     Raises:
       NotAccepted: the program is not one of ours, or refuses the command line.
     """
-    if list(command[:1]) == ["prefect"]:
-        return _parse_prefect(command[1:])
-    if list(command[:1]) == ["dvc"]:
-        return _parse_dvc(command[1:])
-    if list(command[:2]) != ["python", "-m"]:
-        raise NotAccepted(f"{list(command)[:3]} starts none of our programs")
-    name, arguments = command[2], list(command[3:])
+    match command:
+        case ["prefect", *arguments]:
+            return _parse_prefect(arguments)
+        case ["dvc", *arguments]:
+            return _parse_dvc(arguments)
+        case ["python", "-m", name, *arguments]:
+            return _parse_module(name, arguments)
+    raise NotAccepted(f"{list(command)[:3]} starts none of our programs")
+
+
+def _parse_module(name: str, arguments: list[str]) -> dict[str, Any]:
     try:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):
@@ -48,7 +50,10 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
 
         return _make_context(cli.commands["server"], arguments)
     if isinstance(getattr(module, "app", None), typer.Typer):
-        return _parse_one_of_several(get_command(module.app), arguments)
+        group, (chosen, *arguments) = get_command(module.app), arguments or [""]
+        if chosen not in group.commands:
+            raise NotAccepted(f"{chosen!r} is none of its commands: {', '.join(group.commands)}")
+        return _make_context(group.commands[chosen], arguments)
     if isinstance(getattr(module, "main", None), click.Command):
         return _make_context(module.main, arguments)
     if hasattr(module, "command"):
@@ -58,6 +63,10 @@ def parse(command: Sequence[str]) -> dict[str, Any]:
     return _parse_by_argparse(name, module.main, arguments)
 
 
+def _refuse(parser: argparse.ArgumentParser, message: str, command: Any = None) -> None:
+    raise NotAccepted(message)
+
+
 def _parse_by_argparse(name: str, main: Callable[[], None], arguments: list[str]) -> dict[str, Any]:
     own = argparse.ArgumentParser.parse_args
 
@@ -65,26 +74,15 @@ def _parse_by_argparse(name: str, main: Callable[[], None], arguments: list[str]
         parser.format_help()  # fails where a text has a % of its own
         raise _Parsed(own(parser, *given, **named))
 
-    said = io.StringIO()
-    try:
-        with (
-            patch.object(sys, "argv", [name, *arguments]),
-            patch.object(argparse.ArgumentParser, "parse_args", stop),
-            contextlib.redirect_stderr(said),
-        ):
+    with (
+        patch.object(sys, "argv", [name, *arguments]),
+        patch.multiple(argparse.ArgumentParser, parse_args=stop, error=_refuse),
+    ):
+        try:
             main()
-    except _Parsed as parsed:
-        return vars(parsed.args[0])
-    except SystemExit:
-        raise NotAccepted(said.getvalue().strip().rpartition("error: ")[2]) from None
+        except _Parsed as parsed:
+            return vars(parsed.args[0])
     raise NotAccepted(f"{name} reads no command line")
-
-
-def _parse_one_of_several(group: Any, arguments: list[str]) -> dict[str, Any]:
-    name, *others = arguments or [""]
-    if name not in group.commands:
-        raise NotAccepted(f"{name!r} is none of its commands: {', '.join(group.commands)}")
-    return _make_context(group.commands[name], others)
 
 
 def _make_context(command: Any, arguments: list[str]) -> dict[str, Any]:
@@ -98,23 +96,20 @@ def _make_context(command: Any, arguments: list[str]) -> dict[str, Any]:
         raise NotAccepted(error.format_message()) from error
 
 
-def _parse_prefect(arguments: Sequence[str]) -> dict[str, Any]:
+def _parse_prefect(arguments: list[str]) -> dict[str, Any]:
     from cyclopts import CycloptsError
     from prefect.cli._app import _app
 
     try:
-        _, bound, _ = _app.parse_args(list(arguments), print_error=False, exit_on_error=False)
+        _, bound, _ = _app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise NotAccepted(str(error)) from error
     return dict(bound.arguments)
 
 
-def _parse_dvc(arguments: Sequence[str]) -> dict[str, Any]:
+def _parse_dvc(arguments: list[str]) -> dict[str, Any]:
     from dvc.cli import parse_args
     from dvc.cli.parser import DvcParser
 
-    def refuse(parser: DvcParser, message: str, command: Any = None) -> None:
-        raise NotAccepted(message)
-
-    with patch.object(DvcParser, "error", refuse):
-        return vars(parse_args(list(arguments)))
+    with patch.object(DvcParser, "error", _refuse):
+        return vars(parse_args(arguments))

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 import throughline  # noqa: F401 - sets the environment before TensorFlow is imported
 from flows.servers.services import HOST, reserved_port
-from tests.support.project import copy_project, find_changes, make_project, run
+from tests.support.project import commit_all, copy_project, find_changes, make_project, run
 from tests.support.shared_servers import prefect_template, shared_libraries, shared_prefect
 from tests.support.skips import need
 from tests.support.small_data import SPLIT, picture, prepared
@@ -48,19 +48,15 @@ def array_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def photo_settings(photo_folder) -> DataSettings:
-    return DataSettings(source="image_folder", path=str(photo_folder), split=SPLIT)
-
-
-@pytest.fixture(scope="session")
 def array_settings(array_file) -> DataSettings:
     return DataSettings(source="arrays", path=str(array_file), split=SPLIT)
 
 
 @pytest.fixture(scope="session")
-def photos(photo_settings, tmp_path_factory) -> Path:
+def photos(photo_folder, tmp_path_factory) -> Path:
     """A folder with manifest/ and shards/ of the photos."""
-    return prepared(photo_settings, tmp_path_factory.mktemp("photos-data"))
+    settings = DataSettings(source="image_folder", path=str(photo_folder), split=SPLIT)
+    return prepared(settings, tmp_path_factory.mktemp("photos-data"))
 
 
 @pytest.fixture(scope="session")
@@ -111,9 +107,7 @@ def _shared_by_tests(shared, tmp_path_factory) -> Iterator[None]:
 def stack(tmp_path_factory, finished) -> Iterator[Stack]:
     """A running `make ui` of a project whose results are up to date and committed."""
     project = copy_project(finished[0], tmp_path_factory.mktemp("ui") / "project")
-    run(project, "git", "add", "-A")
-    run(project, "git", "commit", "-qm", "results")
-    with running_stack(project) as running:
+    with running_stack(commit_all(project)) as running:
         yield running
 
 

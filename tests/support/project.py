@@ -24,41 +24,26 @@ CODE = (
     *("dvc.yaml", "prefect.yaml", "worker.yaml", "params.yaml", "uv.lock", "infra/mlflow-auth.ini"),
     *(".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"),
 )
-SMALL = {
-    "data": {
-        "source": "arrays",
-        "path": "source/data.npz",
-        "fetch": "none",
-        "max_reject_fraction": 0.01,
-        "split": {"validation": 0.2, "test": 0.2, "seed": 0},
-    },
-    "shard": {"target_size_mib": 1, "min_shards": 2, "compression": "none", "writers": 1},
-    "snapshot": {"on_corrupt": "fail", "max_corrupt_fraction": 0.001},
-    "preprocess": ["decode"],
-    "augment": ["flip"],
-    "postprocess": ["rescale"],
-    "window": {"length": 24, "horizon": 1, "stride": 1, "targets": []},
-    "batch_size": 32,
-    "pipelines": {
-        "naive": {"read": "shards"},
-        "optimized": {
-            "read": "snapshot",
-            "shuffle": {"kind": "global"},
-            "prefetch": 2,
-            "postprocess_on": "device",
-        },
-    },
-    "model": {"name": "mlp", "options": {"width": 8}},
-    "train": {
-        "epochs": 2,
-        "learning_rate": 0.01,
-        "schedule": "constant",
-        "seed": 0,
-        "deterministic": True,
-        "checkpoint_every": "1 epoch",
-    },
-    "measure": {"seconds": 1, "trace_steps": 3},
-}
+SMALL = YAML(typ="safe").load("""
+data:
+  {source: arrays, path: source/data.npz, fetch: none, max_reject_fraction: 0.01,
+   split: {validation: 0.2, test: 0.2, seed: 0}}
+shard: {target_size_mib: 1, min_shards: 2, compression: none, writers: 1}
+snapshot: {on_corrupt: fail, max_corrupt_fraction: 0.001}
+preprocess: [decode]
+augment: [flip]
+postprocess: [rescale]
+window: {length: 24, horizon: 1, stride: 1, targets: []}
+batch_size: 32
+pipelines:
+  naive: {read: shards}
+  optimized: {read: snapshot, shuffle: {kind: global}, prefetch: 2, postprocess_on: device}
+model: {name: mlp, options: {width: 8}}
+train:
+  {epochs: 2, learning_rate: 0.01, schedule: constant, seed: 0, deterministic: true,
+   checkpoint_every: 1 epoch}
+measure: {seconds: 1, trace_steps: 3}
+""")
 
 
 def make_project(folder: Path, array_file: Path, params: dict | None = None) -> Path:
@@ -73,10 +58,7 @@ def make_project(folder: Path, array_file: Path, params: dict | None = None) -> 
     (folder / "source").mkdir()
     shutil.copy(array_file, folder / "source" / "data.npz")
     write_params(folder, params or SMALL)
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "small")
-    return folder
+    return commit_all(folder)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -85,6 +67,14 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def commit_all(folder: Path) -> Path:
+    """Commit all files of a folder, in a repository that is made if there is none."""
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    return folder
 
 
 def copy_project(source: Path, folder: Path) -> Path:

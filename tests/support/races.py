@@ -40,9 +40,9 @@ def race(rates, *, costs=None, epochs=10, **options):
     return Race(rounds=rounds(rates, **options), costs=costs or {}, examples=1000, epochs=epochs)
 
 
-def exactly(value: float, *, apart: float = 0.02) -> Estimate:
+def exactly(value: float) -> Estimate:
     """A value by nine rounds, and an interval."""
-    return Estimate(value=value, low=value * (1 - apart), high=value * (1 + apart), rounds=9)
+    return Estimate(value=value, low=0.98 * value, high=1.02 * value, rounds=9)
 
 
 def raced(

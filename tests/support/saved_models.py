@@ -26,12 +26,10 @@ def make_spec(source: str = "table", **fields) -> InferenceSpec:
     return InferenceSpec(**{**usual, **fields})
 
 
-def save_as_train_does(
-    models: Models, params: Params, data: PreparedData, path: Path, *, pipeline: str = "p"
-) -> Path:
-    """Save a model with its weights, and with how it is used; returns the path."""
+def save_as_train_does(models: Models, params: Params, data: PreparedData, path: Path) -> Path:
+    """Save the model of the configuration `p` with its weights, and with how it is used."""
     path.parent.mkdir(parents=True, exist_ok=True)
     needs = check_savable(models.full_model, sorted(layer_modules(params)))
-    spec = make_inference_spec(params, pipeline, data, needs)
-    save_trained_model(models.full_model, path, spec, inference_ops(params, pipeline, data))
+    spec = make_inference_spec(params, "p", data, needs)
+    save_trained_model(models.full_model, path, spec, inference_ops(params, "p", data))
     return path

@@ -40,7 +40,7 @@ class Stack:
         return self.post_json(path, body, method=method)
 
     def post_json(self, path: str, body: Any, *, method: str = "POST") -> requests.Response:
-        """Send such a request with the token that asks for protection against forged ones."""
+        """The same, with the token that protects against forged requests."""
         token = csrf_token(self.server, self.user)
         headers = {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "tests"}
         url = f"{self.server}/api/{path}"
@@ -79,9 +79,9 @@ class Stack:
             time.sleep(1)
         return found
 
-    def completed(self, flow_run: str, seconds: float = 480) -> dict[str, Any]:
+    def completed(self, flow_run: str) -> dict[str, Any]:
         """What a run is that has come to its end as it should."""
-        found = self.ended(flow_run, seconds)
+        found = self.ended(flow_run)
         if found["state_type"] != "COMPLETED":
             time.sleep(LAST_LINES_S)
             said = f"{found['state']['message']}\n{self.log(flow_run)}"

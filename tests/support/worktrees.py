@@ -8,7 +8,8 @@ from pathlib import Path
 from flows.run.parameters import Changes
 from flows.run.resolution import resolve
 from flows.run.workspace import SWEPT_AFTER_S, Workspace, open_workspace
-from tests.support.project import SMALL, git, write_params
+from tests.support.project import SMALL, commit_all, write_params
+from tests.support.project import git as git  # for those that import it with the rest
 
 REPORT = "{cmd: echo made > made.txt, params: [batch_size], outs: [made.txt]}"
 CHEAP = f"stages:\n  report: {REPORT}\n"
@@ -22,10 +23,7 @@ def cheap_project(folder: Path) -> Path:
     (folder / ".gitignore").write_text("/.throughline/\n/made.txt\n")
     (folder / "dvc.yaml").write_text(CHEAP)
     write_params(folder, SMALL)
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "cheap")
-    return folder
+    return commit_all(folder)
 
 
 def opened(
