@@ -71,9 +71,9 @@ def test_rejects_are_counted_and_too_many_leave_the_old_manifest(tmp_path):
     settings = data_settings(path, "table", label_column="kind")
     manifest = ingest(settings, tmp_path / "manifest")
     assert manifest.stats["reject_reasons"] == causes
-    said = r"7 of 67 examples are unusable, 10\.4%.*allows 1\.0%, 0 of them"
+    said = r"7 of 67 examples are unusable, 10\.4%.*allows 10\.0%, 6 of them"
     with pytest.raises(TooManyRejects, match=said) as caught:
-        ingest(settings.model_copy(update={"max_reject_fraction": 0.01}), tmp_path / "manifest")
+        ingest(settings.model_copy(update={"max_reject_fraction": 0.1}), tmp_path / "manifest")
     assert len(read_manifest(tmp_path / "manifest").examples) == 60, "the earlier one"
     for cause, count in causes.items():
         assert f"{count} × {cause}, such as row " in str(caught.value)
