@@ -1,6 +1,5 @@
 """params.yaml is checked as a whole before anything runs: every problem at once, with its path."""
 
-import json
 import re
 
 import pytest
@@ -34,8 +33,8 @@ def naive(config: str) -> dict[str, str]:
     return {"pipelines__naive": config}
 
 
-def lanes(config: str = "read: snapshot", **shuffle: object) -> dict[str, str]:
-    return naive(f"{{{config}, shuffle: {json.dumps(shuffle)}}}")
+def shuffled(shuffle: str) -> dict[str, str]:
+    return naive(f"{{read: snapshot, shuffle: {{{shuffle}}}}}")
 
 
 def test_all_problems_are_told_together():
@@ -72,9 +71,7 @@ def test_all_problems_are_told_together():
         ({"augment": "[rescale]"}, "augment: rescale is deterministic; move it to postprocess"),
         ({"preprocess": "[{resize: {height: 3, width: 3}}, decode]"},
          "preprocess: `decode` must come first and only once, or be left out"),
-        ({"preprocess": "[decode, resise]"}, "resise is not an op; did you mean resize?"),
         ({"model__name": "mobilenetv2"}, "is not a model; did you mean MobileNetV2?"),
-        ({"model__name": "nowhere.at_all:build"}, "module nowhere.at_all cannot be found"),
         ({"pipelines__my-config": "{read: shards}"}, "my-config: names are Python identifiers"),
         ({"data__split": "{validation: 0.5, test: 0.5}"}, "leave nothing to train on"),
         ({"postprocess": "[{standardize: {mean: [0.5]}}]"},
@@ -95,8 +92,6 @@ def test_all_problems_are_told_together():
          "train.jit_compile: Keras turns XLA off with train.deterministic"),
         ({"train__optimizer": "{sgd: {learning_rate: 0.1}}"},
          "train.optimizer: the rate has a key of its own, train.learning_rate"),
-        ({"train__optimizer": "{sgd: {}, adamw: {}}"},
-         "train.optimizer: expected one name with its arguments, such as"),
         ({"train__metrics": "[auto, {}]"}, "train.metrics[1]: expected one name with its argum"),
         ({"train__optimizer": "adamww"}, "is not one of Keras' optimizers; did you mean AdamW?"),
         ({"train__loss": "{sparse_crossentropy: {}}"}, "is not one of Keras' losses; did you mean"),
@@ -107,7 +102,6 @@ def test_all_problems_are_told_together():
          "expected none, auto, cores or a whole number from 1; found True"),
         ({"window__stride": 2},
          "window.stride: only time series have it, and the source image_folder is not one"),
-        ({"data__path": "https://host/photos"}, "data.path: found https://; expected s3://"),
         ({**BUCKET, "storage__url": "s3://bucket"}, "storage.url: it overlaps with data.path"),
         ({"data__path": "gs://bucket/photos"},
          "data.path: DVC, which watches the bucket for changes, needs dvc-gs"),
@@ -135,7 +129,6 @@ def test_all_problems_are_told_together():
         ({**TEXT, **naive("{read: snapshot, shuffle: {kind: global}, snapshot_on: device}")},
          "pipelines.naive.snapshot_on: texts differ in length"),
         ({**TEXT, "model__name": "small_cnn"}, "small_cnn takes images, but the source has text"),
-        ({"preprocess": "[tokenize]"}, "preprocess: tokenize works on text, not on images"),
         ({**WINDOWS, "window": "{}"},
          "data.label_kind: none is only for predicting the next tokens"),
         ({**WINDOWS, "model__name": "emulated"}, "emulated does not predict next tokens"),
@@ -146,23 +139,15 @@ def test_all_problems_are_told_together():
         ({**TABLE, "data__missing": "previous"},
          "interpolate, previous and cut are for source: time_series"),
         ({"data__missing": "median"}, "the source image_folder is not a table; remove this key"),
-        (lanes(kind="lanes"), "shuffle.lanes: `kind: lanes` needs it"),
-        (lanes(kind="global", lanes=4), "`kind: global` has no lanes"),
-        (lanes(kind="lanes", lanes=5), "256, is not a multiple of 5"),
-        (lanes("read: shards", kind="lanes", lanes=4),
-         "a permutation within lanes needs random access"),
-        (lanes("read: snapshot, sampling: balanced", kind="lanes", lanes=4),
-         "sampling by class reorders the whole split"),
-        ({"train__class_weights": "balanced"}, "train.class_weights: input should be"),
+        (shuffled("kind: lanes"), "shuffle.lanes: `kind: lanes` needs it"),
+        (shuffled("kind: global, lanes: 4"), "`kind: global` has no lanes"),
+        (shuffled("kind: lanes, lanes: 5"), "256, is not a multiple of 5"),
         ({"train__optimizer": "{adamw: 1e-4}"}, "train.optimizer.adamw: input should be"),
-        ({"train__metrics": "[3]"}, "train.metrics[0]: input should be"),
         ({"preprocess": "[5]"}, "preprocess[0]: expected an op name"),
         ({"pipelines__naive__sampling": "{a: -1}"}, "pipelines.naive.sampling"),
         ({"preprocess": "[{cutout: {8}}]"}, "preprocess[0].cutout.8: "),
-        ({"preprocess": '["no_such_module:Op"]'}, "preprocess[0]: no_such_module:Op cannot be"),
         ({"preprocess": '["pathlib:Path"]'}, "preprocess[0]: pathlib:Path is not a class"),
         ({**TABLE, **PARTLY}, f"params.yaml: pipelines.part.snapshot.fraction: {STORED}"),
-        ({**TABLE, "snapshot__fraction": 0.5}, f"params.yaml: snapshot.fraction: {STORED}"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_refused_once_with_the_reason(change, expected):

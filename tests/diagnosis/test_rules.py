@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from throughline.data.encodings.arrays import pixels_feature
 from throughline.data.encodings.images import image_feature
 from throughline.data.encodings.labels import labeled
 from throughline.data.encodings.texts import text_feature
@@ -36,6 +37,7 @@ TEXT = replace(
     augment=(),
     postprocess=(),
 )
+RAW = replace(PHOTOS, schema=labeled(pixels_feature((28, 28, 1))), preprocess=(Decode(),))
 NO_WAITS = {"wait_ms_p50": 0.0, "wait_ms_p95": 0.0, "wait_ms_mean": 0.0}
 TRACED = Breakdown(steps=STEPS, traced_step_ms_mean=STEP_MS, iterators=(), **NO_WAITS)
 CORE_EACH = {"parallel": "cores"}
@@ -156,6 +158,9 @@ def test_a_map_is_called_for_single_examples_before_batches_by_length_and_once_a
     for batch in (None, {"pad_to": "auto"}):
         before = facts_of({"batch": batch}, spec=TEXT).per_example_map()
         assert before and [op.name for op in before.ops][-1] == "tokenize"
+    records = {**STORED, "read": "indexed_shards"}
+    assert facts_of(records).per_example_map()
+    assert facts_of({**records, "vectorize": True}, spec=RAW).per_example_map() is None
     bucket = BucketBatch(size=64, batching=BatchSettings(pad_to="auto"))
     flips = Map(ops=(Flip(),), parallel=Parallelism(), first_op_position=0)
     facts = facts_of({})

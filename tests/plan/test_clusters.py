@@ -125,7 +125,6 @@ def test_another_number_of_workers_than_asked_for_is_refused():
         {"TF_CONFIG": "{"},
         {"TF_CONFIG": "[1]"},
         {"TF_CONFIG": json.dumps({"cluster": WORKERS})},
-        given(WORKERS, type="worker"),
         given(WORKERS, type="worker", index=3),
         given(WORKERS, type="evaluator", index=0),
         given({**WORKERS, "ps": ["d:1"]}, type="worker", index=0),

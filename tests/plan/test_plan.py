@@ -84,6 +84,7 @@ WINDOWED = {**NO_OPS, "window": Window(length=2, horizon=1, stride=2, targets=(1
 SERIES = {"schema": Schema(features=(array_feature("series", (3,), "float32"),)), "ops": WINDOWED}
 UNSHUFFLED = {"shuffle": {"kind": "none"}}
 DEVICE = {**MAPPED, "snapshot_on": "device"}
+LANES = {"kind": "lanes", "lanes": 4}
 SMALLER = {"decode": {"ratio": 2}}
 SMALL = RandomCrop(height=8, width=8)
 RESIZED = RandomResizedCrop(height=8, width=8)
@@ -143,7 +144,7 @@ FETCHED = "gather:snapshot[global shuffle,32]+random_crop fetched+flip fetched+r
          " map:parse+decode+resize+flip+rescale[cores] → batch[32]"),
         ({**INDEXED, "schema": RAW, "ops": {"preprocess": (Decode(),)}, "vectorize": True},
          "read:indexed_shards[global shuffle,32] → map:parse+decode+flip+rescale"),
-        ({"read": "snapshot", "shuffle": {"kind": "lanes", "lanes": 4}},
+        ({"read": "snapshot", "shuffle": LANES},
          "gather:snapshot[shuffle of 4 lanes,32]+flip+rescale"),
         # Files of a series are read in the order of time, and windows alone are shuffled.
         ({**SERIES, "shuffle": {"kind": "buffer"}},
@@ -181,6 +182,9 @@ def test_a_fetch_crops_and_a_stream_crops_one_by_one_where_cheaper(preprocess, s
         ({"read": "snapshot", "shuffle": {"kind": "buffer"}}, "permuted as a whole"),
         ({"read": "snapshot", **UNSHUFFLED, "decode": {"ratio": 2}}, "decoded already"),
         ({"shuffle": {"kind": "global"}}, "needs random access"),
+        ({"shuffle": LANES}, "a permutation within lanes needs random access"),
+        ({"read": "snapshot", "shuffle": LANES, "sampling": "balanced"},
+         "sampling by class reorders the whole split"),
         ({**INDEXED, "shuffle": {"kind": "buffer"}}, "indexed shards can be permuted as a whole"),
         ({**INDEXED, "cache": {}}, "keeps the order of the first epoch"),
         ({**INDEXED, "service": {}}, "cannot be sent to a worker"),

@@ -167,9 +167,11 @@ def test_processes_of_this_host_have_their_slices_and_gpus(monkeypatch):
     assert [each[TF_CONFIG] for each in of(processes=3)] == own
 
 
-def subject(*findings: Finding, warm: float | None = 50.0, processes: int = 1) -> judging.Subject:
+def subject(
+    *findings: Finding, warm: float | None = 50.0, cold: float = 9.0, processes: int = 1
+) -> judging.Subject:
     """One whose warm epochs trained at a rate, in 100 steps of 2 s."""
-    throughput = warm and TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=warm - 9)
+    throughput = warm and TrainThroughput(train_examples_per_s=warm, cold_examples_per_s=cold)
     step = StepTimes(ms_p50=2000.0, ms_p95=2000.0, ms_p99=2000.0, count=100)
     known = {"throughput": throughput, "step": step, "processes": processes}
     trained = replace(made_up(TrainResult), **known)
@@ -239,6 +241,8 @@ def test_a_race_that_its_epochs_contradict_decides_nothing():
     assert result.verdict == "undecided"
     said = "training ran at 50 examples/s in the race, but its own epochs at 20"
     assert result.contradiction == said
+    only = judged(subject(warm=20.0, cold=20.0), measured(50.0))
+    assert only.verdict == "input-bound", "a cold epoch contradicts nothing"
     several = judged(subject(warm=20.0, processes=2), measured(50.0))
     assert several.verdict == "input-bound", "their epochs hold what they exchange"
     assert several.exchange_ms == pytest.approx(2000 - 64 / 50 * 1000)
