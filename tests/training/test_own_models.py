@@ -15,6 +15,7 @@ import tensorflow as tf
 from tests.support.trainings import params_of, train_once, validate
 from throughline.models.model_files import check_savable, load_model, save_model
 from throughline.shared.errors import UnsavableModel
+from throughline.tracking.calls import list_models
 from throughline.tracking.recorder import Recorder, RunKey
 from throughline.training import callbacks
 from throughline.training.model_state import find_draws, find_incomplete, list_parts, list_variables
@@ -94,23 +95,16 @@ def test_a_model_that_cannot_be_saved_is_refused_with_what_to_do(own, code, said
         check_savable(model, [module])
 
 
-KEY = RunKey(dataset="own", pipeline="p", data_digest="d")
-
-
 def log(own, kind, folder):
     """Log a model as train does; returns the run, what MLflow serves of it, and the model."""
-    recorder = Recorder(KEY)
     module, model = own(OWN[kind][0])
     save_model(model, folder / "model.keras")
-    with recorder:
+    with Recorder(RunKey(dataset="own", pipeline="p", data_digest="d")) as recorder:
         recorder.log_model(folder / "model.keras", check_savable(model, [module]).objects)
         recorder.log_metrics({"after": 1.0})
-    client = mlflow.MlflowClient()
-    run = client.get_run(recorder.run_id)
+    run = mlflow.get_run(recorder.run_id)
     assert recorder.sent and run.data.metrics == {"after": 1.0}
-    of_run = f"source_run_id = '{recorder.run_id}'"
-    models = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
-    return recorder.run_id, models, model
+    return recorder.run_id, list_models(run), model
 
 
 @pytest.mark.slow
@@ -136,19 +130,6 @@ def test_a_model_that_mlflow_cannot_serve_is_logged_as_a_file(own, mlflow_store,
     (found,) = mlflow.MlflowClient().list_artifacts(run_id)
     assert found.path == "model.keras" and not served
     assert "MLflow gets only the model's file" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_that_was_deleted_is_followed_by_a_new_one(mlflow_store):
-    recorder = Recorder(KEY)
-    with recorder:
-        pass
-    first = recorder.run_id
-    mlflow.MlflowClient().delete_run(first)
-    with recorder:
-        recorder.log_metrics({"after": 1.0})
-    assert recorder.run_id != first
-    assert mlflow.get_run(recorder.run_id).data.metrics == {"after": 1.0}
 
 
 class PuttingBack(keras.callbacks.Callback):
@@ -177,23 +158,12 @@ def test_validation_is_that_of_the_weights_that_are_kept(layout, tmp_path, setti
         assert loss == pytest.approx(np.log(4), rel=1e-4), "all weights are zero"
 
 
-class AtSteps(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("callback", "may"),
-    [
-        (PuttingBack(), True),
-        (AtSteps(), False),
-        (keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), True),
-        (keras.callbacks.EarlyStopping(restore_best_weights=True), False),
-    ],
-)
-def test_what_may_put_other_weights_in_place_is_code_of_ones_own(callback, may):
-    assert callbacks.may_replace_weights([keras.callbacks.TerminateOnNaN(), callback]) is may
-    assert not callbacks.may_replace_weights(callbacks.make_early_stopping(params_of().train))
+def test_what_may_put_other_weights_in_place_is_code_of_ones_own():
+    may, some = callbacks.may_replace_weights, keras.callbacks.LambdaCallback
+    assert may([keras.callbacks.TerminateOnNaN(), PuttingBack()])
+    assert may([some(on_epoch_end=lambda epoch, logs: None)])
+    assert not may([some(on_train_batch_end=lambda batch, logs: None)])
+    assert not may([keras.callbacks.EarlyStopping(restore_best_weights=True)])
 
 
 def make_model(**kept):
