@@ -58,7 +58,7 @@ def sequence(lists: dict, **context) -> bytes:
     for name, steps in lists.items():
         for values in steps:
             made.feature_lists.feature_list[name].feature.add().float_list.value.extend(values)
-    return made.SerializeToString()
+    return made.SerializeToString(deterministic=True)
 
 
 def scan(folder, **settings):

@@ -18,7 +18,7 @@ def example(**features) -> bytes:
             feature.float_list.value.extend(values)
         else:
             feature.int64_list.value.extend(values)
-    return made.SerializeToString()
+    return made.SerializeToString(deterministic=True)
 
 
 def vectors(count: int, **more) -> list[bytes]:
