@@ -318,8 +318,10 @@ def test_what_an_earlier_run_put_stays_as_it_is(
 ):
     folder, url = in_store
     storage = Storage(url=url, cache=tmp_path / "cache")
-    monkeypatch.setattr(writing, "write_frames", None)
     earlier = folder / "shards"
+    write_shards(arrays, tmp_path / "again", storage)
+    assert not proxy.count("PUT"), "of what is there already"
+    monkeypatch.setattr(writing, "write_frames", None)
     index = write_shards(arrays, tmp_path / "shards", storage, earlier=earlier)
     assert index == read_shard_index(earlier) and not proxy.count("PUT")
     assert read_files(tmp_path / "shards") == read_files(earlier)
