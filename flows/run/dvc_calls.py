@@ -20,12 +20,10 @@ from filelock import FileLock, Timeout
 
 from flows.run.git_calls import find_repository_problem
 from flows.run.processes import run_supervised
-from throughline.shared import fork_client
 from throughline.shared.errors import StageFailed, WorkspaceProblem
 
-# --wait-for-lock comes before the subcommand: DVC does not know it after. Forked from a server that
-# has imported DVC, if one runs, it starts in a tenth of the time.
-DVC = (sys.executable, "-P", fork_client.__file__, "dvc", "--wait-for-lock")
+# --wait-for-lock comes before the subcommand: DVC does not know it after.
+DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
 # DVC's message if it may not write a file, and SQLite's if it may not write a database.
 DENIED = re.compile(

@@ -1,10 +1,9 @@
 """A server that has imported the libraries of stages, and forks itself to run them.
 
-Importing TensorFlow, Keras and MLflow takes 5 s on 2 cores, half of a short stage, and DVC half a
-second; a fork starts in 10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules
-and serves (`throughline/shared/fork_client.py` is the other side). Programs have processes of their
-own, and share only imported modules; TensorFlow has no threads or devices yet that a fork could
-lose.
+Importing TensorFlow, Keras and MLflow takes 5 s on 2 cores, half of a short stage; a fork starts in
+10 ms. `python -m flows.run.fork_server SOCKET MODULE…` imports the modules and serves
+(`throughline/shared/fork_client.py` is the other side). Programs have processes of their own, and
+share only imported modules; TensorFlow has no threads or devices yet that a fork could lose.
 
 A program is refused, and imports by itself, if an imported file or the set of installed packages
 has changed, or if it belongs to another Python environment. A program in another folder shares only
@@ -37,11 +36,10 @@ from throughline.shared.gc_pause import collect_garbage_as_usual, pause_garbage_
 from throughline.shared.program import digest_code
 from throughline.shared.scratch import Scratch
 
-# Those of MLflow and DVC are what their commands would import later.
+# Train and race import the last one only when they open MLflow's store.
 STAGE_MODULES = (
     *(f"tasks.{stage}" for stage in HEAVY_STAGES),
     "mlflow.store.tracking.sqlalchemy_store",
-    *("dvc.cli.parser", "dvc.data_cloud", "dvc.repo.reproduce", "dvc.scm"),
 )
 LONGEST_REQUEST = 1 << 22  # bytes; an environment has a few thousand
 

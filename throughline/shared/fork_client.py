@@ -9,7 +9,6 @@ server imported it, the program does its own work. Standard library alone: this 
 import array
 import json
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ STAGE_SERVER = "THROUGHLINE_STAGE_SERVER"  # path of the server's socket
 REFUSED = b"refused"
 HEAVY_STAGES = ("build", "ingest", "profiling", "race", "report", "shard", "snapshot", "train")
 # Modules whose own imports take less time than waiting for all imports of their server.
-NOT_WAITING = ("dvc", "tasks.ingest", "tasks.shard")
+NOT_WAITING = ("tasks.ingest", "tasks.shard")
 READY = ".ready"  # suffix of a file next to the socket: the server has imported everything
 STREAMS = 3  # standard input, output, error
 
@@ -78,9 +77,3 @@ def hand_over(module: str, arguments: Sequence[str], *, server: str) -> None:
         sys.exit(int(answer) if answer else f"the process of {module} was killed")
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-if __name__ == "__main__":  # `python fork_client.py MODULE ARGUMENTS…` is `python -m MODULE …`
-    del sys.argv[0]
-    hand_over(sys.argv[0], sys.argv[1:], server=STAGE_SERVER)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
