@@ -87,8 +87,8 @@ def race_phase(
     search: Search, pool: SearchPool, phase: str, names: Sequence[str], *, rounds: int
 ) -> None:
     pool.open(names)
-    for number in range(search.journal.rounds_of(phase, names), rounds):
-        search.journal.add(pool.race(names, phase, number=number))
+    for _ in range(search.journal.rounds_of(phase, names), rounds):
+        search.journal.add(pool.race(names, phase))
 
 
 def main() -> None:

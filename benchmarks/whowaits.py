@@ -44,7 +44,7 @@ def judge(name: str, *, python: str) -> dict[str, Any]:
         best = first or max(report.changes, key=lambda each: each.gain, default=None)
         said_gain, real_gain, edited = (), (), script.with_name("edited.py")
         with suppress(CannotBeWritten):
-            if best:
+            if best and best.edits:
                 edited.write_bytes(edit_source(script.read_bytes(), str(script), best.edits))
                 low, high = median_interval([ms for ms, _ in _pairs(python, edited)])
                 pairs += _pairs(python, script)  # again, since the machine's speed drifts

@@ -146,7 +146,7 @@ def print_result(name: str, raced: Raced) -> None:
     else:
         echo(f"  cause: {raced.cause}\n  fix: {raced.fix}")
     for each in raced.findings:
-        worth = f"not tried: {each.untried}"
+        worth = f"no gain shown: {each.untried}"
         if gain := each.gain:
             worth = f"{gain.value:.2f}× ({gain.low:.2f} to {gain.high:.2f}), tried"
         echo(f"  finding {each.rule}: {each.fix} ({worth})")

@@ -38,7 +38,7 @@ from throughline.data.manifest import read_manifest
 from throughline.data.shards.index import read_shard_index
 from throughline.data.shards.tfrecord import frame, read_records
 from throughline.diagnosis.threshold import parse_threshold
-from throughline.kernels.elements import process_record
+from throughline.kernels.elements import TENSORFLOW_ERRORS, process_record, read_message
 from throughline.plan.ops import Decode, Parse
 from throughline.shared.errors import UserError
 
@@ -123,8 +123,8 @@ def parse_record(data: bytes, folder: Path) -> None:
     ops = (Parse(dtypes=(("image", "string"), ("label", "int64"))),)
     try:
         process_record(ops, tf.constant(data))
-    except tf.errors.OpError as error:
-        str(error)
+    except TENSORFLOW_ERRORS as error:
+        read_message(error).encode()
 
 
 def read_params(data: bytes, folder: Path) -> None:

@@ -12,7 +12,13 @@ import tensorflow as tf
 from tests.support.small_pipelines import CONFIGS, batches, pipeline
 from throughline.kernels import pixels
 from throughline.kernels.augmentations import beta_quantiles, draw_crops, luma
-from throughline.kernels.elements import apply_ops, split_window
+from throughline.kernels.elements import (
+    TENSORFLOW_ERRORS,
+    apply_ops,
+    process_record,
+    read_message,
+    split_window,
+)
 from throughline.kernels.kernels import byte_image, compute
 from throughline.kernels.randomness import RandomStream
 from throughline.kernels.resampling import compute_on_device
@@ -397,3 +403,9 @@ def test_two_flips_are_drawn_apart_and_undo_each_other():
 
     both = flipped(1, 2)
     assert (both == (flipped(1) ^ flipped(2))).all() and 0 < both.mean() < 1
+
+
+def test_an_error_that_quotes_bytes_other_than_text_is_read():
+    with pytest.raises(TENSORFLOW_ERRORS) as caught:
+        process_record((ops.Parse(dtypes=(("image", "string"),)),), tf.constant(b"\xff\xfe"))
+    assert r"\xff\xfe" in read_message(caught.value)

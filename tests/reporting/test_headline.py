@@ -60,6 +60,10 @@ SENTENCES = {
       ({"naive": raced(25.0, 75, "undecided", contradiction="25, its epochs 90"), "a": FAST},
        "How the configurations compare is undecided, since the figures of `naive` contradict each"
        " other: 25, its epochs 90."),
+    "another one that contradicts itself":
+      ({"naive": NAIVE, "a": raced(75.0, 25, "undecided", contradiction="75, its epochs 50")},
+       "Whether anything trains faster than `naive` is undecided, since the figures of `a`"
+       " contradict each other."),
     "nothing is faster, for the model takes the time":
       ({"naive": raced(98.0, 5), "best": raced(98.0, 4)},
        f"{NONE}: training waits for its input only 5 % of the time; the model takes the rest."),

@@ -93,7 +93,7 @@ CHOICES = {
     "a lead in four rounds": (
         CALM | {"cached": [2000.0] * 4}, NAIVE, "undecided naive",
         "undecided: the time was up before `cached` had raced for 5 rounds; so far `naive` is the"
-        " fastest. Run the same command to continue, or give a longer --time"),
+        " fastest of the others. Run the same command to continue, or give a longer --time"),
     "a later one that leads the choice": (
         TWICE | {"cached": [4000.0] * 4}, NAIVE, "found stored",
         "15 s for 30 epochs, 2.0× naive (2.0 to 2.0); the time was up before `cached` had raced for"
@@ -104,7 +104,8 @@ CHOICES = {
     "families that there was no time for": (
         steady(naive=1e3), {**NAIVE, "unraced": ["arrays", "disk", "memory"]}, "undecided naive",
         "undecided: the time was up before `arrays` and 2 more had raced for 5 rounds; so far"
-        " `naive` is the fastest. Run the same command to continue, or give a longer --time"),
+        " `naive` is the fastest of the others. Run the same command to continue, or give a longer"
+        " --time"),
     "what is found before": (TWICE, {**NAIVE, "unraced": ["arrays"]}, "found stored", None),
     "what is bound to compute": (BOUND, {"unraced": ["arrays"]}, "compute-bound optimized", None),
     "a tie of two while none of one's own fits": (

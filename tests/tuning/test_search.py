@@ -281,7 +281,7 @@ def test_the_race_goes_on_without_one_that_is_killed(open_search, contestants, m
         assert pool.names == ["naive"], "the time is up when the first is open"
         pool.open(["naive", "optimized"])
         contestants.killed.add("naive")
-        one = pool.race(["naive", "optimized"], "own", number=0)
+        one = pool.race(["naive", "optimized"], "own")
         assert one.turns.keys() == {"optimized"}
         assert pool.names == ["optimized"]
     assert "killed by SIGKILL" in search.journal.content.dropped["naive"]

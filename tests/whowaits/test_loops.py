@@ -83,10 +83,10 @@ def until_measured(script, epoch=10_000, *, end=StopIteration, find_gap_s=lambda
             yield from script.loop(Batches(epoch, end), opening_s=gap_s, **source)
 
 
-def measure(model_s, epoch=1000, **given):
+def measure(model_s, epoch=1000, *, buffered=True, **given):
     """The timing of a script whose model takes so long, and whose input makes two batches ahead."""
-    script = Script(ahead=2, **given)
-    for _ in until_measured(script, epoch):
+    script = Script(ahead=2 * buffered, **given)
+    for _ in until_measured(script, epoch, buffered=buffered):
         script.train(model_s)
     return script.training.timing
 
@@ -130,6 +130,15 @@ def test_a_loop_trains_on_the_batches_of_trials_and_says_how_long_it_worked_on_e
     assert batches == [*range(8)]
     assert worked == pytest.approx([0.01, 0.01, 0.01, None, *[0.01] * 4])
     assert ("trying changes failed: OSError: no process" in script.training.notes) is fails
+
+
+def test_where_nothing_is_prepared_a_round_has_several_parts():
+    timing = measure(0.01, 10_000, buffered=False)
+    assert [each.stall_pct for each in timing.rounds] == pytest.approx([28.6] * 3, abs=1)
+    first, *later = timing.rounds
+    assert first.training.total_s == pytest.approx(1 + 2 * 0.5, abs=0.1)
+    assert {round(each.training.total_s, 1) for each in later} == {1.5}
+    assert {round(each.alone.work_s, 1) for each in timing.rounds} == {0.8}
 
 
 @pytest.mark.parametrize("count", [None, 1000, 40], ids=["persistent", "long", "used up"])

@@ -343,6 +343,7 @@ x = DataLoader(
 )
 """
 PARALLEL = "num_parallel_calls=tf.data.AUTOTUNE"
+WHOLE = "sampler=BatchSampler(RandomSampler(dataset), 8, False)"
 AHEAD = ".prefetch(tf.data.AUTOTUNE)"
 ORDERED = "num_parallel_calls=t.data.AUTOTUNE, deterministic=True"
 INTERLEAVE = "interleave(num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)"
@@ -376,6 +377,14 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
     assert edit_source(SCRIPT, "train.py", edits).decode().splitlines() == expected
 
 
+def test_a_call_is_rewritten_so_that_the_dataset_is_asked_for_whole_batches():
+    source = b"import torch as t\nrun(DataLoader(rows, N, shuffle=True, num_workers=2))  # here\n"
+    sampler = "t.utils.data.BatchSampler(t.utils.data.RandomSampler(rows), N, False)"
+    call = f"DataLoader(rows, batch_size=None, sampler={sampler}, num_workers=2)"
+    edited = edit_source(source, "train.py", [Edit("train.py:2", "DataLoader", WHOLE)])
+    assert edited.decode() == f"import torch as t\nrun({call})  # here\n"
+
+
 @pytest.mark.parametrize(
     ("source", "edit", "reason"),
     [
@@ -389,6 +398,8 @@ def test_an_edit_changes_its_line_and_nothing_else(edits, changed):
         (SCRIPT + b'd.flat_map(g, "x")', Edit("train.py:19", "flat_map", INTERLEAVE), "flat_map"),
         (b"from tensorflow import data\nd.map(f)", Edit("train.py:2", "map", PARALLEL),
          "has no `import tensorflow`"),
+        (b"import torch\nDataLoader(rows(), 8)", Edit("train.py:2", "DataLoader", WHOLE),
+         "with a dataset that has a name"),
         (b"# coding: latin-1\n# \xe9\nd.map(f)", Edit("train.py:3", "map", PARALLEL),
          "cannot be read as Python in UTF-8"),
     ],

@@ -12,6 +12,8 @@ from throughline.plan.ops import Op
 from throughline.plan.schema import COLUMNS, Schema
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# A TensorFlow error that quotes bytes other than UTF-8 reaches Python as UnicodeDecodeError.
+TENSORFLOW_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 
 def without_autograph(function: Function) -> Function:
@@ -49,6 +51,13 @@ def apply_ops(
 def process_record(ops: Sequence[Op], record: tf.Tensor) -> Element:
     """Parse and preprocess a record, or a batch of records if all ops accept batches."""
     return apply_ops(ops, {"record": record}, seed=0, epoch=tf.constant(0, tf.int64))
+
+
+def read_message(error: tf.errors.OpError | UnicodeDecodeError) -> str:
+    """Return the message of one of `TENSORFLOW_ERRORS`, with escapes for bytes that are no text."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.object.decode(errors="backslashreplace")
+    return error.message
 
 
 def random_stream(op: Op, position: int, *, seed: int, epoch: tf.Tensor) -> RandomStream:

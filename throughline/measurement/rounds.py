@@ -22,6 +22,7 @@ from throughline.results.race import Cost, Round
 # Share of intervals that miss the true value after a fixed number of rounds. In races that end as
 # soon as all is decided, 5 % miss it (`python -m benchmarks.ranking --simulate`).
 WRONG = 0.035
+WIDEST = 700.0  # half width of a logarithm's interval whose ends are still numbers
 
 
 def estimate(
@@ -46,7 +47,7 @@ def estimate(
             for left_out in range(len(rounds))
         ]
         error = math.sqrt((len(rounds) - 1) * statistics.pvariance(without))
-        margin = float(stdtrit(count - 1, 1 - WRONG / compared / 2)) * error
+        margin = min(float(stdtrit(count - 1, 1 - WRONG / compared / 2)) * error, WIDEST)
     return Estimate(
         value=value, low=value * math.exp(-margin), high=value * math.exp(margin), rounds=count
     )
@@ -134,9 +135,10 @@ class Race:
         return [name for name in names if name in best]
 
     def drift(self, name: str) -> float:
-        """Return the factor by which a rate varied: the square root of fastest ÷ slowest round."""
-        rates = [_rate(name, [each]) for each in self._rounds_of(name)]
-        return math.sqrt(max(rates) / min(rates)) if rates else 1.0
+        """Return the factor by which a rate varied, but for the outer tenths of the rounds."""
+        rates = sorted(_rate(name, [each]) for each in self._rounds_of(name))
+        spare = len(rates) // 10
+        return math.sqrt(rates[-1 - spare] / rates[spare]) if rates else 1.0
 
     def disturbed_by(self) -> str | None:
         """Say who disturbed the race, if others used over a tenth of the cores in most rounds."""

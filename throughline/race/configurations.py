@@ -192,9 +192,7 @@ class ConfigurationRace:
                     break
                 still.add(self.measured.of_phase(phase).reference)
                 present = [name for name in names if name in still]
-            self.measured.rounds.append(
-                pool.race(present, phase, number=number, pulling=inputs, turn_s=turn_s)
-            )
+            self.measured.rounds.append(pool.race(present, phase, pulling=inputs, turn_s=turn_s))
             number += 1
 
     def _try_changes(self, pool: Pool, names: Sequence[str], share: float) -> None:

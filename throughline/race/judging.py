@@ -4,9 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from throughline.measurement.verdict import APART_PCT, Stall, Verdict, find_contradiction, judge
+from throughline.measurement.verdict import (
+    APART_PCT,
+    ONCE_MORE,
+    Stall,
+    Verdict,
+    find_contradiction,
+    judge,
+)
 from throughline.race.configurations import ConfigurationRace, Measured
-from throughline.results.base import Estimate
+from throughline.results.base import MIN_ROUNDS, Estimate
 from throughline.results.profiling import Effort, Finding
 from throughline.results.race import Cost, Raced, RaceResult
 from throughline.results.train import TrainResult
@@ -77,15 +84,18 @@ def judge_raced(subject: Subject, measured: Measured, *, on_accelerator: bool) -
     training, fed = race.speed(name).times(subject.share), measured.input_speed(name)
     fed = fed and fed.times(subject.share)
     epochs, opened = _comparable_epochs(subject), measured.opened.get(name)
+    drift = race.drift(measured.models[name])
     contradiction = find_contradiction(
         training,
         gain,
         fed,
         epochs,
         epoch_s=subject.examples / epochs if epochs else 0.0,
-        drift=race.drift(measured.models[name]),
+        drift=drift,
         disturbed=bool(race.disturbed_by()),
     )
+    if fed and training.value > (1 + APART_PCT / 100) * drift * fed.value:
+        fed = None  # its few turns say no more than that
     return _conclude(
         subject,
         measured,
@@ -106,12 +116,13 @@ def judge_by_epochs(
 ) -> Raced | None:
     """Judge a configuration whose input keeps running between turns, by its warm epochs.
 
-    Their rate is compared with the model alone, give or take `APART_PCT`. None without a warm
-    epoch, or if the model alone did not race.
+    Their rate is compared with the model alone, give or take `APART_PCT`. None without comparable
+    warm epochs, or if the model alone did not race.
     """
-    race, model = measured.training, measured.models[subject.name]
-    epochs = subject.trained.throughput and subject.trained.throughput.warm_examples_per_s
-    if epochs is None or model not in race.names:
+    race, model, trained = measured.training, measured.models[subject.name], subject.trained
+    epochs = trained.throughput and trained.throughput.warm_examples_per_s
+    comparable = subject.same_machine and not trained.epochs_doubt
+    if epochs is None or not comparable or model not in race.names:
         return None
     apart, alone = 1 + APART_PCT / 100, race.speed(model).times(subject.share)
     training = Estimate(value=epochs, low=epochs / apart, high=epochs * apart, rounds=0)
@@ -200,10 +211,13 @@ def _with_gain(finding: Finding, name: str, measured: Measured) -> Finding:
     contestant = measured.changes.get((name, finding.rule))
     if contestant is None:
         return replace(finding, untried="it is not certain that the input limits training")
-    gain = measured.change_gain(name, finding.rule)
-    if gain.rounds:
-        return replace(finding, gain=gain)
-    return replace(finding, untried=measured.lost.get(contestant, "it did not race"))
+    gain, most = measured.change_gain(name, finding.rule), 1 / measured.gain(name).low
+    if gain.rounds < MIN_ROUNDS:
+        return replace(finding, untried=measured.lost.get(contestant, "it did not race"))
+    if gain.low > (1 + APART_PCT / 100) * most:
+        much = f"its {gain.value:.1f}× is more than the model alone allows"
+        return replace(finding, untried=f"{much}; {ONCE_MORE}")
+    return replace(finding, gain=gain)
 
 
 def _comparable_epochs(subject: Subject) -> float | None:

@@ -4,6 +4,7 @@ Imports no TensorFlow.
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ class Pool:
         self._jobs, self._folder = jobs, folder
         self._room = MEMORY_SHARE * available_memory()
         self._open: dict[str, Contestant] = {}
+        self._last = ""  # the contestant that had the last turn
         self.opened: dict[str, Opened] = {}
         self.costs: dict[str, Cost] = {}
         self.lost: dict[str, str] = {}
@@ -113,20 +115,27 @@ class Pool:
         names: Sequence[str],
         phase: str,
         *,
-        number: int,
         pulling: Collection[str] = (),
         turn_s: float = TURN_S,
     ) -> Round:
-        """Give open contestants a turn each, reversed in odd rounds; no training for `pulling`."""
-        present = [name for name in names if name in self._open]
+        """Give open contestants a turn each, in random order; no training for `pulling`.
+
+        None has two turns in a row, which would start with what its last turn left in CPU caches.
+        """
+        order = [name for name in names if name in self._open]
+        random.shuffle(order)
+        if order[:1] == [self._last]:
+            order.append(order.pop(0))
         turns: dict[str, Turn] = {}
         with OtherProcesses() as others:
-            for name in present if number % 2 == 0 else reversed(present):
-                order = "pull" if name in pulling else "train"
+            for name in order:
+                self._last = name
+                kind = "pull" if name in pulling else "train"
                 try:
-                    turns[name] = self._open[name].take_turn(order, turn_s=turn_s)
+                    turns[name] = self._open[name].take_turn(kind, turn_s=turn_s)
                 except ContestantLost as lost:
                     self.lose(name, lost)
+        turns = {name: turns[name] for name in names if name in turns}
         for name in turns:
             self.watch(name)
         return Round(phase=phase, turns=turns, others_pct=others.missed_pct, busiest=others.busiest)

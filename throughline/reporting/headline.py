@@ -15,6 +15,7 @@ from whowaits.timing.verdict import COMPUTE_BOUND, UNDECIDED
 
 NAMES_IN_FULL = 3
 TWO_DIGITS_BELOW = 1.15
+ENDED_PCT = 5.0  # a stall of at most this is none
 
 
 def write_headline(ranking: Ranking, rows: Mapping[str, Row]) -> str:
@@ -80,6 +81,11 @@ def _about_no_gain(ranking: Ranking) -> str:
             f"Whether anything trains faster than `{name}` is undecided:"
             f" {_enumerate(names)} {_are(names)} {low:.1f} to {high:.1f}× as fast."
         )
+    if unclear := [each for each, raced in ranking.raced.items() if raced.contradiction]:
+        return (
+            f"Whether anything trains faster than `{name}` is undecided, since the figures of"
+            f" {_enumerate(unclear)} contradict each other."
+        )
     share = f"{base.stall_pct:.0f} % of the time"
     reason = f"training waits for its input {share}, and none of these configurations changes that"
     if base.verdict == COMPUTE_BOUND:
@@ -95,10 +101,10 @@ def _before_and_after(ranking: Ranking) -> str:
     before = f"Training waits for its input {share} of the time"
     if base.verdict == COMPUTE_BOUND:
         return f"{before} only, but `{ranking.best}` is"
-    if best.verdict == COMPUTE_BOUND:
-        return f"{before}. `{ranking.best}` ends that:"
-    if best.verdict == UNDECIDED or best.stall_pct >= base.stall_pct:
+    if UNDECIDED in (base.verdict, best.verdict) or best.stall_pct >= base.stall_pct:
         return f"{before}. `{ranking.best}` is"
+    if best.stall_pct <= ENDED_PCT:
+        return f"{before}. `{ranking.best}` ends that:"
     return f"{before}. `{ranking.best}` brings that to {best.stall_pct:.0f} %:"
 
 

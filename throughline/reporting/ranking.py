@@ -109,8 +109,11 @@ class Ranking:
     def break_even(self, name: str, *, examples: int, prepare_s: Mapping[str, float]) -> int | None:
         """Return the first epoch after which no more time was spent than with the baseline.
 
-        None if there is none, or it is epoch 1. `prepare_s` [s] was spent before epoch 1.
+        None if there is none, it is epoch 1, or the configuration is not certainly faster.
+        `prepare_s` [s] was spent before epoch 1.
         """
+        if name not in self.winners:
+            return None
         costs = {
             each: replace(raced.cost, prepare_s=raced.cost.prepare_s + prepare_s.get(each, 0.0))
             for each, raced in self.raced.items()

@@ -161,7 +161,8 @@ def compose_sentence(choice: Choice, race: Race, need: Need) -> str:
             advice = "Run the same command to try it again, or remove it from pipelines"
         else:
             advice = "Run the same command to continue, or give a longer --time"
-        so_far = f"so far `{choice.name}` is the fastest"
+        others = "" if race.disturbed_by() else " of the others"
+        so_far = f"so far `{choice.name}` is the fastest{others}"
         return f"{TUNED}: undecided: {choice.reason}; {so_far}. {advice}"
     if choice.outcome == "compute-bound":
         return (

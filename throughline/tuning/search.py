@@ -214,7 +214,7 @@ class Search:
                 order = sorted(names, key=lambda name: (name not in compared, name in raced))
                 pool.open(order, until=self._racing_until)
             turn_s = usual_turn_s(self.question.params)
-            self.journal.add(pool.race(names, phase, number=number, turn_s=turn_s))
+            self.journal.add(pool.race(names, phase, turn_s=turn_s))
 
     def _is_decided(self, phase: str, names: Sequence[str]) -> bool:
         """Return whether a final has a winner, or the first phase shows nothing to gain."""

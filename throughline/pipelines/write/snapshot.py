@@ -194,12 +194,12 @@ def _find_undecodable(
     """Run the ops on each readable record; return `damage` with the failures added."""
     import tensorflow as tf
 
-    from throughline.kernels.elements import process_record
+    from throughline.kernels.elements import TENSORFLOW_ERRORS, process_record, read_message
 
     def name(record: bytes) -> str:
         try:
             key = int(process_record(ops[:1], tf.constant(record))["key"])
-        except tf.errors.OpError:
+        except TENSORFLOW_ERRORS:
             return ""
         return f" (example {names.get(key, f'with key {key}')})"
 
@@ -216,8 +216,9 @@ def _find_undecodable(
         for count, record in enumerate(records):
             try:
                 run(tf.constant(record))
-            except tf.errors.OpError as error:
-                reason = next(iter(error.message.rpartition("}}")[2].strip().splitlines()), "")
+            except TENSORFLOW_ERRORS as error:
+                said = read_message(error).rpartition("}}")[2].strip()
+                reason = next(iter(said.splitlines()), "")
                 named = f"record {count + len(broken)}{name(record)}"
                 problem = f"{path}: {named} cannot be decoded: {reason}"
                 problems.setdefault(shard.name, []).append(problem)
@@ -280,8 +281,7 @@ def _prepare_tokenizer(
     """Return the tokenizer of texts, fitted on the training split or given; None for other data."""
     if not shards.schema.is_text:
         return None
-    import tensorflow as tf
-
+    from throughline.kernels.elements import TENSORFLOW_ERRORS, read_message
     from throughline.pipelines.write.tokenizer_fitting import prepare_tokenizer
 
     training = shards.for_split(STATISTICS_OF)
@@ -291,9 +291,9 @@ def _prepare_tokenizer(
             folder,
             lambda: ((files.path(shard), shard.compression) for shard in training),
         )
-    except tf.errors.OpError as error:
+    except TENSORFLOW_ERRORS as error:
         raise NotDecoded(
-            f"{files.folder}: the training split cannot be read: {error.message}",
+            f"{files.folder}: the training split cannot be read: {read_message(error)}",
             training[0].name,
             (Parse.of(shards.schema),),
         ) from error

@@ -70,7 +70,7 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
       ImpossiblePlan: The results of preprocessing do not fit into their column.
     """
     import_large("tensorflow")
-    import tensorflow as tf
+    from throughline.kernels.elements import TENSORFLOW_ERRORS, read_message
 
     path = context.shard_files.path(shard)
     chunks, parts, shapes, count = [], [], [], 0
@@ -100,9 +100,9 @@ def write_shard(context: WriteContext, shard: Shard, start: int) -> ShardRows:
                     shapes.append(np.asarray([value.shape for value in inputs], np.int64))
                 chunks.append(chunk)
                 count += chunk.count
-    except tf.errors.OpError as error:
+    except TENSORFLOW_ERRORS as error:
         raise NotDecoded(
-            f"{path}: cannot be read or decoded after record {count}: {error.message}",
+            f"{path}: cannot be read or decoded after record {count}: {read_message(error)}",
             shard.name,
             context.ops,
         ) from error

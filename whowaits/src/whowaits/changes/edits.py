@@ -24,6 +24,7 @@ MOST_POSITIONAL = {
     "DataLoader": 5, "map": 1, "flat_map": 1, "interleave": 3, "batch": 2,
     "TFRecordDataset": 3, "TextLineDataset": 3, "FixedLengthRecordDataset": 6,
 }  # fmt: skip
+LOADER_ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler")  # by position
 
 
 class CannotBeWritten(ValueError):
@@ -69,8 +70,11 @@ def _edit(source: bytes, name: str, edit: Edit) -> bytes:
         raise CannotBeWritten(f"{name} cannot be read as Python in UTF-8: {error}") from error
     call = _find_call(tree, int(line), edit)
     adds = edit.adds
+    if adds.startswith("sampler="):
+        torch = _imported("torch", tree, name)
+        return _give_whole_batches(source, call, adds.partition("=")[2], torch)
     if "tf." in adds:
-        adds = adds.replace("tf.", f"{_tensorflow(tree, name)}.")
+        adds = adds.replace("tf.", f"{_imported('tensorflow', tree, name)}.")
     becomes, added = _split(adds)
     given = _given(call, added)
     if given is not None:
@@ -165,14 +169,38 @@ def name_of(function: ast.expr) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def _tensorflow(tree: ast.Module, name: str) -> str:
-    """Return the name under which the script imports TensorFlow."""
+def _imported(module: str, tree: ast.Module, name: str) -> str:
+    """Return the name under which the script imports a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name == "tensorflow":
-                    return alias.asname or alias.name
-    raise CannotBeWritten(f"{name} has no `import tensorflow`, which the change needs")
+                if alias.name == module:
+                    return alias.asname or module
+    raise CannotBeWritten(f"{name} has no `import {module}`, which the change needs")
+
+
+def _give_whole_batches(source: bytes, call: ast.Call, whole: str, torch: str) -> bytes:
+    """Replace the call of a DataLoader by one whose sampler gives the indices of whole batches."""
+    given: dict[str | None, ast.expr] = dict(zip(LOADER_ARGUMENTS, call.args))
+    given.update((each.arg, each.value) for each in call.keywords)
+    dataset, size = given.get("dataset"), given.get("batch_size")
+    named = isinstance(dataset, (ast.Name, ast.Attribute)) and "sampler" not in given
+    if dataset is None or size is None or not named or call.lineno != call.end_lineno:
+        raise CannotBeWritten(
+            "DataLoader must be called in one line, with a dataset that has a name, a batch_size"
+            " and no sampler"
+        )
+    outer = _parse_call(whole)
+    inner: Any = outer.args[0]
+    inner.args, outer.args[1] = [dataset], size
+    for each in (outer, inner):
+        each.func = ast.Name(f"{torch}.utils.data.{name_of(each.func)}")
+    replaced = (*LOADER_ARGUMENTS, "drop_last")
+    kept = [each for each in call.keywords if each.arg not in replaced]
+    sampled = [ast.keyword("batch_size", ast.Constant(None)), ast.keyword("sampler", outer)]
+    text = ast.unparse(ast.Call(call.func, [dataset], sampled + kept))
+    end = call.end_col_offset or 0
+    return _insert(source, call.lineno, end, text, instead_of=end - call.col_offset)
 
 
 def _change(call: ast.Call, adds: str) -> None:

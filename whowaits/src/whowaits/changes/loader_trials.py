@@ -281,8 +281,10 @@ class ServedLoader(LoaderTrials):
 
     def ask_changed(self, _kind: str, _number: int, added: str) -> bool:
         name, _, value = added.partition("=")
-        name = name[len(self._place.prefix) :]
-        return getattr(self._loader, name) == ast.literal_eval(value)
+        found = getattr(self._loader, name[len(self._place.prefix) :])
+        if name == "sampler":
+            return value.startswith(f"{type(found).__name__}(")
+        return found == ast.literal_eval(value)
 
     def ask_fill(self) -> bool:
         return True

@@ -38,6 +38,7 @@ class LoaderChange:
 
     keywords: tuple[tuple[str, Any], ...] = ()
     whole: str = ""  #: the sampler of whole batches, as the script would write it
+    written: bool = True  #: whether the script can write it so
 
     def text(self, place: LoaderPlace) -> str:
         if self.whole:
@@ -45,9 +46,11 @@ class LoaderChange:
         return f"{place.called}: {', '.join(self._written(place))}"
 
     def edits(self, place: LoaderPlace) -> tuple[Edit, ...]:
-        """Return the edits of the script; () for whole batches, or if the call was not seen."""
-        if self.whole or not place.where:
+        """Return the edits of the script; () if there are none, or the call was not seen."""
+        if not place.where or (self.whole and (place.prefix or not self.written)):
             return ()
+        if self.whole:
+            return (Edit(place.where, place.called, f"sampler={self.whole}"),)
         return tuple(Edit(place.where, place.called, each) for each in self._written(place))
 
     def _written(self, place: LoaderPlace) -> list[str]:
@@ -79,11 +82,15 @@ def propose_whole_batches(torch: Any, loader: Any) -> LoaderChange | None:
     data, batches = torch.utils.data, loader.batch_sampler
     if batches is None or loader.collate_fn is not data.default_collate:
         return None
-    sampler, written = getattr(batches, "sampler", None), "the unchanged batch_sampler"
-    if type(batches) is data.BatchSampler:
-        of = f"{type(sampler).__name__}(dataset)"
-        written = f"BatchSampler({of}, {batches.batch_size}, {batches.drop_last})"
-    return LoaderChange(whole=written)
+    if type(batches) is not data.BatchSampler:
+        return LoaderChange(whole="the unchanged batch_sampler", written=False)
+    sampler = batches.sampler
+    of = f"{type(sampler).__name__}(dataset)"
+    usual = type(sampler) in (data.RandomSampler, data.SequentialSampler)
+    return LoaderChange(
+        whole=f"BatchSampler({of}, {batches.batch_size}, {batches.drop_last})",
+        written=usual and getattr(sampler, "generator", None) is None,
+    )
 
 
 def gives_whole_batches(torch: Any, loader: Any) -> bool:

@@ -22,7 +22,9 @@ class Source:
     name: Callable[[], str]
     facts: Callable[[], dict[str, Any]]
     copy: Callable[[Any], Any] = copy.deepcopy
+    keep: Callable[[Any], Any] | None = None  #: copies a batch that stays in memory, or as `copy`
     settle: Callable[[], object] = lambda: None
+    buffered: bool = True  #: whether batches may be prepared ahead
     steps: Callable[[], int | None] = lambda: None
     #: yields batches on which changes are tried, and is sent the seconds of work on each
     tries: Callable[[Training], Generator[Any, float | None, None]] | None = None
@@ -63,7 +65,7 @@ class Loop:
     opens: bool = True
     exhausted: Exception | None = None  #: the error that ended the iterator, if noticed
     memory: list[Any] = field(default_factory=list)
-    copies: deque[Any] = field(default_factory=deque)  #: copies of `memory` that are given next
+    copies: deque[Any] = field(default_factory=deque)  #: of `memory`, given next
     from_memory: bool = False
     warm_up: int = 0
     trials: Generator[Any, float | None, None] | None = None

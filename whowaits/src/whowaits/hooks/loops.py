@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import process_time
 from typing import Any
 
 from whowaits.session import FIRST_STEP_S, STEP_S, Session
@@ -231,7 +232,7 @@ class LoopWatch:
             if loop.trained < FEWEST_TRAINED:
                 return
             loop.training = opened = self.session.open(loop.source.name(), **loop.source.facts())
-            opened.timing.settle = loop.source.settle
+            opened.timing.settle, opened.timing.buffered = loop.source.settle, loop.source.buffered
             opened.timing.steps_per_epoch = loop.source.steps()
         timing = loop.training.timing
         if pulls.others and not loop.training.passive_because:
@@ -270,9 +271,8 @@ class LoopWatch:
         if timing.task == "collect":
             if loop.exhausted:
                 return None
-            taken = keep_batches(
-                lambda: self._take(loop, take), loop.source.copy, self.session.clock
-            )
+            keep = loop.source.keep or loop.source.copy
+            taken = keep_batches(lambda: self._take(loop, take), keep, self.session.clock)
             training.count_examples(taken.batches)
             taken.drop_remainder(training.examples)
             if not taken.batches:
@@ -280,14 +280,21 @@ class LoopWatch:
                 return None
             loop.memory, loop.warm_up = taken.batches, 2
             timing.collected(len(taken.batches))
-        if not loop.copies:
+        if not loop.copies and not training.synchronous:
             # Copy all at once, while the device rests: it would work on during single copies.
             timing.pause_alone()
             loop.copies.extend(map(loop.source.copy, loop.memory))
             timing.settle()
+        elif not loop.copies:
+            loop.copies.extend(loop.memory)
+        batch = loop.copies.popleft()
+        if training.synchronous:  # as the loader does: each step frees memory for the next batch
+            before_s = process_time()
+            batch = loop.source.copy(batch)
+            timing.leave_out_cpu(process_time() - before_s)
         loop.repeated += 1
         self._hand_over(loop, from_memory=True)
-        return (loop.copies.popleft(),)
+        return (batch,)
 
     def _take(self, loop: Loop, take: Callable[[], Any]) -> tuple[Any] | None:
         try:

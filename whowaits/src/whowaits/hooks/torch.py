@@ -161,7 +161,9 @@ class _Hooks:
             name=lambda: f"the loop at {line}",
             facts=lambda: _facts(torch, current(), self._accelerators(torch)),
             copy=lambda batch: copy_batch(torch, batch),
+            keep=lambda batch: copy_batch(torch, batch, to_keep=True),
             settle=lambda: self._settle(torch),
+            buffered=getattr(iterator, "_num_workers", 1) > 0,
             steps=lambda: operator.length_hint(current()) or None,
             tries=lambda training: self._try_changes(torch, loader(), training),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ MAX_BATCHES, MAX_BYTES, MAX_SECONDS = 64, 512 * 2**20, 2.0
 MEMORY_FRACTION = 0.1  # share of the memory left
 DRAINED_S, DRAINED_FRACTION = 0.25e-3, 0.05  # [s], share of a step: a ready batch takes less
 MAX_DRAIN, MAX_DRAIN_S = 256, 1.0
+LARGE_BYTES = 2**16
+PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 ENDS = ("OutOfRangeError", "StopIteration")  # errors by which an iterator says that it is over
 MAX_DEPTH = 8  # levels of nesting; an object may contain itself
 
@@ -65,14 +68,27 @@ def most_bytes() -> float:
     return MAX_BYTES if left is None else min(MAX_BYTES, MEMORY_FRACTION * left)
 
 
-def copy_batch(torch: Any, batch: Any) -> Any:
-    """Copy a PyTorch batch, since the script may change it, or workers share it; keep it pinned."""
-    pinned: dict[int, Any] = {}
-    for leaf in leaves(batch) if torch.cuda.is_initialized() else ():
-        if getattr(leaf, "layout", None) is torch.strided and leaf.is_pinned():
-            pinned[id(leaf)] = made = deepcopy(leaf)
-            made.data = made.data.pin_memory()
-    return deepcopy(batch, pinned)
+def copy_batch(torch: Any, batch: Any, *, to_keep: bool = False) -> Any:
+    """Copy a PyTorch batch, since the script may change it, or workers share it; keep it pinned.
+
+    If it is `to_keep` while a model is timed, large tensors stay apart from the heap: there they
+    would fill holes that steps reuse, so steps would take memory from the system, and return it.
+    """
+    made: dict[int, Any] = {}
+    for leaf in leaves(batch):
+        if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or vars(leaf):
+            continue
+        if leaf.requires_grad or leaf.is_nested or leaf.is_quantized:
+            continue
+        apart = to_keep and PRIVATE and leaf.device.type == "cpu" and leaf.is_contiguous()
+        if torch.cuda.is_initialized() and leaf.is_pinned():
+            made[id(leaf)] = leaf.clone().pin_memory()
+        elif apart and leaf.nbytes >= LARGE_BYTES:
+            flat = torch.frombuffer(mmap.mmap(-1, leaf.nbytes, PRIVATE), dtype=leaf.dtype)
+            made[id(leaf)] = flat.as_strided(leaf.shape, leaf.stride()).copy_(leaf)
+        else:  # `deepcopy` would copy all that a slice is a part of
+            made[id(leaf)] = leaf.clone()
+    return deepcopy(batch, made)
 
 
 def drain(

@@ -24,6 +24,7 @@ DISCARDED_S = 1.0  # start of a training block, in which empty buffers fill
 MIN_STEPS = 3
 LEAST_STEPS = 8  # fewer steps of a training, without rounds, decide nothing
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
+FINER = 3  # parts of a round's blocks, in alternation, where no buffers have to fill
 PRECISE_PCT = 2.0  # half width of a stall's interval that more rounds hardly improve
 REST_S = 1.0  # for the input to rest before the model is timed alone
 LEAST_GAPS = 2  # with fewer, gaps between epochs are no part of the stall
@@ -41,6 +42,7 @@ class Timing:
     seconds: float
     active: bool = True
     synchronous: bool = True
+    buffered: bool = True  #: whether batches may be prepared ahead
     settle: Callable[[], object] = lambda: None
     rest: Callable[[float], bool] = lambda _: True
     now: Callable[[], float] = time.perf_counter
@@ -69,6 +71,7 @@ class Timing:
     _training: Block | None = None
     _rested: bool = True
     _alone: Block = field(default_factory=Block)
+    _parts: int = 0  # of the last round, if it is to have more
 
     @property
     def elapsed_s(self) -> float:
@@ -123,8 +126,8 @@ class Timing:
                 return
         block = self._later or self.passive
         block.add(step)
-        enough_s = min(PASSIVE_MAX_S, max(PASSIVE_S, AFTER_PAUSE * self._pause_s))
-        enough_s = min(enough_s, self.seconds / 3)
+        enough_s = max(PASSIVE_S / self._finer, AFTER_PAUSE * self._pause_s)
+        enough_s = min(enough_s, PASSIVE_MAX_S, self.seconds / 3)
         enough = self.now() - self._block_began >= enough_s and block.steps >= MIN_STEPS
         enough = enough and not self._sees_gaps_soon()
         if block.steps >= LEAST_STEPS or (enough and self.active):
@@ -140,7 +143,8 @@ class Timing:
 
     def _time_round(self, step: Step) -> None:
         if not self._counts:
-            self._counts = step.is_slow or self.now() - self._block_began >= DISCARDED_S
+            discarded_s = DISCARDED_S if self.buffered else 0.0
+            self._counts = step.is_slow or self.now() - self._block_began >= discarded_s
             if self._counts:
                 self._settle_untimed()
                 self._cores_before_s = self.cores_s()
@@ -149,7 +153,7 @@ class Timing:
         block.add(step)
         least = 1 if step.is_slow else MIN_STEPS
         enough = block.steps - block.gaps >= least or block.gaps >= MIN_STEPS
-        if (block.total_s >= TRAINING_S and enough) or self.over:
+        if (block.total_s >= TRAINING_S / self._finer and enough) or self.over:
             self._end_training(block)
 
     def _end_training(self, block: Block) -> None:
@@ -193,6 +197,10 @@ class Timing:
         self._settle_within(self._alone)
         self._cores_before_s = math.nan  # the work during the pause takes CPU time, too
 
+    def leave_out_cpu(self, seconds: float) -> None:
+        """Count CPU time of this process since the block began as no work of the model."""
+        self._cores_before_s += seconds
+
     def ran_alone(self, seconds: float, *, steps: int = 1, warm_up: bool = False) -> None:
         """Record steps on batches from memory; warm-up steps restart the block."""
         if warm_up:
@@ -203,17 +211,29 @@ class Timing:
         self._alone.steps += steps
         self._alone.work_s += seconds
         least = 1 if seconds >= SLOW_S else MIN_STEPS
-        if self._alone.work_s < ALONE_S or self._alone.steps < least:
+        if self._alone.work_s < ALONE_S / self._finer or self._alone.steps < least:
             return
         self._settle_within(self._alone)
         self._alone.cores_s = self.cores_s() - self._cores_before_s
-        if self._training is not None:
-            self.rounds.append(Round(self._training, self._alone, self._rested, self.synchronous))
-        self._training = None
-        if self.over or self._enough():
+        self._end_round()
+        if self.over or (not self._parts and self._enough()):
             self.task = "done"
         else:
             self._next("drain")
+
+    @property
+    def _finer(self) -> int:
+        return 1 if self.buffered else FINER
+
+    def _end_round(self) -> None:
+        """Add a round, or a part of one, of the last blocks of the training and of its model."""
+        if self._training is None:
+            return
+        part = Round(self._training, self._alone, self._rested, self.synchronous)
+        if self._parts:
+            part = self.rounds.pop().with_more(part)
+        self.rounds.append(part)
+        self._training, self._parts = None, (self._parts + 1) % self._finer
 
     def _enough(self) -> bool:
         stalls = [each.stall_pct for each in self.rounds]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 SLOW_S = 1.0  # a step of this length is a block of its own
 TRIMMING_ROUNDS = 7  # enough that one disturbed round does not widen the interval
@@ -65,6 +66,12 @@ class Block:
         """Return the block as if an epoch's first batch took no longer than the others."""
         return self.with_gaps(0.0, math.inf)
 
+    def with_more(self, other: Block) -> Block:
+        """Return the block with the steps of another one."""
+        names = ("steps", "wait_s", "work_s", "between_s", "gaps", "gaps_s", "cores_s")
+        sums: dict[str, Any] = {each: getattr(self, each) + getattr(other, each) for each in names}
+        return replace(self, first_epoch=self.first_epoch and other.first_epoch, **sums)
+
     def add(self, step: Step) -> None:
         self.steps += step.steps
         self.wait_s += step.wait_s
@@ -109,6 +116,13 @@ class Round:
     alone: Block
     rested: bool
     synchronous: bool = True
+
+    def with_more(self, other: Round) -> Round:
+        """Return the round with the steps of another one."""
+        training = self.training.with_more(other.training)
+        alone = self.alone.with_more(other.alone)
+        rested = self.rested and other.rested
+        return replace(self, training=training, alone=alone, rested=rested)
 
     @property
     def model_ms(self) -> float:
