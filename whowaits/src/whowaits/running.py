@@ -81,10 +81,11 @@ def observe(session: Session) -> FitWatch:
 
 
 def _set_seeds(imports: ImportWatch) -> None:
-    """Seed Python, NumPy and TensorFlow equally in both copies of a script that sets no seeds."""
+    """Seed Python and its libraries equally in both copies of a script that sets no seeds."""
     random.seed(0)
     imports.on_import("numpy", lambda numpy: numpy.random.seed(0))
     imports.on_import("tensorflow", lambda tf: tf.random.set_seed(0))
+    imports.on_import("torch", lambda torch: torch.manual_seed(0))
 
 
 def _make_writer(*, as_json: bool) -> Callable[[str], object]:
