@@ -17,6 +17,7 @@ METRICS_FILE = "metrics.json"
 OWN, CHANGES, INPUTS = "configurations", "changes", "input alone"
 # Figures that `dvc metrics show` compares, by names in MLflow, besides verdict and quality.
 COMPARED = (
+    "throughput/steady_examples_per_s",
     "throughput/train_examples_per_s",
     "throughput/input_examples_per_s",
     "throughput/model_examples_per_s",
