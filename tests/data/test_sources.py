@@ -138,6 +138,57 @@ def test_tables_in_a_folder_are_one_with_the_splits_that_their_names_say(tmp_pat
         scan(source, tmp_path, **chosen)
 
 
+@pytest.mark.parametrize("source", ["table", "text_table", "text_table.parquet", "text_lines"])
+@pytest.mark.parametrize(
+    ("cells", "settings", "refused"),
+    [
+        (("Training", "PublicTest", "PrivateTest"), {}, "Training 9, PublicTest 9, PrivateTest 9"),
+        (("train", "valid", ""), {}, "train 9, valid 9"),
+        (("Training", "PublicTest", "PrivateTest"), {"ignore": ["Usage"]}, ""),
+        (("train", "test", "bus"), {}, ""),
+        (("train", "train set", None), {}, ""),
+        (("validation", "test", "test2"), {}, ""),
+    ],
+)
+def test_an_official_split_under_another_name_is_refused(
+    tmp_path, source, cells, settings, refused
+):
+    rows = [(f"words {at}", at / 4, "ab"[at % 2], cells[at % 3]) for at in range(27)]
+    table = pd.DataFrame(rows, columns=["text", "size", "label", "Usage"])
+    source, _, suffix = source.partition(".")
+    path = tmp_path / f"in.{suffix or ('jsonl' if source == 'text_lines' else 'csv')}"
+    if suffix:
+        table.to_parquet(path)
+    elif source == "text_lines":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        (table.drop(columns="text") if source == "table" else table).to_csv(path, index=False)
+
+    def read():
+        return [*getattr(scan(source, path, **settings), "documents", ())]
+
+    if not refused:
+        read()
+        return
+    words = rf"column Usage names splits \({refused}\).*pop\('Usage'\).*data\.ignore: \[Usage\]"
+    with pytest.raises(UnreadableSource, match=words):
+        read()
+
+
+def test_folders_of_listed_images_name_splits_as_class_folders_do(tmp_path):
+    def splits(*names, column="n", **settings):
+        rows = "".join(f"{name},{at % 2},train\n" for at, name in enumerate(names))
+        write_files(
+            tmp_path, {"list.csv": f"path,label,{column}\n{rows}", **dict.fromkeys(names, "")}
+        )
+        return [one.split for one in scan("image_table", tmp_path, **settings).files]
+
+    names = ("in/train/a.png", "in/valid/b.png", "in/test/c.png")
+    assert splits(*names) == ["train", "validation", "test"]
+    assert splits(*names, column="split") == ["train"] * 3, "the column counts"
+    assert splits(*names, layout="class") == splits(*names, "in/more/d.png")[:3] == [None] * 3
+
+
 def test_files_that_git_lfs_has_not_fetched_are_named(tmp_path):
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
     write_files(tmp_path, {"a/1.txt": "A text.", "a/2.txt": pointer, "b/3.txt": pointer})
@@ -360,6 +411,23 @@ def test_a_txt_file_that_is_named_as_a_split_is_no_class_unasked(tmp_path):
     assert [one.label for one in classes.documents] == ["train", "valid"], "others are about them"
     source = scan("text_lines", tmp_path, label_kind="none")
     assert [item.split for item in source.documents] == ["train", "validation"]
-    write_files(tmp_path, {"a.txt": b"3"})
+    more = {"a.txt": b"3", "toy.txt": b"4", "toy train.txt": b"5"}
+    write_files(tmp_path, more)
     source = scan("text_lines", tmp_path, leave_out=["train.txt", "v*"])
-    assert [one.label for one in source.documents] == ["a"]
+    assert [one.label for one in source.documents] == ["a", "toy train", "toy"]
+    write_files(tmp_path, {"toy_test.txt": b"6"})
+    with pytest.raises(
+        UnreadableSource, match=r"toy_test\.txt is named as a split, but the class of"
+    ):
+        scan("text_lines", tmp_path, leave_out=["train.txt", "v*"])
+
+
+def test_lines_of_fasttext_are_refused_with_the_command_that_makes_a_table(tmp_path):
+    write_files(tmp_path, {"train.ft.txt": b'__label__2 good\n__label__1 a\tbad "one\n'})
+    (tmp_path / "test.ft.txt").write_text("__label__1 bad\n")
+    with pytest.raises(UnreadableSource, match="as fastText's do; make a table") as refusal:
+        scan("text_lines", tmp_path)
+    command = str(refusal.value).splitlines()[1]
+    assert command.startswith("(printf 'label\\ttext\\n'; sed ") and "> test.ft.tsv" in command
+    classes = scan("text_lines", tmp_path, layout="class")
+    assert {one.label for one in classes.documents} == {"train.ft", "test.ft"}

@@ -121,8 +121,8 @@ class DataSettings(Settings):
     """image_folder, text_folder: meaning of each part of a file's path, such as split/class,
     class/split, class or split; * is any folder, ** all further ones; `class` may also be in the
     file's name, as in split/class.*.jpg for train/cat.0.jpg; auto: splits where all folders of a
-    level have names of splits, else classes; text_lines: `class` if the names of files do not mean
-    splits
+    level have names of splits, else classes; text_lines, image_table: `class` if the names of
+    files, or of the folders of listed images, do not mean splits
     """
     follow_links: bool = True
     """whether links to regular files outside of `path` are read, such as those into DVC's cache or
@@ -234,7 +234,9 @@ class DataSettings(Settings):
     those that the model sees besides image or text
     """
     ignore: list[str] = Field(default=[])
-    """table, time_series: columns to leave out, such as ids, dates and free text"""
+    """table, time_series: columns to leave out, such as ids, dates and free text ·
+    all tables: columns that do not name the splits, though their cells look so
+    """
     features: str = "x"
     """arrays: name of the array of images (examples, height, width[, channels]) uint8; if there is
     no x or no y, and none is set, the names of the arrays decide

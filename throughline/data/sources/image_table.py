@@ -11,7 +11,9 @@ from pathlib import Path
 
 from throughline.data.found import ExampleFile, Files, Rejected
 from throughline.data.listed_paths import find_listed
+from throughline.data.manifest import SPLITS
 from throughline.data.sources.table import refuse_double_spelling
+from throughline.data.split_names import read_name
 from throughline.data.tables import tabular
 from throughline.data.tables.image_columns import find_image_column
 from throughline.data.tables.odd_values import find_groups
@@ -87,6 +89,7 @@ def _read_rows(
     if listing.numbers is not None:
         classes, numbers = [""] * len(table), [*map(tuple, listing.numbers.tolist())]
     splits = tabular.read_splits(table)
+    in_paths = {} if in_table or "split" in table.columns else _read_folders(names, table.settings)
     for row, (name, (split, wrong)) in enumerate(zip(names, splits, strict=True)):
         reason = wrong or listing.problems[row]
         if not (classes[row] or numbers[row]):
@@ -100,10 +103,21 @@ def _read_rows(
                 id=name,
                 path=root / name,
                 label=classes[row],
-                split=split,
+                split=split or in_paths.get(name),
                 numbers=numbers[row],
                 offset=row if in_table else -1,
             )
+
+
+def _read_folders(names: Sequence[str], settings: DataSettings) -> dict[str, str | None]:
+    """Return the split of each path if all folders of one level name one, as in class folders."""
+    paths = [name for name in names if name and settings.layout == "auto"]
+    for level in zip(*(path.split("/")[:-1] for path in paths), strict=False):
+        found = {folder: read_name(folder) for folder in {*level}}
+        splits, rests = {one.split for one in found.values()}, {one.rest for one in found.values()}
+        if {"train"} < splits <= {*SPLITS} and len(rests) == 1:
+            return {path: found[one].split for path, one in zip(paths, level, strict=True)}
+    return {}
 
 
 def _find_table(path: Path) -> Path:

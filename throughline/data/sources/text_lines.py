@@ -21,6 +21,7 @@ from throughline.data.sources.text_table import (
 from throughline.data.split_names import find_split, read_name, split_files
 from throughline.data.tables.delimited import count_lines
 from throughline.data.tables.table_columns import name_columns, name_required
+from throughline.data.tables.tabular import OtherSplits
 from throughline.settings import DataSettings
 from throughline.shared.errors import DataNotFound, UnreadableSource
 from throughline.shared.wording import name_some
@@ -28,6 +29,7 @@ from throughline.shared.wording import name_some
 JSON = frozenset({".jsonl", ".ndjson"})
 TXT = frozenset({".txt"})
 _BLOCK = 1 << 20
+_FASTTEXT = b"__label__"
 _BLANKS = b" \t\r\f\v\xef\xbb\xbf"  # with the byte order mark that may begin a file
 
 
@@ -88,8 +90,11 @@ def _find_splits(
         remedy=", or set data.layout: class to ignore splits in names",
         find=find_split if of_lines and by_name else lambda _: None,
     )
+    alike: dict[str, str] = {}  # splits by the rest of the name
     for path in splits if by_name and not of_lines else ():
-        if (named := read_name(path.stem)).split and not named.rest:
+        _refuse_fasttext(path)
+        rest, split = (named := read_name(path.stem)).rest, named.split
+        if split and (not rest or alike.setdefault(rest, split) != split):
             raise UnreadableSource(
                 f"{root}: {path.name} is named as a split, but the class of lines in a .txt file is"
                 " the file's name",
@@ -97,6 +102,18 @@ def _find_splits(
                 " label, or data.label_kind: none",
             )
     return splits, left_out
+
+
+def _refuse_fasttext(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(_FASTTEXT)) != _FASTTEXT:
+            return
+    command = f"(printf 'label\\ttext\\n'; sed 's/^__label__//; s/ /\\t/' {path.name})"
+    raise UnreadableSource(
+        f"{path}: its lines begin with their classes, as fastText's do",
+        "make a table of each such file for data.source: text_table with data.quoting: none:"
+        f"\n{command} > {path.stem}.tsv",
+    )
 
 
 def _documents(
@@ -107,6 +124,7 @@ def _documents(
     A key that is kept may be missing from some lines, but not from all.
     """
     kept, seen = settings.kept_columns, set[str]()
+    others = OtherSplits(settings, known=any(splits.values())) if use_splits else None
     for path, split in splits.items():
         is_txt, label = path.suffix.lower() in TXT, label_or_none(path.stem, settings)
         for number, line in enumerate(_lines(path, settings.max_bytes), start=1):
@@ -127,9 +145,11 @@ def _documents(
                 if number == 1:
                     check_fields([*fields], name_required(settings, KEY), where=f"{path}, line 1")
                 seen.update(fields if not seen.issuperset(kept) else ())
-                yield read_fields(fields, example_id, settings, use_splits=use_splits, split=split)
+                yield read_fields(fields, example_id, settings, others, split=split)
     if seen:
         check_fields(sorted(seen), name_columns(settings, KEY), where=f"{root}, all lines")
+    if others:
+        others.refuse(root)
 
 
 def _read_json(line: bytes, settings: DataSettings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Also makes documents from fields of JSON objects, and a table from the cells tha
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from throughline.data.tables.table_columns import check_names, name_columns
 from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
 from throughline.data.tables.table_paths import find_delimited, open_files
 from throughline.data.tables.table_start import read_start
-from throughline.data.tables.tabular import TextTable, refuse_column
+from throughline.data.tables.tabular import OtherSplits, TextTable, refuse_column
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
@@ -33,6 +33,7 @@ KEY = "text_column"  # key of params.yaml that names the column of texts
 TEXT = "text"  # name of the texts when a model is served
 UNDECODED = "surrogateescape"  # for bytes that are not in the encoding
 DOUBTFUL = 10_000  # lines that may be rows, kept until more classes are known
+_TEXTS = ("string", "large_string", "dictionary")  # types of columns
 UNLABELED = "text"  # the one class of documents without classes
 
 
@@ -94,16 +95,26 @@ def scan(settings: DataSettings, *, use_splits: bool = True) -> Texts:
     named = {file: split if use_splits else None for file, split in files.items()}
     if kept := keep_cells(path, settings):
         kept = replace(kept, delimiter=read_start(min(files), settings, UNDECODED).delimiter)
+    others = OtherSplits(settings, known=any(named.values())) if use_splits else None
+    documents = chain.from_iterable(
+        _csv_rows(file, split, settings, others, alone=file == path)
+        for file, split in named.items()
+    )
     return Texts(
-        documents=chain.from_iterable(
-            _csv_rows(file, split, settings, use_splits=use_splits, alone=file == path)
-            for file, split in named.items()
-        ),
+        documents=_refuse_after(documents, others, path),
         total=sum(map(delimited.count_lines, files)),
         kept=kept,
         left_out=left_out,
         warnings=warnings,
     )
+
+
+def _refuse_after(
+    documents: Iterable[Document | Rejected], others: OtherSplits | None, path: Path
+) -> Iterator[Document | Rejected]:
+    yield from documents
+    if others:
+        others.refuse(path)
 
 
 def keep_cells(
@@ -126,7 +137,12 @@ def check_fields(
 
 
 def _csv_rows(
-    path: Path, split: str | None, settings: DataSettings, *, use_splits: bool, alone: bool
+    path: Path,
+    split: str | None,
+    settings: DataSettings,
+    others: OtherSplits | None,
+    *,
+    alone: bool,
 ) -> Iterator[Document | Rejected]:
     with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
         header, auto = table.header, settings.header == "auto"
@@ -149,7 +165,7 @@ def _csv_rows(
                     doubtful += lines[: DOUBTFUL - len(doubtful)]
                 labels |= set() if numbers else {cells[place].strip()}
             fields = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-            yield read_fields(fields, example_id, settings, use_splits=use_splits, split=split)
+            yield read_fields(fields, example_id, settings, others, split=split)
         _refuse_joined_rows(doubtful, path, labels)
 
 
@@ -175,9 +191,13 @@ def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) 
     named = name_columns(settings, KEY)
     check_fields(names, named, where=str(path))
     needed = [*dict.fromkeys(chain.from_iterable(named.values()))]
-    needed += [one for one in ("split", settings.group) if one in names and one not in needed]
+    others = OtherSplits(settings) if use_splits else None
+    texts = [field.name for field in files.schema if others and str(field.type).startswith(_TEXTS)]
+    more = ["split", settings.group, *texts]
+    needed += [one for one in dict.fromkeys(more) if one in names and one not in needed]
+    documents = _read_rows(files, needed, settings, others)
     return Texts(
-        documents=_read_rows(files, needed, settings, use_splits=use_splits),
+        documents=_refuse_after(documents, others, path),
         total=files.count_rows(),
         kept=keep_cells(path, settings, floats=find_floats(files.schema)),
         warnings=files.warnings,
@@ -186,7 +206,7 @@ def _scan_files(files: TableFiles, settings: DataSettings, *, use_splits: bool) 
 
 
 def _read_rows(
-    files: TableFiles, names: list[str], settings: DataSettings, *, use_splits: bool
+    files: TableFiles, names: list[str], settings: DataSettings, others: OtherSplits | None
 ) -> Iterator[Document | Rejected]:
     kept = settings.kept_columns
     for file, start, batch in files.read(names, rows=_ROWS):
@@ -197,7 +217,7 @@ def _read_rows(
         below = "row " if file == files.path else f"{file.relative_to(files.path).as_posix()}:"
         for number, cells in enumerate(zip(*columns, strict=True), start=start + 1):
             fields = dict(zip(names, cells, strict=True))
-            yield read_fields(fields, f"{below}{number:08d}", settings, use_splits=use_splits)
+            yield read_fields(fields, f"{below}{number:08d}", settings, others)
 
 
 def _read_kept(column: pa.Array, name: str, path: Path) -> list[str]:
@@ -227,17 +247,20 @@ def read_fields(
     fields: Mapping[str, Any],
     example_id: str,
     settings: DataSettings,
+    others: OtherSplits | None = None,
     *,
-    use_splits: bool = True,
     split: str | None = None,
 ) -> Document | Rejected:
     """Return the document that the fields of a row or line hold, or why it is rejected.
 
-    With `use_splits`, a field `split` may hold train, validation or test; else `split` counts.
+    With `others`, a field `split` may hold train, validation or test; else `split` counts.
     """
     missing = settings.missing_marks
     text, label = fields.get(settings.text_column), fields.get(settings.label_columns[0])
-    named = fields.get("split") if use_splits else None
+    named = None
+    if others is not None:
+        named = fields.get("split")
+        others.see(fields)
     try:
         if text is None or (
             isinstance(text, str) and text.strip() in missing(settings.text_column)

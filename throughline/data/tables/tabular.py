@@ -1,5 +1,6 @@
 """Reads CSV, Parquet and Arrow as columns of text, for tables, series and lists of images."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from throughline.data.encodings.base import Reason
 from throughline.data.manifest import SPLITS
+from throughline.data.split_names import read_name
 from throughline.data.tables import delimited, number_text, table_files, table_paths
 from throughline.data.tables.number_text import pc
 from throughline.plan.schema import TableColumns
@@ -20,8 +22,10 @@ from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
 from throughline.shared.errors import UnreadableSource, did_you_mean
 from throughline.shared.progress import progress
+from throughline.shared.wording import write_name
 
 _ROWS_AT_ONCE, _CELLS_AT_ONCE = 65_536, 1 << 21  # Python strings take 50 bytes or more each
+_MOST_SPLITS = 4  # different cells of a column that names splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +206,50 @@ def read_split(value: object) -> tuple[str | None, str | None]:
     return split or None, None
 
 
+class OtherSplits:
+    """Finds columns beside `split` that name splits: few different cells, such as PublicTest.
+
+    Columns that the settings name are not meant, and none is if the splits are `known`.
+    """
+
+    def __init__(self, settings: DataSettings, *, known: bool = False) -> None:
+        self._settings, self._known = settings, known
+        self._cells = defaultdict[str, Counter[str]](Counter)  # by column
+        self._passed = {*settings.ignore, *settings.categorical, *settings.label_columns}
+        self._passed |= {settings.text_column, settings.path_column, settings.group}
+
+    def see(self, fields: Mapping[str, Any], count: int = 1) -> None:
+        self._known = self._known or bool(fields.get("split"))
+        for name in () if self._known else fields.keys() - self._passed:
+            cell, cells = "" if fields[name] is None else fields[name], self._cells[name]
+            cells[str(cell).strip()] += count
+            named = isinstance(cell, str) and (not cell or read_name(cell).split in SPLITS)
+            if not named or len(cells) > _MOST_SPLITS:
+                self._passed.add(name)
+
+    def refuse(self, path: Path) -> None:
+        """Refuse a column of which all rows were seen."""
+        for name in () if self._known else self._cells.keys() - self._passed:
+            cells = {cell: count for cell, count in self._cells[name].most_common() if cell}
+            splits = {cell: read_name(cell).split for cell in cells}
+            if "train" in splits.values() and len({*splits.values()}) > 1:
+                found = ", ".join(f"{cell} {count:,}" for cell, count in cells.items())
+                raise UnreadableSource(
+                    f"{path}: column {name} names splits ({found}), but only one named split is"
+                    " used",
+                    f"in pandas, table['split'] = table.pop({name!r}).map({splits}); or set"
+                    f" data.ignore: [{', '.join(map(write_name, [*self._settings.ignore, name]))}]",
+                )
+
+
 def read_splits(table: TextTable) -> list[tuple[str | None, str | None]]:
+    """Return for each row what `read_split` does; refuse a table that `OtherSplits` does."""
+    others = OtherSplits(table.settings, known="split" in table.columns)
+    for name, column in table.columns.items():
+        if pc.count_distinct(column[:_ROWS_AT_ONCE]).as_py() <= _MOST_SPLITS:
+            for one in pc.value_counts(column).to_pylist():
+                others.see({name: one["values"]}, one["counts"])
+    others.refuse(table.path)
     cells = table.cells("split") if "split" in table.columns else [""] * len(table)
     return [read_split(cell) for cell in cells]
 
