@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.support.small_data import data_settings, save_photos, write_files
-from throughline.data.class_names import compare_splits, find_alike, join_alike
+from throughline.data.class_names import compare_splits, find_alike, join_alike, refuse_joined
 from throughline.data.ingest import ingest
 from throughline.data.rejects import check_rejects
 from throughline.data.sources import class_folders
@@ -67,8 +67,9 @@ def test_masks_next_to_their_images_are_refused_until_a_pattern_leaves_them_out(
 
 
 def test_lists_of_splits_beside_class_folders_are_named(tmp_path):
-    (said,) = scan(tmp_path, "a/1.png", "b/1.png", "meta/train.txt", "meta/test.json")[1].warnings
-    assert said.startswith("meta/test.json, meta/train.txt: named as splits, and not read")
+    lists = ("meta/test.json", "meta/train_test_split.txt", "meta/trainval.txt")
+    (said,) = scan(tmp_path, "a/1.png", "b/1.png", *lists)[1].warnings
+    assert said.startswith(f"{', '.join(lists)}: named as splits, and not read")
     assert not scan(tmp_path, leave_out=["meta"])[1].warnings
 
 
@@ -97,6 +98,27 @@ def test_names_that_people_take_for_one_are_named_or_joined():
     said = "classes that differ only by case, blanks or marks: 'Cat' and 'cat'; join them"
     assert find_alike("classes", ["Cat", "cat", "new york"], "join them") == [said]
     assert find_alike("classes", ["cat", "new york"], "join them") == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "joined"),
+    [
+        (("a", "b", "c", "a|b", "a|c", "a|b|c"), {}, r"3 of 6 classes join others, such as a\|b;"),
+        (("7", "12", "3", "7,12", "3, 7", "3,12"), {}, "3 of 6 classes join others, such as 7,12;"),
+        (("a", "b", "c", "a;b", "b;c", "c;a"), {"label_kind": "class"}, ""),
+        (("a", "b", "c", "a;b", "b;c", "c;a"), {"source": "image_folder"}, ""),
+        (("1", "1,5", "2", "2,5", "3", "3,5", "5"), {}, ""),
+        (("maillot", "maillot, tank suit", "crane", "tench, Tinca tinca"), {}, ""),
+        (("S|red", "S|blue", "M|red", "M|blue"), {}, ""),
+    ],
+)
+def test_cells_of_several_classes_are_no_classes_unasked(classes, settings, joined):
+    read = DataSettings(**{"source": "image_table", "path": "x.csv", **settings})
+    if not joined:
+        refuse_joined(classes, read)
+        return
+    with pytest.raises(UnreadableSource, match=f"{joined} .*data.label_kind: class"):
+        refuse_joined(classes, read)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +197,7 @@ def read(*folders, layout="auto", classes=True):
         (("chest/chest/train/ill", "chest/chest/test/ill"), [(TRAIN, "ill"), (TEST, "ill")]),
         (("2750/River", "2750/Forest"), [(NONE, "River"), (NONE, "Forest")]),
         (("train1/a", "train2/a", "val2017/a"), [(TRAIN, "a"), (TRAIN, "a"), (VALID, "a")]),
+        (("with_mask", "no_mask"), [(NONE, "with_mask"), (NONE, "no_mask")]),
         (("train tracks", "test tubes"), [(NONE, "train tracks"), (NONE, "test tubes")]),
         (("contest", "strain", "猫"), [(NONE, name) for name in ("contest", "strain", "猫")]),
     ],
@@ -212,6 +235,8 @@ def test_a_layout_says_what_each_part_is_and_what_has_no_place_is_named(layout, 
         (("d/train/a", "d/test/a", "d/d/b"), r", but d is not.*\[d/d\] or \[d/test, d/train\], "),
         (("w/train/a", "w/val/c"), r"val/c, for validation, holds c but.*\[w/val\].*image_table"),
         (("i/JPEGImages/a", "i/Annotations/a"), r"as for segmentation or detection"),
+        (("VOC/JPEGImages", "VOC/SegmentationClass"), r"as for segmentation or detection"),
+        (("train/images", "train/masks", "val/images", "val/masks"), r"as for segmentation"),
         (("labeled/cat", "unlabeled"), r"data without labels.*leave_out: \[unlabeled\]"),
         (("train/val/a", "val/train/a"), r"names several splits"),
     ],

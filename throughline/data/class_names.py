@@ -20,6 +20,7 @@ _UNKNOWN = ("none", "unknown", "missing", "undefined", "unlabeled", "not availab
 _ALIKE = "Some classes differ only by case: set data.same_labels: ignore_case"
 _OTHERS = "Correct the splits or the labels of these examples"
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")  # a number's sign is not a mark to ignore
+_DECIMAL = re.compile(r"\d+,\d+")
 _MARKS = str.maketrans("", "", " \t-_\u2013\u2014")
 
 
@@ -47,6 +48,23 @@ def refuse_alike(path: str, what: str, names: Sequence[str]) -> None:
             raise UnreadableSource(
                 f"{path}: two {what} both look like {name} but differ in Unicode, {other!a}"
                 f" and {name!a}; give them one name"
+            )
+
+
+def refuse_joined(classes: Sequence[str], settings: DataSettings) -> None:
+    """Refuse names such as `cat|dog` of several classes that exist; not those of folders."""
+    if settings.label_kind == "class" or not SOURCES[settings.source].label_kind:
+        return
+    for mark in "|;,":
+        parts = {name: [part.strip() for part in name.split(mark)] for name in classes}
+        joined = [name for name in classes if parts[name][1:] and {*parts[name]} <= {*classes}]
+        # 1,5 is a number where 1 and 5 are, too.
+        if len(joined) >= _SHOWN and not all(map(_DECIMAL.fullmatch, joined)):
+            raise UnreadableSource(
+                f"{settings.path}: {len(joined):,} of {len(classes):,} classes join others, such as"
+                f" {joined[0]}; several labels of one example are not supported",
+                "leave one label in each cell, or set data.label_kind: class to make a class of"
+                " each combination",
             )
 
 

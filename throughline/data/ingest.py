@@ -26,6 +26,7 @@ from throughline.data.class_names import (
     leave_out,
     leave_out_unlabeled,
     refuse_alike,
+    refuse_joined,
 )
 from throughline.data.contact_sheet import write_sheet
 from throughline.data.encodings.base import FileEncoding, Reason
@@ -172,6 +173,7 @@ def _settle_classes(found: Examined, settings: DataSettings) -> tuple[Examined, 
     refuse_alike(settings.path, "classes", classes)
     rows, classes, unnamed = drop_odd_classes(rows, classes)
     rows, classes, dropped = leave_out(rows, classes, settings.leave_out)
+    refuse_joined(classes, settings)
     rows, classes, unlabeled = leave_out_unlabeled(rows, classes, settings)
     rows, classes = join_alike(rows, classes, settings.same_labels)
     rejected = [*found.rejected, *unnamed]

@@ -266,7 +266,9 @@ class _Listing:
         self.skipped.update(suffix or "without a suffix" for suffix in skipped)
         below = readable(folder.relative_to(self.root))
         self.lists += [
-            f"{below}/{name}" for name in others if read_name(name.partition(".")[0]).split
+            f"{below}/{name}"
+            for name in others
+            if read_name(name.partition(".")[0]).words or "trainval" in name.lower()
         ]
         unread = Counter(suffix for suffix in skipped if suffix not in _ACCOMPANYING)
         if unread.total() > 1 and is_leaf and folder != self.root:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from throughline.data.split_names import SPLITS_BY_WORD, UNLABELED, SplitName, read_name
+from throughline.data.split_names import SPLITS_BY_WORD, UNLABELED, WORD, SplitName, read_name
 from throughline.shared.errors import UnreadableSource
 
 ANY, ANY_NUMBER = "*", "**"
@@ -97,6 +97,8 @@ class _Reading:
         )
 
     def read(self) -> Mapping[str, Place]:
+        if self._classes:
+            self._refuse_masks()
         levels = [level for level in self._levels if self._names_splits(level)]
         if not levels and self._levels and self._names_splits(-1):
             levels = [-1]
@@ -228,19 +230,23 @@ class _Reading:
         }
         return f"[{', '.join(sorted(paths)[:_NAMED])}{', …' if len(paths) > _NAMED else ''}]"
 
-    def _refuse_other_shapes(self) -> None:
-        """Refuse folders that are known to mean something else than classes."""
-        self._refuse_repeated()
+    def _refuse_masks(self) -> None:
         for level in self._levels:
             values = self._values(level)
-            lower = {value.lower() for value in values}
-            if lower & _PICTURES and lower & _MASKS:
+            words = {word.lower() for value in values for word in WORD.findall(value)}
+            if words & _MASKS and _PICTURES.intersection(map(str.lower, values)):
                 raise self._refuse(
                     "images and their masks or labels are in folders next to each other, as for"
                     " segmentation or detection",
                     "a source of class folders needs a folder per class; set data.layout: class if"
                     " these are classes",
                 )
+
+    def _refuse_other_shapes(self) -> None:
+        """Refuse folders that are known to mean something else than classes."""
+        self._refuse_repeated()
+        for level in self._levels:
+            values = self._values(level)
             if len(values) > 1 and all(map(_FOLD.match, values)):
                 pattern = "/".join([*[ANY] * (level + 1), "class"])
                 deeper = any(len(parts) > level + 1 for parts in self._parts.values())
