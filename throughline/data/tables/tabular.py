@@ -234,11 +234,12 @@ class OtherSplits:
             splits = {cell: read_name(cell).split for cell in cells}
             if "train" in splits.values() and len({*splits.values()}) > 1:
                 found = ", ".join(f"{cell} {count:,}" for cell, count in cells.items())
+                ignore = ", ".join(map(write_name, [*self._settings.ignore, name]))
                 raise UnreadableSource(
                     f"{path}: column {name} names splits ({found}), but only one named split is"
                     " used",
-                    f"in pandas, table['split'] = table.pop({name!r}).map({splits}); or set"
-                    f" data.ignore: [{', '.join(map(write_name, [*self._settings.ignore, name]))}]",
+                    f"rename it, in pandas: table['split'] = table.pop({name!r}).map({splits}); or"
+                    f" set data.ignore: [{ignore}]",
                 )
 
 
