@@ -236,8 +236,8 @@ class OtherSplits:
                 found = ", ".join(f"{cell} {count:,}" for cell, count in cells.items())
                 ignore = ", ".join(map(write_name, [*self._settings.ignore, name]))
                 raise UnreadableSource(
-                    f"{path}: column {name} names splits ({found}), but only one named split is"
-                    " used",
+                    f"{path}: column {name} names splits ({found}), but only a column named split"
+                    " is used",
                     f"rename it, in pandas: table['split'] = table.pop({name!r}).map({splits}); or"
                     f" set data.ignore: [{ignore}]",
                 )
