@@ -360,6 +360,7 @@ REFUSED = None
         ([proto(np.int64(3)), proto(np.int64(4))], NUMBERS, [], [3.0, 4.0]),
         ([npy(np.int32(3)), npy(np.int32(20))], {}, ["3", "20"], ["3", "20"]),
         ([*range(40)], {}, REFUSED, f"the feature label: 40 {WHOLE}; set"),
+        ([0, *range(2, 23)] * 10, {}, REFUSED, "label: 22 different numbers in 220 rows may be"),
         ([b"owl"] * 3, NUMBERS, REFUSED, "label: text or booleans, but data.label_kind: number n"),
         ([tensor([0, 1])] * 3, {}, REFUSED, "label holds several values.*one-hot"),
     ],

@@ -288,6 +288,9 @@ def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, nam
         (["x", "NaN"], ""),
         (["1200.50 €", "2200.50 €", "3200.50 €"], "numbers such as .1200.50 €., in a notation"),
         ([str(37 * row) for row in range(211)], "211 different .* or classes; set data"),
+        ([str(17 + row) for row in range(25)], "25 different numbers in 300 rows may be values"),
+        ([str(row) for row in range(26) if row != 9], "25 different numbers in 300 rows may be"),
+        ([str(1 + row) for row in range(25)], ""),
     ],
 )
 def test_labels_that_would_become_other_classes_are_refused_unless_told(tmp_path, labels, words):

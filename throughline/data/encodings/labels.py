@@ -1,6 +1,6 @@
 """Labels: the class or the numbers to predict."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,16 +71,22 @@ class ReadLabels:
 
 
 def guess_label_kind(
-    where: str, *, distinct: int, rows: int, fractions: bool, floats: bool
+    where: str, numbers: Collection[float], *, rows: int, fractions: bool, floats: bool
 ) -> LabelKind:
     """Decide whether labels that are all numbers are classes or numbers to predict.
 
-    Fractions are numbers to predict, and so are many different whole numbers stored as `floats`.
-    Many different integers in few rows each could be either: raises UnreadableSource.
+    `numbers` are the different ones. Fractions are numbers to predict, and so are many different
+    whole numbers stored as `floats`. Many different integers could be either if each is in few
+    rows, or if they do not count from 0 or 1 (or -1, for none): raises UnreadableSource.
     """
+    distinct = len(numbers)
     if fractions or (floats and distinct > FEW_CLASSES):
         return "number"
-    if distinct > FEW_CLASSES and rows < EXAMPLES_PER_NUMBERED_CLASS * distinct:
+    if distinct > FEW_CLASSES and (
+        rows < EXAMPLES_PER_NUMBERED_CLASS * distinct
+        or min(numbers) not in (-1, 0, 1)
+        or max(numbers) - min(numbers) >= distinct
+    ):
         raise UnreadableSource(
             f"{where}: {distinct:,} different numbers in {rows:,} rows may be values or classes",
             "set data.label_kind: number to predict them, or class if they number classes",
@@ -108,7 +114,7 @@ def read_labels(where: str, values: Sequence[str | float | bool], *, asked: str)
     if asked not in ("class", "number"):
         kind = guess_label_kind(
             where,
-            distinct=len({*values}),
+            {float(value) for value in values},
             rows=len(values),
             fractions=bool(fractions),
             floats=floats,

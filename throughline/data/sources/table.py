@@ -156,7 +156,7 @@ def _read_classes(table: TextTable, reasons: list[str | None]) -> list[str]:
 def _find_label_kind(table: TextTable) -> LabelKind:
     """Return the kind of the labels: `data.label_kind` or, for `auto`, the kind of their values.
 
-    Texts, booleans, and whole numbers that are few or have many rows each are classes. Fractions,
+    Texts, booleans, and whole numbers that are few or number classes are classes. Fractions,
     and many whole numbers written with a decimal point, are numbers to predict.
     """
     settings, name = table.settings, table.settings.label_columns[0]
@@ -198,7 +198,7 @@ def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
     values = values[np.isfinite(values)]
     return guess_label_kind(
         shown,
-        distinct=reading.distinct,
+        np.unique(values).tolist(),
         rows=rows,
         fractions=bool((values % 1 != 0).any()),
         floats=name in table.floats or have_fractions(table.columns[name], decimal),
