@@ -72,6 +72,11 @@ def test_paths_as_written_stay_and_as_many_files_may_be_missing_as_rejects_are_a
         ("/a/1.png /b/2.png", "1.png 2.png", r"the first is /a/1\.png, "),
         ("A B", "x.png b.png", r"first is A, and .* holds b\.png"),
         ("1 2", "1.txt 2.txt", r"first is 1, and .* holds no images"),
+        (
+            "1 2",
+            "x/1.tif x/2.tif",
+            r"no images, but x/1\.tif; convert .* PNG: only \.bmp.* are read",
+        ),
     ],
 )
 def test_other_names_are_refused_with_what_is_there(names, files, words, tmp_path):

@@ -67,13 +67,19 @@ def find_listed(
             "add the missing files, or remove their rows from the list",
         )
     base = wanted[0].replace("\\", "/").rpartition("/")[2]
-    near = [one for one in like if _stem(one[-1]).casefold() == _stem(base).casefold()]
+    near = [one for one in like or files if _stem(one[-1]).casefold() == _stem(base).casefold()]
     seen = "/".join(min(near or like)) if like else "no images"
+    remedy = (
+        "set data.path to the folder of both list and files, write paths relative to the list's"
+        " folder into the column, or set data.path_column to another one"
+    )
+    if near and not like:
+        seen = f"no images, but {'/'.join(min(near))}"
+        remedy = f"convert such files to PNG: only {', '.join(sorted(suffixes))} are read"
     raise UnreadableSource(
         f"{where}: too many paths lead to no file below {root}, even without their folders or with"
         f" another suffix; the first is {wanted[0]}, and {root} holds {seen}",
-        "set data.path to the folder of both list and files, write paths relative to the list's"
-        " folder into the column, or set data.path_column to another one",
+        remedy,
     )
 
 
