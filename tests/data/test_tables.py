@@ -108,7 +108,13 @@ SPELLED = "size,color,label\n1,caf\xe9,x\n2,cafe\u0301,y\n3,bar,x\n4,bar,y\n"
     ("content", "settings", "words"),
     [
         ("", {}, "is empty; its first line must name the columns"),
-        ("a,a,label\n1,2,x\n", {}, "more than one column is named a"),
+        ("a,a,label\n1,2,x\n", {}, "is named a; rename one of them, or set data.header: none"),
+        ("a,a,label\n1,2,x\n", {"header": "names"}, "is named a; rename one of them$"),
+        (
+            "A1 6 A3 x\nA2 8 A4 y\n",
+            {},
+            r"no column label, as no delimiter .* column A1 6 A3 x; set",
+        ),
         ("a,label\n", {}, "no column is left to learn from, except"),
         ("PK\x03\x04\x14\x00", {}, "is a ZIP archive, as Excel's files are; save the sheet as CSV"),
         ("PAR1\x15\x04", {}, "is not a readable Parquet or Arrow table"),
@@ -252,6 +258,8 @@ def test_a_cell_that_is_no_number_makes_no_categories(tmp_path, odd, reason):
     [
         ("plant", lambda row: f"0{row % 9}1", "numbers with leading zeros; .*data.categorical"),
         ("paid", lambda row: f"${row % 9}200.50", "notation that cannot be read; write them as 12"),
+        ("engine", lambda row: f"{900 + row % 60} CC", "'900 CC'; write .* 900; data.categorical"),
+        ("ticket", lambda row: row % 90 * 7 if row % 4 else f"PC {row % 120}", "and 30 .*'PC 0'"),
         ("day", lambda row: f"2026-{row // 28 % 12 + 1:02}-{row % 28 + 1:02}", "holds dates"),
         ("note", lambda row: f"text {row}", "300 different texts in 300 rows: ids or free text"),
         ("", lambda row: row, "column Unnamed: 1 has no name in the header; a row index"),
@@ -280,6 +288,22 @@ def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, nam
 
 
 @pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        (lambda row: f"{1 + row % 30}{'ABCDEF'[row % 6]}", "category"),  # seats
+        (lambda row: f"{12 * (1 + row % 5)} months", "category"),
+        (lambda row: f"0{row % 40 + 10}X", "category"),
+        (lambda row: row % 90 if row % 30 else f"about {row}", "number"),
+    ],
+)
+def test_codes_with_letters_and_a_few_texts_are_read(tmp_path, cell, kind):
+    rows = [[row % 50 / 8, cell(row), "xy"[row % 2]] for row in range(300)]
+    found = scan(write(tmp_path, "size,code,label", rows))
+    assert found.readings[1].kind == kind
+    assert len(found.rejected) == sum(str(cell(row)).startswith("about") for row in range(300))
+
+
+@pytest.mark.parametrize(
     ("labels", "words"),
     [
         (["1", "2", "1.0"], r"label holds 1 and 1\.0, the same value; write it in one way"),
@@ -287,6 +311,8 @@ def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, nam
         ([str(10**19), str(10**19 + 1)], ""),
         (["x", "NaN"], ""),
         (["1200.50 €", "2200.50 €", "3200.50 €"], "numbers such as .1200.50 €., in a notation"),
+        ([f"€{900 + n}M" for n in range(25)], "units such as '€900M'; write them as 900; or set"),
+        ([*map(str, range(30)), *[f"V{n}" for n in range(11)]], "and 11 .* texts such as 'V0'"),
         ([str(37 * row) for row in range(211)], "211 different .* or classes; set data"),
         ([str(17 + row) for row in range(25)], "25 different numbers in 300 rows may be values"),
         ([str(row) for row in range(26) if row != 9], "25 different numbers in 300 rows may be"),

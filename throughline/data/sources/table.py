@@ -184,6 +184,11 @@ def _guess_label_kind(table: TextTable, name: str) -> LabelKind:
         raise UnreadableSource(
             f"{shown} {unread}", "or set data.label_kind: class to make classes of them"
         )
+    if looks == "number" and (texts := column_kinds.explain_texts(table, name)):
+        raise UnreadableSource(
+            f"{shown} {texts}",
+            "set data.label_kind: class to make classes of them, or number to reject the texts",
+        )
     reading = column_kinds.describe_column(table, name, "label")
     rows = len(table) - reading.missing
     lower = pc.utf8_lower(table.columns[name])

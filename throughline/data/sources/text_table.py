@@ -22,7 +22,12 @@ from throughline.data.tables.table_columns import check_names, name_columns
 from throughline.data.tables.table_files import NoText, TableFiles, as_text, find_floats
 from throughline.data.tables.table_paths import find_delimited, open_files
 from throughline.data.tables.table_start import read_start
-from throughline.data.tables.tabular import OtherSplits, TextTable, refuse_column
+from throughline.data.tables.tabular import (
+    OtherSplits,
+    TextTable,
+    refuse_column,
+    refuse_undivided,
+)
 from throughline.plan.schema import TableColumns
 from throughline.settings import DataSettings
 from throughline.settings.source_kinds import TABLES
@@ -146,7 +151,10 @@ def _csv_rows(
 ) -> Iterator[Document | Rejected]:
     with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
         header, auto = table.header, settings.header == "auto"
-        check_fields(header, name_columns(settings, KEY), where=str(path), auto=auto)
+        needed = name_columns(settings, KEY)
+        for name in chain(*needed.values()):
+            refuse_undivided(str(path), name, header)
+        check_fields(header, needed, where=str(path), auto=auto)
         labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[RowLine] = []
         place = header.index(settings.label_columns[0]) if settings.label_kind != "none" else None

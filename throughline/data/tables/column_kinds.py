@@ -7,17 +7,22 @@ free text as categories, row numbers as a feature, and columns named as times: 1
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from throughline.data.encodings.base import Reason
 from throughline.data.found import ColumnReading
 from throughline.data.tables.number_text import (
+    FEW_CATEGORIES,
     MOST,
     count_filled,
     explain_notation,
     explain_unread,
+    is_like_number,
     is_number,
     matches,
     pc,
@@ -29,7 +34,6 @@ from throughline.shared.errors import UnreadableSource
 from throughline.shared.wording import name_some, write_name
 
 Kind = Literal["number", "category", "label", "split", "group", "time", "ignored", "empty"]
-FEW_CATEGORIES = 20  # up to this many different texts are categories, however few the rows
 EXACT_INTEGER = 2**24  # from here on float32 does not hold every whole number
 COMPARED = 1000  # values of a column that are compared after rounding to float32
 COMPUTED_DIGITS = 12  # further digits are rounding errors of a sum or a mean
@@ -51,6 +55,8 @@ _TIME = re.compile(
     rf"|(\d{{1,2}}[-. ]*)?{_MONTH}[-. ,]*(\d{{1,2}},? )?(\d{{2}}|\d{{4}}))",
     re.IGNORECASE,
 )
+_FEW_TEXTS = 10  # up to this many different texts among numbers may be mistakes and marks
+_COUNTED = re.compile(r"(\D*)(\d+)")
 _LEAST_TIMES = 3  # columns that are named as times
 LEAST_ROWS = 20  # fewer rows tell nothing
 _UNNAMED = re.compile(r"^(Unnamed: \d+|__index_level_\d+__)$")  # as pandas names them
@@ -183,26 +189,47 @@ def find_problem(table: TextTable, name: str, kind: Kind) -> str | None:
         keep = f"data.categorical: [{name}, …] makes categories of it"
         return f"{shown} {what}; {keep}" if what else None
     keep = f"data.numeric: [{name}, …] learns from it as a number"
+    if texts := explain_texts(table, name):
+        codes = f"data.categorical: [{name}, …] if they are codes"
+        return f"{shown} {texts}; {codes}; {keep}, without these rows"
+    problem = _find_number_problem(table, name, reading, keep)
+    return f"{shown} {problem}" if problem else None
+
+
+def _find_number_problem(
+    table: TextTable, name: str, reading: ColumnReading, keep: str
+) -> str | None:
     values = table.numbers(name)
     whole = values[np.isfinite(values)]
     if len(whole) < 2:  # noqa: PLR2004 - nothing to compare
         return None
     if (whole % 1 != 0).any():
         merging = find_merging(values)
-        return f"{shown} {merging}; or {keep}, rounded" if merging else None
+        return f"{merging}; or {keep}, rounded" if merging else None
     if matches(table.columns[name], _LEADING_ZEROS).any():
         codes = f"data.categorical: [{name}, …] if they are codes"
-        return f"{shown} holds numbers with leading zeros; {codes}; {keep}"
+        return f"holds numbers with leading zeros; {codes}; {keep}"
     if len(whole) > FEW_CATEGORIES and reading.distinct == len(whole):
         steps = np.unique(np.diff(whole))
         if _ID.search(name) or (len(steps) == 1 and abs(steps[0]) == 1):
-            return f"{shown} numbers the rows; {keep}"
+            return f"numbers the rows; {keep}"
     if (whole.astype(np.float32).astype(np.float64) != whole).any():
         return (
-            f"{shown} holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
+            f"holds whole numbers from {EXACT_INTEGER:,} on, of which float32 keeps the"
             f" first seven digits; {keep}, rounded"
         )
     return None
+
+
+def explain_texts(table: TextTable, name: str) -> str:
+    """Describe the texts of a column of numbers; "" if they are few, marks, or odd numbers."""
+    cells = table.columns[name]
+    texts = pc.unique(cells.filter(pa.array(np.isnan(table.parse(name))))).to_pylist()
+    marks = {"", *list_marks(texts)}
+    texts = [one for one in texts if one not in marks and not is_like_number(one)]
+    if len(texts) <= _FEW_TEXTS:
+        return ""
+    return f"holds numbers and {len(texts):,} different texts such as {texts[0][:40]!r}"
 
 
 def _find_category_problem(table: TextTable, name: str, reading: ColumnReading) -> str | None:
@@ -267,6 +294,8 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
 def refuse_wide(table: TextTable) -> None:
     """Refuse a table most of whose columns are named as times, so that each row is a series."""
     times = [name for name in table.columns if _TIME.fullmatch(name)]
+    counted = not times
+    times = times or _find_counted(table)
     if len(times) < _LEAST_TIMES or 2 * len(times) <= len(table.columns):
         return
     others = [name for name in table.columns if name not in times]
@@ -280,10 +309,40 @@ def refuse_wide(table: TextTable) -> None:
             f".melt({others!r}, var_name='time').pivot_table('value', 'time', {place!r},"
             " aggfunc='sum', sort=False)"
         )
+    how = "numbered" if counted else "named as times"
+    then = "data.time_column: time"
+    if counted:
+        then = "data.ignore: [time]; if each row is a time step, name the columns in data.numeric"
     raise UnreadableSource(
-        f"{table.path}: {len(times):,} columns are named as times, from {times[0]} to {times[-1]}:"
+        f"{table.path}: {len(times):,} columns are {how}, from {times[0]} to {times[-1]}:"
         " each row is a series, not a time step",
         "write a row for each time:"
-        f"\n{command}{turn}.to_csv('by_time.csv', index_label='time')\n"
-        "and set data.time_column: time",
+        f"\n{command}{turn}.to_csv('by_time.csv', index_label='time')\nand set {then}",
     )
+
+
+def _find_counted(table: TextTable) -> list[str]:
+    """Return columns that one name counts (d_1, d_2, …) if a text that is no time names each row.
+
+    With a column of times, rows are time steps, and such columns are sensors.
+    """
+    texts = {
+        name: cells
+        for name, cells in table.columns.items()
+        if name not in table.settings.ignore and guess_kind(table, name) == "category"
+    }
+    distinct = [pc.count_distinct(cells).as_py() for cells in texts.values()]
+    named = [
+        (name, found[1], int(found[2]))
+        for name in table.columns
+        if name not in texts and (found := _COUNTED.fullmatch(name))
+    ]
+    if len(table) not in distinct or min(len(table), len(named)) < LEAST_ROWS:
+        return []
+    if any((one[1], one[2] + 1) != other[1:] for one, other in pairwise(named)):
+        return []
+    dates = [
+        pd.to_datetime(cells[:COMPARED].to_pylist(), format="mixed", errors="coerce", utc=True)
+        for cells in texts.values()
+    ]
+    return [] if any(each.notna().mean() > MOST for each in dates) else [one[0] for one in named]

@@ -88,7 +88,8 @@ def open_delimited(
             if settings.header == "auto":
                 refuse_numbers(header, path)
         header = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-        refuse_doubled(header, path)
+        no_header = ["set data.header: none if its first line is a row"]
+        refuse_doubled(header, path, *no_header * (settings.header == "auto"))
         yield DelimitedText(
             header=header, records=rows, delimiter=start.delimiter, detected=start.notes
         )

@@ -32,6 +32,13 @@ _TRUTH = r"^(?i:true|false)$"
 _PLAIN = r"[-+−–]?\p{Sc}?\s*[\p{Nd}.,][\p{Nd}.,'’\s\x{a0}\x{202f}]*[%\p{Sc}]?"
 _FLAGGED = re.compile(r"([+-]?\d+([.,]\d+)?)\s*[A-Za-z]{1,3}")  # as statistical offices do
 _NUMBER_LIKE = rf"^({_PLAIN}|\({_PLAIN}\))$"
+# As 1248 CC, 23.4 kmpl, 17 km/kg, €110.5M; 007A is a code.
+_WITH_UNIT = (
+    r"^[+-]?\p{Sc}?(?P<number>[1-9][\d.,]*|0?[.,]\d+|0)\s*"
+    r"(?P<unit>[A-Za-zµ°]{1,6}(?:/[A-Za-z]+|[²³])?)$"
+)
+_FEW_UNITS = 3  # more are letters of codes, as in 12A, 12B, 7F
+FEW_CATEGORIES = 20  # up to this many different texts are categories, however few the rows
 MOST = 0.5  # a greater share of a column's cells decides its content
 
 
@@ -104,11 +111,34 @@ def _join_thousands(cells: pa.LargeStringArray, mark: str) -> pa.LargeStringArra
 
 def explain_unread(cells: pa.LargeStringArray, decimal: str) -> str:
     """Describe numbers that this module cannot read; "" unless most cells look like numbers."""
+    if units := _explain_units(cells):
+        return units
     if share(cells, _NUMBER_LIKE) <= MOST:
         return ""
     cell = cells[int(np.argmax(matches(cells, _NUMBER_LIKE) & ~is_number(cells, decimal)))].as_py()
     remedy = explain_notation(cell) or "write them as 1234.5"
     return f"holds numbers such as {cell!r}, in a notation that cannot be read; {remedy}"
+
+
+def _explain_units(cells: pa.LargeStringArray) -> str:
+    """Describe numbers with units; "" unless most cells are, with few units, many numbers."""
+    found = pc.extract_regex(cells, _WITH_UNIT).filter(matches(cells, _WITH_UNIT))
+    numbers, units = (pc.struct_field(found, one) for one in ("number", "unit"))
+    counts = [one["counts"] for one in pc.value_counts(units).to_pylist()]
+    common = sum(sorted(counts)[-_FEW_UNITS:])
+    if common <= MOST * count_filled(cells) or pc.count_distinct(numbers).as_py() <= FEW_CATEGORIES:
+        return ""
+    remedy = "write all in one unit, without its name"
+    if len(counts) == 1:
+        remedy = f"write them as {numbers[0]}"
+    cell = cells.filter(pa.array(matches(cells, _WITH_UNIT)))[0].as_py()
+    return f"holds numbers with units such as {cell!r}; {remedy}"
+
+
+def is_like_number(cell: str) -> bool:
+    """Return whether a cell is a number to people, also with a few letters."""
+    like = pc.match_substring_regex(cell, _NUMBER_LIKE).as_py()
+    return bool(like or _FLAGGED.fullmatch(cell))
 
 
 def explain_notation(cell: str) -> str:

@@ -207,10 +207,12 @@ def _read_schema(path: Path) -> pa.Schema:
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
 
 
-def refuse_doubled(names: Sequence[str], path: Path) -> None:
+def refuse_doubled(names: Sequence[str], path: Path, *more: str) -> None:
+    """Refuse columns of one name; `more` are further remedies."""
     if doubled := sorted(name for name, count in Counter(names).items() if name and count > 1):
         raise UnreadableSource(
-            f"{path}: more than one column is named {doubled[0]}; rename one of them"
+            f"{path}: more than one column is named {doubled[0]}",
+            ", or ".join(["rename one of them", *more]),
         )
 
 
