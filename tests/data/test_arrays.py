@@ -173,6 +173,22 @@ def test_a_damaged_file_is_named_with_its_member(tmp_path, save, damage, said):
         arrays.scan(DataSettings(source="arrays", path=str(path)))
 
 
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"MATLAB 5.0 MAT-file", r"a MATLAB file: read it with scipy\.io"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file: read"),
+        (b"\x80\x04", "a pickle: read"),
+        (b"\x1f\x8b", "compressed with GZIP: unpack"),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_how_to_convert_it(tmp_path, start, what):
+    path = tmp_path / "data.mat"
+    path.write_bytes(start + bytes(99))
+    with pytest.raises(UnreadableSource, match=rf"data\.mat is {what}.*numpy\.savez"):
+        arrays.scan(DataSettings(source="arrays", path=str(path)))
+
+
 def test_blocks_of_joined_arrays_are_those_of_one_array():
     joined = JoinedArrays([RGB[:5], RGB[5:6], RGB[6:6], RGB[6:]])
     assert (len(joined), joined.shape, joined.dtype) == (12, RGB.shape, RGB.dtype)

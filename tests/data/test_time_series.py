@@ -240,3 +240,47 @@ def test_times_that_no_key_names_are_unchecked_or_refused_where_they_go_back(tmp
     assert "data.time_column: [Date, Time], or data.ignore: [Date, Time]" in said
     path = write(tmp_path, "Date,Time,load", [*rows[:30], *rows[20:]])
     refuse("Date goes back in row 31, from 2024-03-02 to 2024-03-01", path)
+
+
+ENGINES = [(engine, cycle) for engine in range(1, 9) for cycle in range(1, 20 + engine * 7)]
+MONTHS = [100 * year + month for year in range(1999, 2003) for month in range(1, 13)]
+HOURLY = pd.date_range("2024-01-01", periods=9000, freq="h")[24 * 31 - 5 :]
+PARTS = ["month", "day", "hour", "day_of_year", "day_of_week"]
+SEVERAL = "cycle starts again in row 27: there are several series, one for each value of engine"
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "said"),
+    [
+        ("engine,cycle", ENGINES, SEVERAL),
+        ("month", [(month,) for month in MONTHS[::-1]], "month falls from row to row, from 200212"),
+        ("month", [(month,) for month in [*MONTHS, *MONTHS]], "month goes back in row 49, from 20"),
+        ("month", [(month,) for month in MONTHS], ""),
+        (",".join(PARTS), [[getattr(at, part) for part in PARTS] for at in HOURLY], ""),
+        ("day,year", [(1 + n % 365, 2000 + n // 365) for n in range(2000)], ""),
+        ("streak", [(n - start,) for start in (0, 9, 30, 36, 55) for n in range(start, 60)], ""),
+    ],
+)
+def test_a_clock_in_numbers_is_checked_and_parts_of_dates_are_features(tmp_path, names, rows, said):
+    table = [[*row, n * 7 % 11 / 8] for n, row in enumerate(rows)]
+    path = write(tmp_path, f"{names},load", table)
+    if said:
+        refuse(said, path)
+        assert len(scan(path, numeric=[*names.split(","), "load"]).values) == len(rows)
+    assert len(scan(path, ignore=names.split(",") if said else []).values) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("series {}", "30 columns are numbered, from d_1 to d_30: each row is a series"),
+        ("shop", ""),
+        ("2024-01-{}", ""),
+    ],
+)
+def test_numbered_columns_of_a_name_in_each_row_are_times(tmp_path, first, said):
+    rows = [[first.format(n), *[n * day % 7 / 2 for day in range(30)]] for n in range(1, 26)]
+    path = write(tmp_path, ",".join(["id", *[f"d_{n}" for n in range(1, 31)]]), rows)
+    if said:
+        refuse(rf"(?s){said}.*data\.ignore: \[time\]", path)
+    assert len(scan(path, ignore=["id"]).values) == 25

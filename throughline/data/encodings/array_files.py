@@ -16,6 +16,14 @@ from throughline.shared.errors import DataNotFound, UnreadableSource, did_you_me
 from throughline.shared.wording import name_some
 
 _SINGLE = b"\x93NUMPY"  # first bytes of an .npy file
+# First bytes of formats that are not read, with how to read them in Python.
+_OTHERS = {
+    b"MATLAB 5": "a MATLAB file: read it with scipy.io.loadmat",
+    b"MATLAB 7": "a MATLAB file in HDF5: read it with h5py.File",
+    b"\x89HDF": "an HDF5 file: read it with h5py.File",
+    b"\x80": "a pickle: read it with pickle.load if you trust it",
+    b"\x1f\x8b": "compressed with GZIP: unpack it with gunzip",
+}
 # Errors of damaged archives; RuntimeError if a member seems to be encrypted.
 _UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _HEADERS = {
@@ -136,6 +144,12 @@ def read_array(path: Path, name: str) -> np.ndarray:
         ) from error
     except _UNREADABLE as error:
         damaged = isinstance(error, zipfile.BadZipFile)
+        with file.open("rb") as opened:
+            start = opened.read(max(map(len, _OTHERS)))
+        if other := next((_OTHERS[one] for one in _OTHERS if start.startswith(one)), ""):
+            raise UnreadableSource(
+                f"{file} is {other}, and save its arrays with numpy.savez"
+            ) from error
         raise UnreadableSource(
             f"{path}: {name} cannot be read ({error})",
             "the file is incomplete or damaged: get it again"

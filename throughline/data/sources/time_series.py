@@ -194,7 +194,7 @@ def _check_unnamed_times(table: TextTable) -> list[str]:
     settings = table.settings
     if settings.time_columns:
         return []
-    left_out = {*_list_numeric(table), *settings.ignore}
+    left_out = {*settings.numeric, *settings.ignore}
     return check_unnamed_times(table, [name for name in table.columns if name not in left_out])
 
 

@@ -30,6 +30,7 @@ _LEAST_FALLING = 3  # fewest rows that show an order
 _CENTURY_TURN = 69  # two-digit years from here on are 19xx, as with strptime's %y
 _OF_DAY = r"^\d{1,2}[:.]\d{2}([:.]\d{2})*( ?[AaPp][Mm])?$"
 _STILL_LATE = 0.1
+_ALIKE = 0.75  # of the longest length, as February has 28 of 31 days
 _HOUR = re.compile(r"h|hr|he|hours?|stunde", re.IGNORECASE)
 _REPEATED = 1.5  # rows per time that suggest several series
 _CHANGES = {3, 4, 10, 11}  # months in which summer time ends
@@ -66,8 +67,7 @@ def check_times(table: TextTable) -> tuple[np.ndarray, list[str]]:
             moments = np.asarray(table.columns[name].cast(pa.int64()))
         except pa.ArrowInvalid:
             moments = table.numbers(name)
-        whole = np.isfinite(moments).all() and not (moments % 1).any()
-        written = _read_digits(moments) if whole else None
+        written = _read_whole(moments)
         readings = [pd.Series(moments) if written is None else written]
     else:
         readings = read_moments(cells)
@@ -111,11 +111,19 @@ def _refuse_times(
 
 
 def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
-    """Refuse columns of times that no parameter names if they go back; warn of the others."""
+    """Refuse columns of times that no parameter names if they go back; warn of the others.
+
+    Numbers are times if all are dates (202601), or if they count the steps of several series.
+    """
     times = []
     for name in names:
         cells = table.cells(name)
         readings = read_moments(cells)
+        if guess_kind(table, name) == "number":
+            written = _read_whole(table.numbers(name))
+            if written is None or written.nunique() == 1:
+                continue
+            readings = [written]
         _refuse_reversed(table, name, readings)
         if readings[0].isna().any():
             continue
@@ -129,12 +137,39 @@ def check_unnamed_times(table: TextTable, names: Sequence[str]) -> list[str]:
                 f"set data.time_column: {name}; or data.ignore: [{name}] if the order is right",
             )
     if not times:
+        for name in names:
+            _refuse_counts(table, name)
         return []
     key = times[0] if len(times) == 1 else f"[{', '.join(times)}]"
     return [
         f"no parameter names the column of times, so rows that are missing or late are not"
         f" noticed: set data.time_column: {key}, or data.ignore: [{', '.join(times)}]"
     ]
+
+
+def _refuse_counts(table: TextTable, name: str) -> None:
+    """Refuse a column that counts the steps of several series, one below the other.
+
+    Hours and days start again after almost equal lengths, so they do not count such steps.
+    """
+    values = table.numbers(name)
+    steps = np.diff(values)
+    starts = np.flatnonzero(steps < 0) + 1
+    if len(starts) < _LEAST_FALLING or len({*values[starts], values[0]}) > 1:
+        return
+    rising = np.unique(np.delete(steps, starts - 1))
+    lengths, counts = np.unique(np.diff([0, *starts]), return_counts=True)
+    alike = 2 * counts.max() >= counts.sum() or lengths[0] > _ALIKE * lengths[-1]
+    if len(rising) != 1 or not rising[0] > 0 or alike:
+        return
+    others = {one: cells for one, cells in table.columns.items() if one != name}
+    if keys := _find_keys(others, pd.Series(values)):
+        shown = " and ".join(keys)
+        raise UnreadableSource(
+            f"{table.path}: {name} starts again in row {starts[0] + 1}: there are several series,"
+            f" one for each value of {shown}; keep the rows of one",
+            f"or set data.ignore: [{name}] if all rows are one series",
+        )
 
 
 def _refuse_reversed(table: TextTable, name: str, readings: Sequence[pd.Series]) -> None:
@@ -172,8 +207,10 @@ def _find_late(moments: pd.Series) -> TimeProblem | None:
     return TimeProblem(row=int(np.argmax(late)) + 1) if late.any() else None
 
 
-def _read_digits(numbers: np.ndarray) -> pd.Series | None:
+def _read_whole(numbers: np.ndarray) -> pd.Series | None:
     """Read whole numbers (rows,), such as 20260131 and 202601, as dates; None if that fails."""
+    if not np.isfinite(numbers).all() or (numbers % 1).any():
+        return None
     texts = pd.Series(numbers).astype("int64").astype(str)
     length = len(texts.iloc[0]) if len(texts) else 0
     if length not in _DIGITS or not texts.str.fullmatch(rf"(19|20)\d{{{length - 2}}}").all():
