@@ -311,6 +311,7 @@ def test_a_class_may_have_any_name_that_fits_on_a_line(tmp_path):
     ("source", "name", "content", "words"),
     [
         ("text_table", "a.csv", "texts,label\n", r"no .* text; did you mean texts\?.*text_column"),
+        ("text_table", "a.csv", "a::b\n1::2\n", r"no column text, as no .* in column a::b; set"),
         ("text_table", "a.jsonl", "{}", r"name it \.tsv .* data\.source: text_lines"),
         ("text_table", "nowhere.csv", "", "does not exist"),
         ("text_lines", "a.jsonl", '{"label": "b"}', r"a\.jsonl, line 1: no column text"),

@@ -152,8 +152,9 @@ def _csv_rows(
     with delimited.open_delimited(path, settings, errors=UNDECODED) as table:
         header, auto = table.header, settings.header == "auto"
         needed = name_columns(settings, KEY)
-        for name in chain(*needed.values()):
-            refuse_undivided(str(path), name, header)
+        for key, names in needed.items():
+            for name in names:
+                refuse_undivided(str(path), name, header, key)
         check_fields(header, needed, where=str(path), auto=auto)
         labels, numbers = set[str](), settings.label_kind == "number"
         doubtful: list[RowLine] = []

@@ -158,16 +158,15 @@ def _refuse_counts(table: TextTable, name: str) -> None:
     if len(starts) < _LEAST_FALLING or len({*values[starts], values[0]}) > 1:
         return
     rising = np.unique(np.delete(steps, starts - 1))
-    lengths, counts = np.unique(np.diff([0, *starts]), return_counts=True)
+    lengths, counts = np.unique(np.diff(starts, prepend=0), return_counts=True)
     alike = 2 * counts.max() >= counts.sum() or lengths[0] > _ALIKE * lengths[-1]
     if len(rising) != 1 or not rising[0] > 0 or alike:
         return
     others = {one: cells for one, cells in table.columns.items() if one != name}
     if keys := _find_keys(others, pd.Series(values)):
-        shown = " and ".join(keys)
         raise UnreadableSource(
-            f"{table.path}: {name} starts again in row {starts[0] + 1}: there are several series,"
-            f" one for each value of {shown}; keep the rows of one",
+            f"{table.path}: {name} starts again in row {starts[0] + 1}:"
+            f" {_explain_series(name, keys)}",
             f"or set data.ignore: [{name}] if all rows are one series",
         )
 
@@ -283,12 +282,16 @@ def _explain_late(table: TextTable, time: str, readings: Sequence[pd.Series]) ->
         shown = " and ".join(keys)
         if len(keys) == 1 and _HOUR.fullmatch(keys[0]):
             return f"{shown} tells the hour: join date and hour in one column, as 2026-01-31 13:00"
-        return (
-            f"there are several series, one for each value of {shown}; keep the rows of one, or"
-            f" make columns of them: in pandas, table.pivot(index={date!r}, columns={[*keys]!r},"
-            " values=…)"
-        )
+        return _explain_series(date, keys)
     return "sort the table and drop duplicate rows"
+
+
+def _explain_series(time: str, keys: Sequence[str]) -> str:
+    return (
+        f"there are several series, one for each value of {' and '.join(keys)}; keep the rows of"
+        f" one, or make columns of them: in pandas, table.pivot(index={time!r},"
+        f" columns={[*keys]!r}, values=…)"
+    )
 
 
 def _join_times(table: TextTable, names: Sequence[str]) -> pa.LargeStringArray:

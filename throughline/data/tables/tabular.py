@@ -177,7 +177,8 @@ def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> Non
                 f"or set {key}",
             )
         if not table_paths.open_files(path, table.settings):
-            refuse_undivided(str(path), column, [one for one in table.columns if one != "split"])
+            names = [one for one in table.columns if one != "split"]
+            refuse_undivided(str(path), column, names, key)
         if path.is_dir() or {suffix.lower() for suffix in path.suffixes} & TABLES:
             auto = bool(table.delimiter) and table.settings.header == "auto"
             refuse_column(str(path), column, [*table.columns], key, auto=auto)
@@ -190,13 +191,14 @@ def check_columns(table: TextTable, columns: Mapping[str, Sequence[str]]) -> Non
     check_all(path, *(partial(check, name, key) for key in columns for name in columns[key]))
 
 
-def refuse_undivided(where: str, name: str, names: Sequence[str]) -> None:
-    """Refuse delimited text that has one column only, and not the one that is looked for."""
+def refuse_undivided(where: str, name: str, names: Sequence[str], key: str) -> None:
+    """Refuse delimited text that has a single column, other than the one that `key` names."""
     if len(names) == 1 and name not in names:
         raise UnreadableSource(
             f"{where}: no column {name}, as no delimiter was found: each line is one cell, in"
             f" column {names[0][:40]}",
-            "set data.delimiter (such as blanks), or convert the file if it has another one",
+            "set data.delimiter (such as blanks), convert the file if it has another one, or set"
+            f" {key} if one column is right",
         )
 
 
