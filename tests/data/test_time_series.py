@@ -283,4 +283,6 @@ def test_numbered_columns_of_a_name_in_each_row_are_times(tmp_path, first, said)
     path = write(tmp_path, ",".join(["id", *[f"d_{n}" for n in range(1, 31)]]), rows)
     if said:
         refuse(rf"(?s){said}.*data\.ignore: \[time\]", path)
+        with pytest.raises(UnreadableSource, match=r"(?s)no column label(?!.*a series)"):
+            scan_table(path)  # features
     assert len(scan(path, ignore=["id"]).values) == 25

@@ -19,10 +19,10 @@ from throughline.data.found import ColumnReading
 from throughline.data.tables.number_text import (
     FEW_CATEGORIES,
     MOST,
+    are_like_numbers,
     count_filled,
     explain_notation,
     explain_unread,
-    is_like_number,
     is_number,
     matches,
     pc,
@@ -224,9 +224,10 @@ def _find_number_problem(
 def explain_texts(table: TextTable, name: str) -> str:
     """Describe the texts of a column of numbers; "" if they are few, marks, or odd numbers."""
     cells = table.columns[name]
-    texts = pc.unique(cells.filter(pa.array(np.isnan(table.parse(name))))).to_pylist()
+    found = pc.unique(cells.filter(pa.array(np.isnan(table.parse(name)))))
+    texts = found.filter(pa.array(~are_like_numbers(found))).to_pylist()
     marks = {"", *list_marks(texts)}
-    texts = [one for one in texts if one not in marks and not is_like_number(one)]
+    texts = [one for one in texts if one not in marks]
     if len(texts) <= _FEW_TEXTS:
         return ""
     return f"holds numbers and {len(texts):,} different texts such as {texts[0][:40]!r}"
@@ -294,8 +295,8 @@ def explain_no_number(table: TextTable, name: str, row: int, *, shown: str = "")
 def refuse_wide(table: TextTable) -> None:
     """Refuse a table most of whose columns are named as times, so that each row is a series."""
     times = [name for name in table.columns if _TIME.fullmatch(name)]
-    counted = not times
-    times = times or _find_counted(table)
+    if counted := not times and table.settings.source == "time_series":
+        times = _find_counted(table)
     if len(times) < _LEAST_TIMES or 2 * len(times) <= len(table.columns):
         return
     others = [name for name in table.columns if name not in times]

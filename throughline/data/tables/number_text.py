@@ -135,10 +135,9 @@ def _explain_units(cells: pa.LargeStringArray) -> str:
     return f"holds numbers with units such as {cell!r}; {remedy}"
 
 
-def is_like_number(cell: str) -> bool:
-    """Return whether a cell is a number to people, also with a few letters."""
-    like = pc.match_substring_regex(cell, _NUMBER_LIKE).as_py()
-    return bool(like or _FLAGGED.fullmatch(cell))
+def are_like_numbers(cells: pa.LargeStringArray) -> np.ndarray:
+    """Return whether cells are numbers to people, also with a few letters, (rows,) bool."""
+    return matches(cells, rf"{_NUMBER_LIKE}|^{_FLAGGED.pattern}$")
 
 
 def explain_notation(cell: str) -> str:
