@@ -290,7 +290,8 @@ def test_columns_that_are_meant_otherwise_are_refused_with_the_key(tmp_path, nam
 @pytest.mark.parametrize(
     ("cell", "kind"),
     [
-        (lambda row: f"{1 + row % 30}{'ABCDEF'[row % 6]}", "category"),  # seats
+        (lambda row: f"{1 + row % 30}{'ABCDEFABC'[row % 9]}", "category"),  # seats
+        (lambda row: f"{row % 18 / 2} baths", "category"),
         (lambda row: f"{12 * (1 + row % 5)} months", "category"),
         (lambda row: f"0{row % 40 + 10}X", "category"),
         (lambda row: row % 90 if row % 30 else f"about {row}", "number"),

@@ -37,7 +37,7 @@ _WITH_UNIT = (
     r"^[+-]?\p{Sc}?(?P<number>[1-9][\d.,]*|0?[.,]\d+|0)\s*"
     r"(?P<unit>[A-Za-zµ°]{1,6}(?:/[A-Za-z]+|[²³])?)$"
 )
-_FEW_UNITS = 3  # more are letters of codes, as in 12A, 12B, 7F
+_FEW_UNITS, _NEARLY_ALL = 3, 0.9  # more units are letters of codes, as in 12A, 12B, 7F
 FEW_CATEGORIES = 20  # up to this many different texts are categories, however few the rows
 MOST = 0.5  # a greater share of a column's cells decides its content
 
@@ -126,7 +126,9 @@ def _explain_units(cells: pa.LargeStringArray) -> str:
     numbers, units = (pc.struct_field(found, one) for one in ("number", "unit"))
     counts = [one["counts"] for one in pc.value_counts(units).to_pylist()]
     common = sum(sorted(counts)[-_FEW_UNITS:])
-    if common <= MOST * count_filled(cells) or pc.count_distinct(numbers).as_py() <= FEW_CATEGORIES:
+    if common <= max(MOST * count_filled(cells), _NEARLY_ALL * len(found)):
+        return ""
+    if pc.count_distinct(numbers).as_py() <= FEW_CATEGORIES:
         return ""
     remedy = "write all in one unit, without its name"
     if len(counts) == 1:
