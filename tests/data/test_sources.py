@@ -46,6 +46,12 @@ def test_fashion_mnist_brings_classes_by_name_and_its_own_test_split(tmp_path):
     assert scanned.splits == [None, None, "test", "test"]
     assert scanned.values.shape == (4, *scanned.schema.input.shape) == (4, 2, 3, 1)
     assert scanned.values[:, 0, 0, 0].tolist() == [0, 1, 0, 1]
+    for labels in (np.array([1, 10]), np.zeros(10_000)):
+        images = np.zeros((len(labels), 1, 1))
+        write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / "t10k-labels-idx1-ubyte.gz", labels)
+        with pytest.raises(UnreadableSource, match="not those of Fashion-MNIST, but perhaps"):
+            scan("fashion_mnist", tmp_path)
 
 
 def test_an_idx_file_that_is_not_what_its_header_says_is_named(tmp_path):

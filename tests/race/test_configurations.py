@@ -52,10 +52,11 @@ STARTERS = {
 
 @pytest.fixture
 def contestants(monkeypatch):
-    """Contestants whose rates vary by a hundredth from turn to turn."""
+    """Contestants whose rates vary by a hundredth from turn to turn, and whose `turns` are kept."""
     wobble = itertools.cycle([1.0, 1.01, 0.99, 1.0])
 
     def rate_of(name: str) -> float:
+        made.turns.append(name)
         return RATES["model" if name == MODEL else name.rstrip("0123456789")] * next(wobble)
 
     made = Contestants(rate_of)
@@ -94,6 +95,14 @@ def test_configurations_meet_their_model_and_the_changes_of_those_that_wait(cont
 def test_a_change_takes_no_figures_of_what_differs_beyond_its_plan(contestants, tmp_path, field):
     measured = run(tmp_path, {"naive": STARTERS["naive"], "slow": starter("c", **field)})
     assert measured.changes["naive", "snapshot"] == "naive + snapshot"
+
+
+def test_none_has_two_turns_in_a_row_and_the_order_varies(contestants, tmp_path):
+    present = len(run(tmp_path).of_phase(OWN).names)
+    turns = contestants.turns
+    assert all(one != other for one, other in itertools.pairwise(turns))
+    orders = {tuple(turns[number * present :][:present]) for number in range(5)}
+    assert {len({*each}) for each in orders} == {present} and len(orders) > 2
 
 
 def test_a_phase_ends_when_all_is_decided_or_its_time_is_up(contestants, tmp_path, monkeypatch):

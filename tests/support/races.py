@@ -97,7 +97,7 @@ class Contestants:
 
     def __init__(self, rate_of: Callable[[str], float]) -> None:
         self.rate_of, self.killed, self.caches = rate_of, set[str](), set[str]()
-        self.held_bytes, self.present = 2**20, list[str]()
+        self.held_bytes, self.present, self.turns = 2**20, list[str](), list[str]()
 
     def __call__(self, job: str, arguments: list[tuple[Entry]], *, log: Path) -> FakeContestant:
         return FakeContestant(self, arguments[0][0].name, processes=len(arguments))

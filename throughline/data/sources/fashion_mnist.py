@@ -1,6 +1,7 @@
 """Fashion-MNIST as published: four gzipped IDX files, 60,000 training and 10,000 test images."""
 
 import gzip
+import hashlib
 import struct
 import zlib
 from pathlib import Path
@@ -18,6 +19,11 @@ CLASSES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 PARTS = {"train": "train", "test": "t10k"}
+# SHA-256 of the published labels, by their number.
+LABELS = {
+    60_000: "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    10_000: "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+}
 
 
 def scan(settings: DataSettings) -> Arrays:
@@ -31,6 +37,7 @@ def scan(settings: DataSettings) -> Arrays:
                 f"{folder}: {len(pixels)} {split} images but {len(classes)} labels",
                 "get the published files again",
             )
+        _refuse_others(classes, folder)
         images.append(pixels[..., None])
         labels += [CLASSES[number] for number in classes]
         ids += [f"{split}/{number:05d}" for number in range(len(classes))]
@@ -40,6 +47,16 @@ def scan(settings: DataSettings) -> Arrays:
     return Arrays(
         values=values, labels=labels, ids=ids, splits=splits, classes=CLASSES, schema=schema
     )
+
+
+def _refuse_others(labels: np.ndarray, folder: Path) -> None:
+    """Refuse labels of other images that are published in the same format, such as MNIST's."""
+    published = LABELS.get(len(labels), digest := hashlib.sha256(labels.tobytes()).hexdigest())
+    if digest != published or labels.max(initial=0) >= len(CLASSES):
+        raise UnreadableSource(
+            f"{folder}: these labels are not those of Fashion-MNIST, but perhaps MNIST's",
+            "save x_train, y_train, x_test and y_test with numpy.savez for data.source: arrays",
+        )
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
